@@ -1,0 +1,49 @@
+"""agentrig trains the model inside an agent by reinforcement learning; every part is a plugin."""
+
+from __future__ import annotations
+
+import pluggy
+
+from agentrig.adapters import Triplet
+from agentrig.agents import Endpoint, Outcome
+from agentrig.config import setting
+from agentrig.errors import AgentFailure, AgentrigError
+from agentrig.rewards import Score
+from agentrig.specs import (
+    AdapterSpec,
+    AgentSpec,
+    AlgorithmSpec,
+    HardwareSpec,
+    RecipeSpec,
+    RewardSpec,
+    TasksSpec,
+)
+from agentrig.tasks import Task
+from agentrig.traces import Span, Trace
+
+__version__ = "0.1.0"
+
+hookimpl = pluggy.HookimplMarker("agentrig")
+"""Marks a function as an implementation of one of agentrig's hooks."""
+
+__all__ = [
+    "AdapterSpec",
+    "AgentFailure",
+    "AgentSpec",
+    "AgentrigError",
+    "AlgorithmSpec",
+    "Endpoint",
+    "HardwareSpec",
+    "Outcome",
+    "RecipeSpec",
+    "RewardSpec",
+    "Score",
+    "Span",
+    "Task",
+    "TasksSpec",
+    "Trace",
+    "Triplet",
+    "__version__",
+    "hookimpl",
+    "setting",
+]

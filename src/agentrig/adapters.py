@@ -1,0 +1,51 @@
+"""Adapters: from a trace to the LLM calls that are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from agentrig.traces import Span, Trace
+
+
+@attrs.frozen(kw_only=True)
+class Triplet:
+    """One LLM call that is trained on, exactly as the model saw and sampled it.
+
+    Attributes:
+        prompt_ids: Token ids of the prompt, chat template applied.
+        response_ids: Token ids that were sampled.
+        logprobs: Log-probability of each response token under the sampling policy, at the sampling
+            temperature; None when the endpoint did not return them.
+        reward: The rollout's reward; None until the reward has judged.
+        node: The graph node that the call was matched under, or the innermost one.
+        span_id: The call's span.
+    """
+
+    prompt_ids: Sequence[int] = attrs.field(repr=False)
+    response_ids: Sequence[int] = attrs.field(repr=False)
+    logprobs: Sequence[float] | None = attrs.field(default=None, repr=False)
+    reward: float | None = None
+    node: str = ""
+    span_id: str = ""
+
+
+Adapter = Callable[[Trace], Sequence[Triplet]]
+"""What `AdapterSpec.build` returns: called as `adapter(trace)`; an empty trace gives no triplets."""
+
+
+def triplet_of(call: Span, *, node: str = "") -> Triplet | None:
+    """Return a call's triplet, or None when its endpoint returned no token ids."""
+    attributes = call.attributes
+    prompt, response = attributes.get("prompt_token_ids"), attributes.get("response_token_ids")
+    if not prompt or not response:
+        return None
+    logprobs = attributes.get("response_logprobs")
+    return Triplet(
+        prompt_ids=tuple(prompt),
+        response_ids=tuple(response),
+        logprobs=tuple(logprobs) if logprobs and len(logprobs) == len(response) else None,
+        node=node,
+        span_id=call.id,
+    )

@@ -1,0 +1,141 @@
+"""Algorithms: from triplets to new weights, and the session that a run lends to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import attrs
+
+from agentrig.adapters import Triplet
+from agentrig.agents import Endpoint, Outcome
+from agentrig.hardware import Hardware
+from agentrig.rewards import Score
+from agentrig.tasks import Task
+from agentrig.traces import Trace
+
+Mode = Literal["train", "validation", "report", "dev"]
+
+
+@attrs.frozen(kw_only=True)
+class Rollout:
+    """One attempt of an agent at a task, run, scored and adapted.
+
+    Attributes:
+        id: Unique within the run.
+        task: With its private part.
+        group: The same for the n rollouts of one task in one step.
+        mode: `train` rollouts are learned from, `validation` and `report` ones are measured.
+        step: The training step it belongs to.
+        outcome: What the agent answered, or how it failed.
+        score: None if and only if the outcome is a failure.
+        trace: Everything that was recorded.
+        triplets: The calls to train on, with `reward` set; empty for a failure.
+        start: Unix time in seconds.
+        duration_s: Wall time of the agent.
+        reward_s: Wall time of the reward (a batch's time is shared evenly).
+    """
+
+    id: str
+    task: Task
+    group: str
+    mode: Mode
+    step: int
+    outcome: Outcome
+    score: Score | None
+    trace: Trace = attrs.field(repr=False)
+    triplets: Sequence[Triplet] = attrs.field(default=(), repr=False)
+    start: float = 0.0
+    duration_s: float = 0.0
+    reward_s: float = 0.0
+
+    @property
+    def failure(self) -> str | None:
+        """The failure's kind (`reward-invalid` when the reward could not judge), or None."""
+        if self.outcome.failure is not None:
+            return self.outcome.failure
+        return "reward-invalid" if self.score is None or self.score.status == "invalid" else None
+
+    @property
+    def value(self) -> float | None:
+        """The number to learn from; None for a failure, which must stay out of every baseline."""
+        return None if self.failure or self.score is None else self.score.value
+
+
+class Session(Protocol):
+    """What a run lends to its algorithm.
+
+    Attributes:
+        train_tasks: The training split.
+        directory: The run directory.
+        hardware: What the algorithm runs on.
+        seed: The run's seed; derive every random stream from it.
+        first_step: 1, or the step after the last checkpoint when the run is resumed.
+        checkpoint: The checkpoint to start from when the run is resumed, else None.
+        stopping: True once the user asked to end (Ctrl-C): finish the step, save, return.
+    """
+
+    train_tasks: Sequence[Task]
+    directory: Path
+    hardware: Hardware
+    seed: int
+    first_step: int
+    checkpoint: Path | None
+    stopping: bool
+
+    def rollouts(
+        self, tasks: Sequence[Task], *, n: int, endpoint: Endpoint, step: int, mode: Mode = "train"
+    ) -> list[Rollout]:
+        """Run the agent n times on each task against an endpoint; block until all have ended.
+
+        Returns:
+            `len(tasks) * n` rollouts, the n of one task side by side, failures included.
+
+        Raises:
+            agentrig.errors.RunStopped: Too many failures, no triplets, no token ids, or a reward
+                that is the same over the whole step: the message says what was seen.
+        """
+        ...
+
+    def validate(self, endpoint: Endpoint, *, step: int) -> float | None:
+        """Return the accuracy on the validation split (greedy unless the run says otherwise)."""
+        ...
+
+    def report(self, endpoint: Endpoint, *, when: Literal["before", "after"], step: int) -> float | None:
+        """Measure the held-out accuracy that `summary.json` states; once before and once after training."""
+        ...
+
+    def end_step(self, step: int, *, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> None:
+        """Close a training step: metrics, observers, checks.
+
+        Args:
+            metrics: The algorithm's figures. `weight_change` (L2 norm of the step's change of all
+                trained weights) is required: 0.0 twice running, or NaN, stops the run.
+            time_s: Wall seconds by part; `rollout`, `reward` and `update` are drawn in the report,
+                others may be added.
+        """
+        ...
+
+    def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> Path:
+        """Call `write(directory)`, which must leave a Hugging Face directory there (and the
+        optimizer's state under `trainer/`), then make it the run's latest checkpoint, atomically."""
+        ...
+
+
+class Algorithm(Protocol):
+    """What `AlgorithmSpec.build` returns."""
+
+    def run(self, session: Session) -> None:
+        """Train: roll out, learn, `end_step`, until the configured steps are done or `session.stopping`."""
+        ...
+
+    def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> AbstractContextManager[Endpoint]:
+        """Serve a checkpoint (None: the starting model) without training, for `eval` and `dev`."""
+        ...
+
+
+def describe(obj: Any) -> str:
+    """Return `module.Class` of an object, for messages."""
+    return f"{type(obj).__module__}.{type(obj).__qualname__}"

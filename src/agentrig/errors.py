@@ -1,0 +1,45 @@
+"""Every error that agentrig raises on purpose; each message names the cure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AgentrigError(Exception):
+    """Base of all errors that a user can mend. The command line prints it without a traceback."""
+
+
+class ConfigError(AgentrigError):
+    """A run file, recipe or override is wrong: unknown key, wrong type, value out of range."""
+
+
+class PluginError(AgentrigError):
+    """A plugin is broken: it fails to import, misspells a hook or claims a taken name."""
+
+
+class LookupFailed(AgentrigError):
+    """A component was asked for by a name that no loaded plugin brings."""
+
+
+class RunStopped(AgentrigError):
+    """A run was ended on purpose because going on would learn nothing or learn from failures."""
+
+
+class AgentFailure(AgentrigError):
+    """Raise it in an agent to end a rollout as a typed failure.
+
+    Args:
+        message: What went wrong, for the report.
+        kind: The failure's kind; it is counted under this name.
+    """
+
+    def __init__(self, message: str, *, kind: str = "agent-error") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean "x"?`` for the known name closest to `name`, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f' Did you mean "{close[0]}"?' if close else ""

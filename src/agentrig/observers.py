@@ -1,0 +1,55 @@
+"""What observers are told; frozen, so that watching cannot change a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class RunStart:
+    """A run begins.
+
+    Attributes:
+        directory: The run directory; `config.toml` and `manifest.json` are already there.
+        config: The resolved configuration, section to keys.
+        steps: How many training steps are planned; None when the algorithm doesn't say.
+        first_step: Greater than 1 when the run is resumed.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    steps: int | None
+    first_step: int
+
+
+@attrs.frozen(kw_only=True)
+class StepEnd:
+    """A training step ended.
+
+    Attributes:
+        step: Counted from 1.
+        metrics: The line of `metrics.jsonl`.
+    """
+
+    step: int
+    metrics: Mapping[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class RunEnd:
+    """A run ended as it should; `summary` is the content of `summary.json`."""
+
+    directory: Path
+    summary: Mapping[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class RunError:
+    """A run ended by an error or by Ctrl-C."""
+
+    directory: Path
+    error: BaseException

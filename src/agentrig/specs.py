@@ -1,0 +1,128 @@
+"""The seven kinds of component: what a plugin hands to its `register_*` hooks.
+
+Every spec is frozen and keyword-only. `config` is a frozen `attrs` class whose fields are the keys
+that a run file may set (see `agentrig.config.setting`); `build` does the heavy imports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+
+if TYPE_CHECKING:
+    from agentrig.adapters import Adapter
+    from agentrig.agents import Agent
+    from agentrig.algorithms import Algorithm
+    from agentrig.hardware import Hardware
+    from agentrig.rewards import Reward
+    from agentrig.tasks import Tasks
+
+
+@attrs.frozen(kw_only=True)
+class NoConfig:
+    """The config class of a component without settings."""
+
+
+@attrs.frozen(kw_only=True)
+class Spec:
+    """What all specs share.
+
+    Attributes:
+        name: How a run asks for it: lower case, digits and hyphens.
+        summary: One line, shown by `agentrig plugins`.
+        config: A frozen `attrs` class; its fields are this component's keys in a run file.
+    """
+
+    kind: ClassVar[str] = "component"
+    name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z0-9]+(-[a-z0-9]+)*"))
+    summary: str
+    config: type = NoConfig
+
+
+@attrs.frozen(kw_only=True)
+class TasksSpec(Spec):
+    """A task set; `build(config)` returns a `Tasks`. `convert` serves `agentrig data NAME --from SOURCE`.
+
+    Attributes:
+        convert: `convert(source, target) -> message`: makes this task set's files from an official
+            download (a folder or an archive) or checks converted ones; None when there is nothing to convert.
+    """
+
+    kind: ClassVar[str] = "tasks"
+    build: Callable[[Any], Tasks]
+    convert: Callable[[str, str | None], str] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class AgentSpec(Spec):
+    """An agent; `build(config)` returns a callable `agent(task_input, endpoint) -> answer`.
+
+    Attributes:
+        graph: `graph(config)` returns the agent's picture as Mermaid text; None when it has none.
+        preload: Modules that the runners import once, before they fork; makes runners start fast.
+        tracer: None for agentrig's own tracer, else what `agentrig.lightning.tracer` returns.
+    """
+
+    kind: ClassVar[str] = "agent"
+    build: Callable[[Any], Agent]
+    graph: Callable[[Any], str] | None = None
+    preload: Sequence[str] = ()
+    tracer: Callable[[], Any] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class RewardSpec(Spec):
+    """A reward; `build(config)` returns a callable `reward(task, outcome, budget_s) -> Score`."""
+
+    kind: ClassVar[str] = "reward"
+    build: Callable[[Any], Reward]
+
+
+@attrs.frozen(kw_only=True)
+class AdapterSpec(Spec):
+    """An adapter; `build(config)` returns a callable `adapter(trace) -> Sequence[Triplet]`."""
+
+    kind: ClassVar[str] = "adapter"
+    build: Callable[[Any], Adapter]
+
+
+@attrs.frozen(kw_only=True)
+class AlgorithmSpec(Spec):
+    """An algorithm; `build(config)` returns an `Algorithm`.
+
+    Attributes:
+        hardware: The names of the hardware that it can run on; empty for any.
+    """
+
+    kind: ClassVar[str] = "algorithm"
+    build: Callable[[Any], Algorithm]
+    hardware: Sequence[str] = ()
+
+
+@attrs.frozen(kw_only=True)
+class HardwareSpec(Spec):
+    """A kind of hardware; `build(config)` returns a `Hardware`. `probe` must not import torch."""
+
+    kind: ClassVar[str] = "hardware"
+    build: Callable[[Any], Hardware]
+
+
+@attrs.frozen(kw_only=True)
+class RecipeSpec(Spec):
+    """A named, complete run configuration.
+
+    Attributes:
+        settings: Section name to keys, as a run file has them, for example
+            `{"tasks": {"use": "mini-sql"}, "algorithm": {"use": "grpo", "lr": 3e-4}}`.
+    """
+
+    kind: ClassVar[str] = "recipe"
+    settings: Mapping[str, Mapping[str, Any]]
+
+
+KINDS: Mapping[str, type[Spec]] = {
+    spec.kind: spec
+    for spec in (TasksSpec, AgentSpec, RewardSpec, AdapterSpec, AlgorithmSpec, HardwareSpec, RecipeSpec)
+}
