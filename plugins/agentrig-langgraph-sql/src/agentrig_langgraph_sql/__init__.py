@@ -1,0 +1,4 @@
+"""The reference agent: a LangGraph that writes, runs, checks and rewrites SQL.
+
+`graph.build_graph` knows nothing of agentrig; `agent` is the thin plugin around it.
+"""
