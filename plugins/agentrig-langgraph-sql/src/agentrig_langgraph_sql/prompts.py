@@ -51,6 +51,7 @@ class Prompts:
         fenced: Replies carry their query in a fenced code block; a rewrite without one keeps the
             former query. Otherwise a reply without a block is the query itself, in rewrites too.
         schema_style: The form of the schema that the templates were written for: `create` or `compact`.
+        header: Results begin with the names of their columns.
     """
 
     name: str
@@ -61,10 +62,7 @@ class Prompts:
     incorrect: str
     fenced: bool
     schema_style: str
-
-    def fields(self, values: Mapping[str, str]) -> dict[str, str]:
-        """Return the fields for a template, absent ones empty."""
-        return {name: values.get(name, "") for name in FIELDS}
+    header: bool
 
 
 FIELDS = ("question", "schema", "dialect", "db_id", "query", "result", "feedback")
@@ -153,6 +151,7 @@ SELECT ...
     incorrect="VERDICT: INCORRECT",
     fenced=True,
     schema_style="create",
+    header=True,
 )
 
 # A model trained on these must be trained again when they change: `mini`'s starting model knows only this exchange.
@@ -165,6 +164,7 @@ SHORT = Prompts(
     incorrect="incorrect",
     fenced=False,
     schema_style="compact",
+    header=False,
 )
 
 PRESETS: Mapping[str, Prompts] = {preset.name: preset for preset in (FULL, SHORT)}
