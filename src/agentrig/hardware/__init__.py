@@ -1,0 +1,26 @@
+"""Hardware: what an algorithm runs on. `cpu` lives here; others are plugins (docs/hardware.md)."""
+
+from agentrig.hardware.choice import select
+from agentrig.hardware.contract import Context, Device, Hardware, HardwareError, Probe, Symptom
+from agentrig.hardware.cpu import Cpu, CpuConfig, cpu_spec, host_memory
+from agentrig.hardware.versions import Override, Stack, apply_overrides, installed
+from agentrig.hardware.workers import ray_environment
+
+__all__ = [
+    "Context",
+    "Cpu",
+    "CpuConfig",
+    "Device",
+    "Hardware",
+    "HardwareError",
+    "Override",
+    "Probe",
+    "Stack",
+    "Symptom",
+    "apply_overrides",
+    "cpu_spec",
+    "host_memory",
+    "installed",
+    "ray_environment",
+    "select",
+]

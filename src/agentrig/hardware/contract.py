@@ -1,0 +1,176 @@
+"""The contract of hardware: what a backend says about itself, and the questions a run asks it."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from agentrig.errors import AgentrigError
+from agentrig.hardware.versions import Override, Stack
+
+if TYPE_CHECKING:
+    from agentrig.doctor import Check
+
+
+class HardwareError(AgentrigError):
+    """The hardware that was asked for is not there, is broken, or cannot be told from another."""
+
+
+@attrs.frozen(kw_only=True)
+class Device:
+    """One device: its name and its memory in bytes (None when unknown)."""
+
+    name: str
+    memory: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Probe:
+    """What a probe found, and how.
+
+    Attributes:
+        available: Whether a run could use it now.
+        devices: In the order of their ids; only those that the environment lets a run see.
+        evidence: What was looked at and what was seen, a line each.
+        problems: What is there but broken, a line each, with its cure. A probe that is not
+            available but has problems is a *broken* accelerator: `--hardware auto` stops on it.
+    """
+
+    available: bool
+    devices: Sequence[Device] = ()
+    evidence: Sequence[str] = ()
+    problems: Sequence[str] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Context:
+    """For whom an environment is asked.
+
+    Attributes:
+        role: `driver` (the process of `agentrig train`), `worker` (trains) or `rollout` (serves the model).
+        versions: Installed versions by distribution, as `agentrig.hardware.installed` returns them;
+            what holds only for some versions is left out when they are not among these.
+        devices: Ids of the devices that this process may see; None to leave visibility alone.
+    """
+
+    role: Literal["driver", "worker", "rollout"] = "driver"
+    versions: Mapping[str, str] = attrs.field(factory=dict)
+    devices: Sequence[int] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Symptom:
+    """A known failure, recognised by the text of its error.
+
+    Attributes:
+        pattern: Regular expression, searched in the error's text.
+        cause: What is wrong, in one sentence.
+        cure: What to do.
+    """
+
+    pattern: str
+    cause: str
+    cure: str
+
+
+@attrs.frozen(kw_only=True)
+class Hardware(abc.ABC):
+    """What `HardwareSpec.build` returns; a backend subclasses it and overrides the defaults.
+
+    No two of the names below may be derived from one another: ROCm has torch device `cuda`, Ray
+    resource `GPU` and verl platform `amd`.
+
+    Attributes:
+        name: As in `--hardware NAME`; the spec's name.
+        torch_device: `torch.device` type: `cpu`, `cuda`, `npu`.
+        vendor: Who makes it.
+        collective_backend: `torch.distributed` backend; None when it has none (a single device only).
+        visible_devices: The environment variable that hides devices; None when there is none.
+        visible_order: `any`, or `ascending` when the ids in that variable must ascend.
+        ray_resource: `CPU` and `GPU` are Ray's own, every other name is a custom resource.
+        ray_noset: The variable that stops Ray from setting `visible_devices` for its workers.
+        verl_platform: verl's name for the platform; None when verl has none.
+        dtypes: Names of torch dtypes that a model may train in, the preferred one first.
+        attention: transformers' `attn_implementation` choices, the preferred one first.
+        algorithms: Names of the only algorithms it can carry; empty for any.
+        torch_cure: What to install when torch was built without this device.
+        symptoms: Known failures, for the doctor.
+    """
+
+    name: str
+    torch_device: str
+    vendor: str = ""
+    collective_backend: str | None = None
+    visible_devices: str | None = None
+    visible_order: Literal["any", "ascending"] = "any"
+    ray_resource: str = "CPU"
+    ray_noset: str | None = None
+    verl_platform: str | None = None
+    dtypes: Sequence[str] = ("float32",)
+    attention: Sequence[str] = ("sdpa", "eager")
+    algorithms: Sequence[str] = ()
+    torch_cure: str = "install the torch build that its vendor names"
+    symptoms: Sequence[Symptom] = attrs.field(default=(), repr=False)
+
+    @abc.abstractmethod
+    def probe(self) -> Probe:
+        """Look for devices by device files, tools and metadata; cheap, and never imports torch."""
+
+    def environment(self, context: Context | None = None) -> Mapping[str, str]:
+        """Return the environment variables to set, where unset, before torch is imported.
+
+        Args:
+            context: Whose environment; None for the driver's, with nothing known of versions.
+        """
+        if context is None or context.devices is None:
+            return {}
+        return self.visible(context.devices)
+
+    def visible(self, ids: Sequence[int]) -> Mapping[str, str]:
+        """Return the variable that lets a process see exactly these devices, in an order it accepts."""
+        if self.visible_devices is None:
+            return {}
+        ordered = sorted(ids) if self.visible_order == "ascending" else ids
+        return {self.visible_devices: ",".join(str(i) for i in ordered)}
+
+    def ray_options(self, n: int = 1) -> Mapping[str, Any]:
+        """Return the options that make a Ray actor or task hold `n` devices: `actor.options(**these)`."""
+        if self.ray_resource in ("CPU", "GPU"):
+            return {f"num_{self.ray_resource.lower()}s": n}
+        return {"resources": {self.ray_resource: n}}
+
+    def carries(self, algorithm: str) -> bool:
+        """Whether it can carry the algorithm of that name."""
+        return not self.algorithms or algorithm in self.algorithms
+
+    def overrides(self, versions: Mapping[str, str]) -> Sequence[Override]:
+        """Return the changes to verl's configuration that these installed versions need, in order."""
+        return [o for o in self.all_overrides() if o.holds(versions)]
+
+    def all_overrides(self) -> Sequence[Override]:
+        """Return every change that any version needs; `overrides` picks among them."""
+        return ()
+
+    def worker_setup(self, versions: Mapping[str, str]) -> str | None:
+        """Return `package:function`, to be called once in every Ray worker before anything else.
+
+        `agentrig.hardware.ray_environment` chains it behind a hook that is already there.
+        """
+        return None
+
+    def stacks(self) -> Sequence[Stack]:
+        """Return the sets of versions that are known to work together, the newest last."""
+        return ()
+
+    def checks(self) -> Sequence[Check]:
+        """Return checks of its own for `agentrig doctor`.
+
+        They are called whatever hardware the run uses: a broken backend can break torch for all.
+        """
+        return ()
+
+
+Build = Callable[[Any], Hardware]

@@ -1,0 +1,80 @@
+"""The hardware `cpu`: the host's processor."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.config import setting
+from agentrig.hardware.contract import Context, Device, Hardware, Probe
+from agentrig.hardware.versions import Stack
+from agentrig.specs import HardwareSpec
+
+
+@attrs.frozen(kw_only=True)
+class CpuConfig:
+    """Settings of `cpu`."""
+
+    threads: int = setting(0, help="torch threads of the algorithm; 0 for one per usable core", ge=0)
+
+
+def host_memory() -> int:
+    """Return the bytes of memory that this process may use: the machine's, or its control group's if less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+@attrs.frozen(kw_only=True)
+class Cpu(Hardware):
+    """The host's processor: gloo, sdpa, fp32."""
+
+    config: CpuConfig = attrs.field(factory=CpuConfig)
+    name: str = "cpu"
+    torch_device: str = "cpu"
+    collective_backend: str | None = "gloo"
+    torch_cure: str = "install torch"
+
+    @property
+    def threads(self) -> int:
+        """How many threads torch should use."""
+        return self.config.threads or len(os.sched_getaffinity(0))
+
+    def probe(self) -> Probe:
+        """Find the processor; it is always there."""
+        cores = len(os.sched_getaffinity(0))
+        device = Device(name=platform.machine(), memory=host_memory())
+        return Probe(available=True, devices=(device,), evidence=(f"{cores} usable cores",))
+
+    def environment(self, context: Context | None = None) -> Mapping[str, str]:
+        """Keep OpenMP's idle threads from spinning: under load that costs a factor of three."""
+        return {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(self.threads)}
+
+    def stacks(self) -> Sequence[Stack]:
+        """Return what the project's own tests and recipes run on."""
+        return (
+            Stack(
+                name="torch 2.13 on CPU",
+                proof="hardware-tested",
+                versions={"python": ">=3.11,<3.13", "torch": "==2.13.*", "transformers": ">=5.10,<6"},
+                algorithms=("grpo",),
+                source="the project's own tests",
+            ),
+        )
+
+
+def cpu_spec() -> HardwareSpec:
+    """Return the spec of the built-in hardware."""
+
+    def build(config: Any) -> Cpu:
+        return Cpu(config=config)
+
+    return HardwareSpec(name="cpu", summary="The host's processor: gloo, sdpa, fp32.", config=CpuConfig, build=build)
