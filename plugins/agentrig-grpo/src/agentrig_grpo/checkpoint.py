@@ -1,0 +1,122 @@
+"""Hugging Face directories: loaded, and written so that transformers and vLLM both load them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: TID253  (imported with the learner, the server or the warm-up only)
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+)
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"
+"""The class that any `tokenizer.json` loads with, in transformers 4 and 5 and in vLLM. transformers 5
+itself writes `TokenizersBackend`, which older loaders refuse."""
+
+
+def load_tokenizer(directory: str | Path) -> Any:
+    """Return the tokenizer of a local Hugging Face directory.
+
+    Raises:
+        FileNotFoundError: There is no such directory, or no tokenizer in it.
+        ValueError: The tokenizer has no chat template.
+    """
+    from transformers import AutoTokenizer
+
+    directory = _existing(directory, "tokenizer_config.json")
+    tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    if not tokenizer.chat_template:
+        raise ValueError(f"the tokenizer of {directory} has no chat template; put one into its tokenizer_config.json")
+    return tokenizer
+
+
+def load_model(directory: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+    """Return the causal language model of a local Hugging Face directory, in evaluation mode.
+
+    Raises:
+        FileNotFoundError: There is no such directory, or no `config.json` in it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    directory = _existing(directory, "config.json")
+    model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, local_files_only=True)
+    return model.to(device).eval()
+
+
+def _existing(directory: str | Path, file: str) -> Path:
+    directory = Path(directory).expanduser()
+    if not (directory / file).is_file():
+        found = "there is no such directory" if not directory.is_dir() else f"it has no {file}"
+        raise FileNotFoundError(f"{directory} is not a Hugging Face model directory: {found}")
+    return directory
+
+
+def save(model: Any, tokenizer: Any, directory: Path, *, dtype: torch.dtype | None = None) -> None:
+    """Write config, generation config, `model.safetensors` and tokenizer.
+
+    Args:
+        model: A causal language model; one wrapped by peft is written with its adapters merged.
+        tokenizer: Its tokenizer. When it was loaded from a directory, those files are copied as they are.
+        directory: Is made if it does not exist.
+        dtype: The weights' dtype on disk; None for the model's own.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    state = weights(model)
+    if dtype is not None:
+        state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
+    from safetensors.torch import save_file
+
+    save_file(
+        {k: v.detach().cpu().contiguous() for k, v in state.items()},
+        str(directory / "model.safetensors"),
+        metadata={"format": "pt"},
+    )
+    base.config.save_pretrained(str(directory))
+    config = json.loads((directory / "config.json").read_text("utf-8"))
+    config["architectures"] = [type(base).__name__]
+    config["dtype"] = str(next(iter(state.values())).dtype).removeprefix("torch.")
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    if base.generation_config is not None:
+        base.generation_config.save_pretrained(str(directory))
+    save_tokenizer(tokenizer, directory)
+
+
+def save_tokenizer(tokenizer: Any, directory: Path) -> None:
+    """Write a tokenizer with a class name that every loader knows."""
+    source = Path(str(tokenizer.name_or_path or ""))
+    if source.is_dir() and (source / "tokenizer.json").is_file():
+        for name in TOKENIZER_FILES:
+            if (source / name).is_file() and source.resolve() != directory.resolve():
+                shutil.copyfile(source / name, directory / name)
+    else:
+        tokenizer.save_pretrained(str(directory))
+    file = directory / "tokenizer_config.json"
+    config = json.loads(file.read_text("utf-8"))
+    if config.get("tokenizer_class") in (None, "TokenizersBackend"):
+        config["tokenizer_class"] = TOKENIZER_CLASS
+        config.pop("backend", None)
+        file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    """Return the state dict under the names of the plain model, tied tensors once, adapters merged."""
+    if hasattr(model, "get_base_model"):
+        from agentrig_grpo.lora import merged_weights
+
+        return merged_weights(model)
+    state: dict[str, torch.Tensor] = dict(model.state_dict())
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    for name in tied:
+        state.pop(name, None)
+    return state

@@ -1,0 +1,78 @@
+"""Log-probabilities of response tokens under a causal language model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch  # noqa: TID253  (only the learner and the warm-up import this module)
+
+from agentrig_grpo.sequences import Batch
+
+PLAIN_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Model types whose logits are one linear map of the last hidden state and whose attention takes a
+custom mask; for others prompts are not shared and all logits are computed."""
+
+
+def shares_prompts(model: Any) -> bool:
+    """Say whether a model can be given rows that hold several responses to one prompt."""
+    config = model.config
+    sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return config.model_type in PLAIN_FAMILIES and not sliding
+
+
+def response_logits(model: Any, batch: Batch) -> torch.Tensor:
+    """Return the logits that predict the response tokens of a batch.
+
+    Args:
+        model: A Hugging Face causal language model, perhaps wrapped by peft.
+        batch: On the model's device; without a mask unless `shares_prompts(model)`.
+
+    Returns:
+        fp32 logits [T, vocabulary]; only these positions go through the output layer.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not shares_prompts(inner):
+        logits = model(input_ids=batch.ids, use_cache=False).logits
+        return logits.flatten(0, 1)[batch.at].float()
+    mask = None if batch.mask is None else batch.mask.to(_attention_dtype(inner))
+    hidden = inner.get_decoder()(
+        input_ids=batch.ids, position_ids=batch.positions, attention_mask=mask, use_cache=False
+    ).last_hidden_state
+    logits = inner.get_output_embeddings()(hidden.flatten(0, 1)[batch.at])
+    return logits.float()  # type: ignore[no-any-return]
+
+
+def _attention_dtype(model: Any) -> torch.dtype:
+    device = next(model.parameters()).device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return next(model.parameters()).dtype  # type: ignore[no-any-return]
+
+
+def token_logprobs(logits: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """Return log softmax(logits / temperature) at the targets, [T]; temperature 0 counts as 1, as in the server."""
+    if temperature not in (0.0, 1.0):
+        logits = logits / temperature
+    return -torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+
+
+@torch.no_grad()
+def token_entropy(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """Return the entropy in nats of softmax(logits / temperature), [T]."""
+    if temperature not in (0.0, 1.0):
+        logits = logits / temperature
+    logp = torch.log_softmax(logits, -1)
+    return -(logp.exp() * logp).sum(-1)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch with its tensors on a device."""
+    return Batch(
+        ids=batch.ids.to(device),
+        positions=batch.positions.to(device),
+        mask=None if batch.mask is None else batch.mask.to(device),
+        at=batch.at.to(device),
+        targets=batch.targets.to(device),
+        sample=batch.sample.to(device),
+        place=batch.place.to(device),
+    )
