@@ -1,0 +1,133 @@
+"""The agent as a LangGraph: write → execute → check → (end | rewrite → execute). Knows nothing of agentrig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypedDict
+
+import attrs
+from langgraph.graph import END, START, StateGraph  # noqa: TID253  (only imported when the agent is built)
+from langgraph.graph.state import CompiledStateGraph  # noqa: TID253
+from langgraph.runtime import Runtime  # noqa: TID253
+
+from agentrig_langgraph_sql.database import run_query
+from agentrig_langgraph_sql.model import LLM
+from agentrig_langgraph_sql.prompts import FULL, Prompts, Template
+from agentrig_langgraph_sql.replies import sql_of, verdict_of
+from agentrig_langgraph_sql.schema import schema_text
+
+RECURSION_LIMIT = 100
+"""Nodes that one question may pass through; a turn passes three."""
+
+
+@attrs.frozen(kw_only=True)
+class Limits:
+    """What a question may cost.
+
+    Attributes:
+        max_turns: Full cycles of write (or rewrite), execute and check.
+        table_info_truncate: Greatest length of the schema, in characters.
+        execution_truncate: Greatest length of a result, in characters.
+        query_timeout_s: A query is stopped after so many seconds.
+        max_rows: So many rows of a result are fetched at most.
+    """
+
+    max_turns: int = 3
+    table_info_truncate: int = 2048
+    execution_truncate: int = 2048
+    query_timeout_s: float = 5.0
+    max_rows: int = 1000
+
+
+class Question(TypedDict):
+    """What the graph is given: a question in words and the SQLite file that it is about."""
+
+    question: str
+    database: str
+
+
+class State(Question):
+    """What the nodes know.
+
+    The schema is not in it: it is the same in every node and would be copied into every trace.
+    """
+
+    query: str
+    result: str
+    feedback: str
+    correct: bool
+    turn: int
+
+
+class Context(TypedDict):
+    """What may differ from one call of the graph to the next."""
+
+    llm: LLM
+
+
+Graph = CompiledStateGraph[State, Context, Question, State]
+
+
+def build_graph(llm: LLM | None = None, *, limits: Limits | None = None, prompts: Prompts = FULL) -> Graph:
+    """Return the agent: `graph.invoke({"question": …, "database": …})["query"]` is the final SQL.
+
+    Args:
+        llm: The model that the nodes ask. None when each call brings its own:
+            `graph.invoke(question, context={"llm": llm})`, which saves compiling the graph again for each.
+        limits: What a question may cost.
+        prompts: What the model is told and how its replies are read.
+    """
+    limits = limits or Limits()
+
+    def ask(template: Template, state: State, runtime: Runtime[Context]) -> str:
+        model = runtime.context["llm"] if runtime.context else llm
+        if model is None:
+            raise ValueError('the graph was built without a model; call `graph.invoke(question, context={"llm": …})`')
+        schema = schema_text(state["database"], style=prompts.schema_style, limit=limits.table_info_truncate)
+        fields = {
+            "question": state["question"],
+            "schema": schema,
+            "dialect": "SQLite",
+            "db_id": Path(state["database"]).stem,
+            "query": state.get("query", ""),
+            "result": state.get("result", ""),
+            "feedback": state.get("feedback", ""),
+        }
+        return model.ask(template.messages(**fields))
+
+    def write_query(state: State, runtime: Runtime[Context]) -> dict[str, Any]:
+        return {"query": sql_of(ask(prompts.write, state, runtime)), "turn": 1}
+
+    def execute_query(state: State) -> dict[str, Any]:
+        result = run_query(
+            state["database"], state["query"], timeout_s=limits.query_timeout_s, max_rows=limits.max_rows
+        )
+        return {"result": result.text(limits.execution_truncate, header=prompts.header)}
+
+    def check_query(state: State, runtime: Runtime[Context]) -> dict[str, Any]:
+        reply = ask(prompts.check, state, runtime)
+        return {"feedback": reply, "correct": verdict_of(reply, prompts)}
+
+    def rewrite_query(state: State, runtime: Runtime[Context]) -> dict[str, Any]:
+        reply = ask(prompts.rewrite, state, runtime)
+        former = state["query"] if prompts.fenced else None
+        return {"query": sql_of(reply, former), "turn": state["turn"] + 1}
+
+    def after_check(state: State) -> str:
+        done = state["correct"] or state["turn"] >= limits.max_turns
+        return END if done else "rewrite_query"
+
+    graph = StateGraph(State, context_schema=Context, input_schema=Question)
+    for node in (write_query, execute_query, check_query, rewrite_query):
+        graph.add_node(node.__name__, node)
+    graph.add_edge(START, "write_query")
+    graph.add_edge("write_query", "execute_query")
+    graph.add_edge("execute_query", "check_query")
+    graph.add_conditional_edges("check_query", after_check, [END, "rewrite_query"])
+    graph.add_edge("rewrite_query", "execute_query")
+    return graph.compile(name="langgraph-sql").with_config(recursion_limit=RECURSION_LIMIT)
+
+
+def mermaid(graph: Graph) -> str:
+    """Return the graph's picture as Mermaid text."""
+    return graph.get_graph().draw_mermaid()
