@@ -1,0 +1,156 @@
+"""The tasks `mini-sql`: generated at first use into a cache, the same bytes for the same seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from agentrig import Task
+from agentrig.config import setting
+from agentrig.errors import ConfigError, nearest
+from agentrig_spider.tasks.databases import rows_of, write_database
+from agentrig_spider.tasks.domains import SEEN, UNSEEN, Domain
+from agentrig_spider.tasks.questions import Question, Wording, questions_of
+
+FORMAT = 1
+"""Raised when the generator changes, so that an older cache is not used."""
+
+SPLITS = ("train", "dev", "test", "unseen")
+_DEV, _TEST = 0.13, 0.17  # shares of a seen database's questions
+_SCALE = {"seen": 2, "unseen": 1}
+_WORDINGS = 4  # of each training question; the other splits ask each question once
+
+
+@attrs.frozen(kw_only=True)
+class MiniSqlConfig:
+    """Keys of `mini-sql`."""
+
+    seed: int = setting(0, help="another seed makes other rows and questions", ge=0)
+    cache: str = setting("", help="folder to generate into; empty for $AGENTRIG_CACHE, else ~/.cache/agentrig")
+
+
+class MiniSql:
+    """Small databases with templated questions.
+
+    Splits: `train`, `dev` and `test` ask about the same 14 databases, but no gold query is in two of
+    them; `unseen` asks about 5 other databases. Settings are chosen on `dev`; `test` is reported.
+    """
+
+    splits: Sequence[str] = SPLITS
+    roles: Mapping[str, str] = MappingProxyType({"train": "train", "validation": "dev", "report": "test"})
+    held_out: Sequence[str] = ("test", "unseen")
+
+    def __init__(self, config: MiniSqlConfig) -> None:
+        self._seed = config.seed
+        self._cache = Path(config.cache).expanduser() if config.cache else cache_folder()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the generated files, which are made now if they are not there."""
+        folder = self._cache / "mini-sql" / f"v{FORMAT}-seed{self._seed}"
+        if not folder.is_dir():
+            generate(folder, seed=self._seed)
+        return folder
+
+    def load(self, split: str) -> Sequence[Task]:
+        """Return a split's tasks; private parts hold the gold query and how the question was made."""
+        if split not in SPLITS:
+            raise ConfigError(f"mini-sql has no split {split!r}{nearest(split, SPLITS)} It has {', '.join(SPLITS)}")
+        folder = self.folder
+        with (folder / f"{split}.jsonl").open(encoding="utf-8") as lines:
+            return [_task(json.loads(line), folder) for line in lines]
+
+
+def _task(row: Mapping[str, Any], folder: Path) -> Task:
+    database = folder / "database" / row["db_id"] / f"{row['db_id']}.sqlite"
+    return Task(
+        id=row["id"],
+        input={"question": row["question"], "db_id": row["db_id"], "database": str(database.absolute())},
+        private={name: row[name] for name in ("gold", "intent", "frame", "conditions")},
+    )
+
+
+def cache_folder() -> Path:
+    """Return `$AGENTRIG_CACHE`, else `$XDG_CACHE_HOME/agentrig`, else `~/.cache/agentrig`."""
+    if own := os.environ.get("AGENTRIG_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrig"
+
+
+def generate(target: Path, *, seed: int) -> None:
+    """Make all files of one seed at `target`; two processes may do so at once, and a crash leaves nothing there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        _generate(made, seed)
+        made.chmod(0o755)
+        try:
+            made.rename(target)
+        except OSError:
+            if not target.is_dir():  # else another process was faster, with the same bytes
+                raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _generate(folder: Path, seed: int) -> None:
+    rows: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    for kind, domains in (("seen", SEEN), ("unseen", UNSEEN)):
+        for domain in domains:
+            path = folder / "database" / domain.name / f"{domain.name}.sqlite"
+            path.parent.mkdir(parents=True)
+            write_database(path, domain, rows_of(domain, random.Random(f"mini-sql {seed} rows {domain.name}")))
+            rng = random.Random(f"mini-sql {seed} questions {domain.name}")
+            connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+            try:
+                questions = questions_of(domain, connection, _SCALE[kind], rng)
+            finally:
+                connection.close()
+            for index, question in enumerate(questions):
+                split = _split(rng) if kind == "seen" else "unseen"
+                rows[split] += _rows(domain, index, question, _WORDINGS if split == "train" else 1, rng)
+    for split, content in rows.items():
+        # Tasks are taken from the front when a run asks for fewer, so the databases are mixed.
+        random.Random(f"mini-sql {seed} order {split}").shuffle(content)
+        text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in content)
+        (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
+
+
+def _split(rng: random.Random) -> str:
+    place = rng.random()
+    return "dev" if place < _DEV else "test" if place < _DEV + _TEST else "train"
+
+
+def _rows(domain: Domain, index: int, question: Question, n: int, rng: random.Random) -> list[dict[str, Any]]:
+    """Return a question's rows: `n` wordings, frames as different as can be."""
+    chosen: list[Wording] = []
+    wordings = question.wordings()
+    frames = list({wording.frame: None for wording in wordings})
+    rng.shuffle(frames)
+    for place in range(min(n, len(wordings))):
+        frame = frames[place % len(frames)]
+        left = [w for w in wordings if w.frame == frame and w not in chosen]
+        if left:
+            chosen.append(rng.choice(left))
+    return [
+        {
+            "id": f"{domain.name}-{index:03d}-{place}",
+            "db_id": domain.name,
+            "question": wording.text,
+            "gold": question.sql,
+            "intent": question.intent.name,
+            "frame": wording.frame,
+            "conditions": list(wording.conditions),
+        }
+        for place, wording in enumerate(chosen)
+    ]
