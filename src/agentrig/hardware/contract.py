@@ -35,7 +35,7 @@ class Probe:
         available: Whether a run could use it now.
         devices: In the order of their ids; only those that the environment lets a run see.
         evidence: What was looked at and what was seen, a line each.
-        problems: What is there but broken, a line each, with its cure. A probe that is not
+        problems: What is there but broken, a line each, as `what: cure`. A probe that is not
             available but has problems is a *broken* accelerator: `--hardware auto` stops on it.
     """
 
@@ -160,6 +160,10 @@ class Hardware(abc.ABC):
         `agentrig.hardware.ray_environment` chains it behind a hook that is already there.
         """
         return None
+
+    def host_versions(self) -> Mapping[str, str]:
+        """Return versions that no Python distribution tells: `driver`, `cann`; named as in `Stack.versions`."""
+        return {}
 
     def stacks(self) -> Sequence[Stack]:
         """Return the sets of versions that are known to work together, the newest last."""

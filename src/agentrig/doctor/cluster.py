@@ -1,0 +1,153 @@
+"""Checks of Ray: a cluster that is already there, what its workers lack, tokens between nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import attrs
+from packaging.requirements import Requirement
+
+from agentrig.doctor.findings import Finding, Situation
+from agentrig.hardware.versions import fits
+
+NEEDED_BY_WORKERS = ("WANDB_API_KEY", "HF_TOKEN")
+"""Variables that a Ray worker inherits from the cluster, not from the run that joins it."""
+
+
+@attrs.frozen(kw_only=True)
+class RayProcess:
+    """A running Ray head or node process of this host.
+
+    Attributes:
+        pid: Its process id.
+        program: `gcs_server` (a head) or `raylet` (a node).
+        environ: Its environment; None when it belongs to somebody else.
+    """
+
+    pid: int
+    program: str
+    environ: Mapping[str, str] | None
+
+
+def ray_processes(proc: Path = Path("/proc")) -> list[RayProcess]:
+    """Return the Ray processes of this host, read from /proc without importing ray."""
+    found = []
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            program = Path((entry / "cmdline").read_bytes().split(b"\0", 1)[0].decode()).name
+        except (OSError, UnicodeDecodeError):
+            continue  # it ended while we looked
+        if program not in ("gcs_server", "raylet"):
+            continue
+        try:
+            pairs = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
+            environ = dict(p.split("=", 1) for p in pairs if "=" in p)
+        except OSError:
+            environ = None
+        found.append(RayProcess(pid=int(entry.name), program=program, environ=environ))
+    return sorted(found, key=lambda p: p.pid)
+
+
+def uses_ray(situation: Situation) -> bool:
+    """Whether the recipe's algorithm comes from a distribution that requires ray or verl."""
+    if situation.plan is None:
+        return False
+    try:
+        lines = importlib.metadata.requires(situation.plan.components["algorithm"].distribution) or ()
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return any(Requirement(line).name in ("ray", "verl") for line in lines)
+
+
+def address_file(environ: Mapping[str, str]) -> Path:
+    """Return where Ray notes the address of the cluster that it started last."""
+    root = environ.get("RAY_TMPDIR") or ("/tmp" if os.name == "posix" else tempfile.gettempdir())
+    return Path(root) / "ray" / "ray_current_cluster"
+
+
+def check_ray_cluster(situation: Situation) -> Iterator[Finding]:
+    """Is a Ray cluster already running that a run would join, and do its workers have what they need?"""
+    used = uses_ray(situation)
+    running = ray_processes()
+    noted = address_file(situation.environ)
+    if not running:
+        if noted.exists():
+            yield Finding(
+                check="ray",
+                result="problem" if used else "warning",
+                evidence=f"{noted} names a cluster ({noted.read_text('utf-8').strip()}), and none runs here",
+                cure="delete that file, or run `ray stop`: a run would try to join the dead cluster",
+            )
+        elif used or "ray" in situation.versions:
+            yield Finding(check="ray", result="ok", evidence="no cluster is running here")
+        return
+    listed = ", ".join(f"{p.program} {p.pid}" for p in running)
+    lacking: set[str] = set()
+    for process in running:
+        if process.environ is not None:
+            present = process.environ
+            lacking |= {n for n in NEEDED_BY_WORKERS if situation.environ.get(n) and not present.get(n)}
+    restart = "ask whoever started it, then `ray stop` and start again from this shell"
+    if lacking:
+        yield Finding(
+            check="ray",
+            result="problem" if used else "warning",
+            evidence=f"a cluster is running ({listed}) that was started without {', '.join(sorted(lacking))}: "
+            "its workers will not have it",
+            cure=f"{restart}; or pass it in runtime_env's env_vars",
+        )
+    else:
+        yield Finding(
+            check="ray",
+            result="warning",
+            evidence=f"a cluster is running ({listed}); a run that uses Ray would join it",
+            cure=f"if it is left over from an earlier run: {restart}",
+        )
+
+
+def check_ray_token(situation: Situation) -> Iterator[Finding]:
+    """On several nodes, is there a token that the nodes can share? Ray 2.60 asks for one by default."""
+    address = situation.environ.get("RAY_ADDRESS", "")
+    host = address.removeprefix("ray://").rpartition(":")[0]
+    nodes = situation.setting("algorithm", "nnodes", 1)
+    several = (isinstance(nodes, int) and nodes > 1) or host not in ("", "127.0.0.1", "localhost")
+    version = situation.versions.get("ray")
+    if not several or version is None or not fits(version, ">=2.60"):
+        return
+    mode = situation.environ.get("RAY_AUTH_MODE", "token").lower()
+    if mode != "token":
+        cure = "unset RAY_AUTH_MODE and share a token, unless the network is trusted"
+        yield Finding(
+            check="ray token", result="warning", evidence=f"RAY_AUTH_MODE={mode}: anybody may join", cure=cure
+        )
+        return
+    source, token = _token(situation.environ)
+    if not token:
+        yield Finding(
+            check="ray token",
+            result="problem",
+            evidence=f"several nodes, and no token in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or {source}",
+            cure="`ray get-auth-token --generate` on one node, then copy the file to the same place on the others",
+        )
+        return
+    mark = hashlib.sha256(token.encode()).hexdigest()[:8]
+    evidence = f"a token in {source}, SHA-256 begins {mark}: it must be the same on every node"
+    yield Finding(check="ray token", result="ok", evidence=evidence)
+
+
+def _token(environ: Mapping[str, str]) -> tuple[str, str]:
+    if environ.get("RAY_AUTH_TOKEN"):
+        return "RAY_AUTH_TOKEN", environ["RAY_AUTH_TOKEN"].strip()
+    home = Path(environ.get("HOME") or Path.home())
+    path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or home / ".ray" / "auth_token")
+    try:
+        return str(path), path.read_text("utf-8").strip()
+    except OSError:
+        return str(path), ""

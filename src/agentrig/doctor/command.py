@@ -1,0 +1,180 @@
+"""`agentrig doctor`: one table of what was checked, and exit status 0 only when the recipe could start."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from agentrig.doctor import cluster, content, devices, place, software
+from agentrig.doctor.findings import Check, Finding, Situation
+from agentrig.errors import AgentrigError
+from agentrig.hardware import Hardware, HardwareError, installed, select
+
+CHECKS: Sequence[Check] = (
+    software.check_python,
+    software.check_plugins,
+    devices.check_hardware,
+    devices.check_visible,
+    devices.check_algorithm,
+    software.check_requirements,
+    software.check_stack,
+    devices.check_torch,
+    software.check_verl_vllm,
+    devices.check_memory,
+    cluster.check_ray_cluster,
+    cluster.check_ray_token,
+    content.check_model,
+    content.check_data,
+    content.check_cores,
+    place.check_write,
+    place.check_disk,
+    place.check_shared_memory,
+    place.check_ports,
+    place.check_open_files,
+)
+
+
+def examine(source: str | None = None, *, overrides: Sequence[str] = (), hardware: str | None = None) -> list[Finding]:
+    """Run every check, of the core and of the plugins, for a recipe.
+
+    Args:
+        source: A recipe's name or a run file; None for the default recipe.
+        overrides: `section.key=value`.
+        hardware: As in `--hardware`; None for what the recipe says.
+    """
+    situation, findings = look(source, overrides=overrides, hardware=hardware)
+    checks = [*CHECKS, *(c for h in situation.candidates for c in h.checks()), *_own_checks(situation)]
+    for check in checks:
+        findings += _run(check, situation)
+    return findings
+
+
+def _own_checks(situation: Situation) -> Iterator[Check]:
+    """Yield the checks that the recipe's other components bring in their specs' field `checks`."""
+    for component in situation.plan.components.values() if situation.plan else ():
+        yield from getattr(component.spec, "checks", ())
+
+
+def _run(check: Check, situation: Situation) -> list[Finding]:
+    try:
+        return list(check(situation))
+    except Exception as error:  # a broken check is a finding, and must not hide the others'
+        name = getattr(check, "__name__", repr(check)).removeprefix("check_").replace("_", " ")
+        evidence = f"the check itself failed: {type(error).__name__}: {error}"
+        return [Finding(check=name, result="problem", evidence=evidence, cure="report it to whoever wrote the check")]
+
+
+def look(source: str | None, *, overrides: Sequence[str], hardware: str | None) -> tuple[Situation, list[Finding]]:
+    """Gather what the checks look at; a wrong recipe or an impossible hardware is a finding, not an end."""
+    from agentrig.config import resolve
+
+    findings: list[Finding] = []
+    plan = chosen = None
+    try:
+        plan = resolve(source, overrides=overrides, uses={"hardware": hardware})
+    except HardwareError as error:
+        findings.append(_refusal("hardware", error))
+        try:  # the rest of the recipe can be checked all the same
+            plan = resolve(source, overrides=overrides, uses={"hardware": "cpu"})
+        except AgentrigError as second:
+            findings.append(_refusal("recipe", second))
+    except AgentrigError as error:
+        findings.append(_refusal("recipe", error))
+    candidates = _candidates(plan)
+    if plan is not None and not findings:
+        name = plan.components["hardware"].spec.name
+        chosen = next((h for h in candidates if h.name == name), None)
+    elif hardware and hardware != "auto":
+        chosen = next((h for h in candidates if h.name == hardware), None)
+    elif plan is None:
+        try:
+            chosen = select("auto", candidates)
+        except HardwareError as error:
+            findings.append(_refusal("hardware", error))
+    versions = installed(software.STACK)
+    for each in [*candidates, *([chosen] if chosen else [])]:
+        versions.update({k: v for k, v in each.host_versions().items() if each is chosen or k not in versions})
+    situation = Situation(
+        hardware=chosen,
+        candidates=candidates,
+        probes={h.name: h.probe() for h in candidates},
+        plan=plan,
+        versions=versions,
+        environ=dict(os.environ),
+        directory=Path(plan.run.directory if plan else "runs"),
+    )
+    return situation, findings
+
+
+def _candidates(plan: Any) -> list[Hardware]:
+    """Build every installed hardware: the plan's own with its settings, the others with their defaults."""
+    from agentrig.plugins import load
+
+    registry = plan.registry if plan is not None else load()
+    built = []
+    for component in registry.components("hardware"):
+        spec: Any = component.spec
+        mine = plan is not None and plan.components["hardware"].spec.name == spec.name
+        built.append(spec.build(plan.configs["hardware"] if mine else spec.config()))
+    return built
+
+
+def _refusal(check: str, error: AgentrigError) -> Finding:
+    first, _, rest = str(error).partition("\n")
+    return Finding(check=check, result="problem", evidence=first, cure=" ".join(rest.split()))
+
+
+def could_start(findings: Sequence[Finding]) -> bool:
+    """Whether nothing that was found would keep the recipe from running."""
+    return not any(f.result == "problem" for f in findings)
+
+
+def _table(findings: Sequence[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {"ok": "green", "warning": "yellow", "problem": "red", "skipped": "dim"}
+    table = Table(show_lines=False, pad_edge=False)
+    for column in ("check", "result", "evidence", "cure"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("check", "result"))
+    for f in findings:
+        table.add_row(Text(f.check), Text(f.result, style=colours[f.result]), Text(f.evidence), Text(f.cure))
+    Console().print(table)
+
+
+@click.command()
+@click.argument("recipe", required=False)
+@click.argument("overrides", nargs=-1)
+@click.option("--hardware", metavar="NAME", help="auto, cpu, or what a plugin brings; default: what the recipe says.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of the table.")
+def doctor(recipe: str | None, overrides: tuple[str, ...], hardware: str | None, as_json: bool) -> None:
+    r"""Find what would keep a recipe from running here.
+
+    Exit status 0 only when the recipe could start. RECIPE is a recipe's name or a run file;
+    OVERRIDES are section.key=value, as for train.
+
+    \b
+    Example:
+        agentrig doctor spider --hardware cuda
+    """
+    if recipe is not None and "=" in recipe:
+        overrides, recipe = (recipe, *overrides), None
+    findings = examine(recipe, overrides=overrides, hardware=hardware)
+    ok = could_start(findings)
+    if as_json:
+        click.echo(json.dumps({"could_start": ok, "findings": [attrs.asdict(f) for f in findings]}, indent=2))
+    else:
+        _table(findings)
+        counts = {r: sum(f.result == r for f in findings) for r in ("ok", "warning", "problem", "skipped")}
+        click.echo(
+            ", ".join(f"{n} {r}" for r, n in counts.items()) + (": it could start" if ok else ": it cannot start")
+        )
+    if not ok:
+        raise SystemExit(1)

@@ -1,0 +1,130 @@
+"""Checks of what a run reads: the model and the data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from agentrig.doctor.devices import workload
+from agentrig.doctor.findings import Finding, Situation
+
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+
+def cached_model(model: str, environ: dict[str, str]) -> Path | None:
+    """Return the newest snapshot of a model in Hugging Face's cache, or None; imports nothing."""
+    home = Path(environ.get("HF_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache" / "huggingface")
+    hub = Path(environ.get("HF_HUB_CACHE") or home / "hub")
+    snapshots = hub / f"models--{model.replace('/', '--')}" / "snapshots"
+    found = [p for p in snapshots.glob("*") if (p / "config.json").exists()] if snapshots.is_dir() else []
+    return max(found, key=lambda p: p.stat().st_mtime, default=None)
+
+
+def check_model(situation: Situation) -> Iterator[Finding]:
+    """Is the model there, or can it be downloaded?"""
+    load = workload(situation)
+    if load is None:
+        return
+    model = load.model
+    environ = dict(situation.environ)
+    folder: Path | None = Path(model).expanduser()
+    if folder is not None and not folder.exists():
+        looks_local = model.startswith(("/", ".", "~")) or model.count("/") != 1
+        if looks_local:
+            yield Finding(
+                check="model",
+                result="problem",
+                evidence=f"there is no folder {model}",
+                cure="set algorithm.model to a Hugging Face folder, or to OWNER/NAME as Hugging Face has it",
+            )
+            return
+        folder = cached_model(model, environ)
+    if folder is None:
+        yield _download(model, environ)
+        return
+    lacking = [] if any(any(folder.glob(w)) for w in WEIGHTS) else ["weights (*.safetensors)"]
+    lacking += [n for n in ("config.json", "tokenizer_config.json") if not (folder / n).exists()]
+    if lacking:
+        cure = "download the whole model again"
+        evidence = f"{folder} lacks {', '.join(lacking)}"
+        yield Finding(check="model", result="problem", evidence=evidence, cure=cure)
+    else:
+        size = sum(p.stat().st_size for w in WEIGHTS for p in folder.glob(w))
+        yield Finding(check="model", result="ok", evidence=f"{folder}, {size / 1e9:.2f} GB of weights")
+
+
+def _download(model: str, environ: dict[str, str]) -> Finding:
+    offline = next((n for n in OFFLINE if environ.get(n, "0") not in ("", "0", "false")), None)
+    if offline:
+        cure = f"unset {offline}, or download it elsewhere and set algorithm.model to the folder"
+        evidence = f"{model} is not here, and {offline} forbids a download"
+        return Finding(check="model", result="problem", evidence=evidence, cure=cure)
+    if model.lower().startswith("meta-llama/") and not environ.get("HF_TOKEN"):
+        token = Path(environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "token"
+        if not token.exists():
+            return Finding(
+                check="model",
+                result="problem",
+                evidence=f"{model} is gated, and there is no HF_TOKEN",
+                cure="accept its licence on its page, then export HF_TOKEN",
+            )
+    host = environ.get("HF_ENDPOINT", "https://huggingface.co")
+    if not _reachable(host):
+        cure = "download it elsewhere and set algorithm.model to the folder; HF_ENDPOINT names a mirror"
+        evidence = f"{model} is not here, and {host} cannot be reached"
+        return Finding(check="model", result="problem", evidence=evidence, cure=cure)
+    evidence = f"{model} is not here; it will be downloaded from {host}"
+    return Finding(check="model", result="warning", evidence=evidence)
+
+
+def _reachable(url: str) -> bool:
+    import httpx
+
+    try:
+        httpx.head(url, timeout=5.0)
+    except (httpx.HTTPError, OSError):
+        return False
+    return True
+
+
+def check_data(situation: Situation) -> Iterator[Finding]:
+    """Can the recipe's splits be loaded? Their fingerprints are shown, to be compared with a run's manifest."""
+    from agentrig.errors import AgentrigError
+    from agentrig.tasks import fingerprint
+
+    plan = situation.plan
+    if plan is None:
+        return
+    try:
+        tasks = plan.build("tasks")
+        for role in ("train", "validation", "report"):
+            split = getattr(plan.run, role) or tasks.roles.get(role, "")
+            if not split:
+                continue
+            rows = tasks.load(split)
+            if rows:
+                evidence = f"{len(rows)} tasks of {split}, SHA-256 {fingerprint(rows)[:16]}"
+                yield Finding(check=f"data: {role}", result="ok", evidence=evidence)
+            else:
+                cure = f"choose another split: run.{role}=NAME, one of {', '.join(tasks.splits)}"
+                yield Finding(check=f"data: {role}", result="problem", evidence=f"{split} is empty", cure=cure)
+    except AgentrigError as error:
+        first, _, rest = str(error).partition("\n")
+        cure = rest.strip() or f"see agentrig data {plan.components['tasks'].spec.name} --help"
+        yield Finding(check="data", result="problem", evidence=first, cure=cure)
+
+
+def check_cores(situation: Situation) -> Iterator[Finding]:
+    """Do the runners have a core each?"""
+    if situation.plan is None:
+        return
+    runners, cores = situation.plan.runners.n, len(os.sched_getaffinity(0))
+    crowded = runners > 4 * cores
+    yield Finding(
+        check="runners",
+        result="warning" if crowded else "ok",
+        evidence=f"{runners} runner processes on {cores} usable cores",
+        cure="fewer runners with more threads each: runners.n, runners.threads" if crowded else "",
+    )

@@ -1,0 +1,173 @@
+"""Checks of the device: what is there, whether torch can use it, whether the model fits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agentrig.doctor.findings import Finding, Result, Situation
+from agentrig.hardware.memory import GB, KNOWN, ModelShape, Workload, estimate
+
+REFERENCE_MINIMUM = 40 * GB
+"""What the reference profiles (1B and 1.5B, full training) are known to need; 24 GB runs out in Adam."""
+
+REFERENCE_MODELS = ("qwen/qwen2.5-coder-1.5b-instruct", "meta-llama/llama-3.2-1b-instruct")
+
+
+def check_hardware(situation: Situation) -> Iterator[Finding]:
+    """What is there: the chosen hardware's devices, and what the others' probes say."""
+    for hardware in situation.candidates:
+        probe = situation.probes[hardware.name]
+        chosen = situation.hardware is not None and hardware.name == situation.hardware.name
+        evidence = "; ".join([*(f"{d.name} {_size(d.memory)}".strip() for d in probe.devices), *probe.evidence])
+        if probe.problems:
+            result: Result = "problem" if chosen and not probe.available else "warning"
+            for problem in probe.problems:
+                what, _, cure = problem.partition(": ")
+                yield Finding(
+                    check=f"{hardware.name} devices", result=result, evidence=f"{what} [{evidence}]", cure=cure
+                )
+        elif probe.available:
+            note = "used; " if chosen else "not used; "
+            yield Finding(check=f"{hardware.name} devices", result="ok", evidence=note + evidence)
+        elif chosen:
+            yield Finding(
+                check=f"{hardware.name} devices",
+                result="problem",
+                evidence=f"asked for, and not there: {evidence}",
+                cure="run it where such a device is, or choose another: --hardware auto",
+            )
+        else:
+            yield Finding(check=f"{hardware.name} devices", result="ok", evidence=f"none here: {evidence}")
+
+
+def _size(memory: int | None) -> str:
+    return f"{memory / GB:.0f} GB" if memory else ""
+
+
+def check_visible(situation: Situation) -> Iterator[Finding]:
+    """Are the ids in the visible-devices variable in an order that the runtime accepts?"""
+    hardware = situation.hardware
+    if hardware is None or hardware.visible_devices is None:
+        return
+    value = situation.environ.get(hardware.visible_devices)
+    if value is None:
+        return
+    ids = [part.strip() for part in value.split(",") if part.strip()]
+    numbers = [int(i) for i in ids if i.isdigit()]
+    setting = f"{hardware.visible_devices}={value}"
+    if hardware.visible_order == "ascending" and numbers != sorted(numbers):
+        yield Finding(
+            check="visible devices",
+            result="problem",
+            evidence=f"{setting}: the ids do not ascend, and the runtime then finds no device",
+            cure=f"export {hardware.visible_devices}={','.join(str(n) for n in sorted(numbers))}",
+        )
+    elif len(set(ids)) != len(ids):
+        cure = "name each device once"
+        yield Finding(check="visible devices", result="problem", evidence=f"{setting}: an id occurs twice", cure=cure)
+    else:
+        yield Finding(check="visible devices", result="ok", evidence=setting)
+
+
+def check_torch(situation: Situation) -> Iterator[Finding]:
+    """Can torch be imported, and was it built for this device? Asked in a process of its own."""
+    hardware = situation.hardware
+    device = hardware.torch_device if hardware else "cpu"
+    if "torch" not in situation.versions:
+        cure = hardware.torch_cure if hardware else "install torch"
+        yield Finding(check="torch", result="problem", evidence="torch is not installed", cure=cure)
+        return
+    answer = situation.torch
+    if not answer.ok:
+        known = situation.symptom(answer.error)
+        yield Finding(
+            check="torch",
+            result="problem",
+            evidence=f"import torch fails: {answer.reason}" + (f" ({known.cause})" if known else ""),
+            cure=known.cure if known else "reinstall torch; the whole error: python -c 'import torch'",
+        )
+        return
+    report = answer.data
+    build = f"torch {report['version']} (CUDA {report['cuda'] or 'no'}, ROCm {report['hip'] or 'no'})"
+    if report["available"]:
+        count = f", {report['count']} device(s)" if report["count"] else ""
+        yield Finding(check="torch", result="ok", evidence=f"{build} can use {device}{count}")
+    else:
+        cure = hardware.torch_cure if hardware else ""
+        evidence = f"{build} cannot use {device}: torch.{device}.is_available() is false"
+        yield Finding(check="torch", result="problem", evidence=evidence, cure=cure)
+
+
+def check_algorithm(situation: Situation) -> Iterator[Finding]:
+    """Can this hardware carry this algorithm, and the algorithm run on this hardware?"""
+    hardware, plan = situation.hardware, situation.plan
+    if hardware is None or plan is None:
+        return
+    spec: Any = plan.components["algorithm"].spec
+    if not hardware.carries(spec.name):
+        able = ", ".join(hardware.algorithms)
+        evidence, cure = f"{hardware.name} cannot carry {spec.name}", f"choose --algorithm from: {able}"
+    elif spec.hardware and hardware.name not in spec.hardware:
+        able = ", ".join(spec.hardware)
+        evidence, cure = f"{spec.name} cannot run on {hardware.name}", f"choose --hardware from: {able}"
+    else:
+        yield Finding(check="algorithm", result="ok", evidence=f"{spec.name} on {hardware.name}")
+        return
+    yield Finding(check="algorithm", result="problem", evidence=evidence, cure=cure)
+
+
+def workload(situation: Situation) -> Workload | None:
+    """Return what the recipe asks of a device: the algorithm's own word, else a guess from its model."""
+    if situation.plan is None:
+        return None
+    spec: Any = situation.plan.components["algorithm"].spec
+    ask = getattr(spec, "workload", None)
+    if ask is not None:
+        own: Workload | None = ask(situation.plan.configs["algorithm"])
+        return own
+    model = situation.setting("algorithm", "model")
+    return Workload(model=model, micro_batch=4, context=6144) if isinstance(model, str) and model else None
+
+
+def shape_of(model: str) -> ModelShape | None:
+    """Return a model's shape: of a local folder by its `config.json`, else of the reference profiles' models."""
+    config = Path(model).expanduser() / "config.json"
+    if config.is_file():
+        try:
+            return ModelShape.from_config(json.loads(config.read_text("utf-8")))
+        except json.JSONDecodeError:
+            return None
+    return KNOWN.get(model.lower())
+
+
+def check_memory(situation: Situation) -> Iterator[Finding]:
+    """Does training this model fit on one device?"""
+    hardware, load = situation.hardware, workload(situation)
+    if hardware is None or load is None:
+        return
+    sizes = [d.memory for d in situation.probes[hardware.name].devices if d.memory]
+    shape = shape_of(load.model)
+    if not sizes or shape is None:
+        why = f"the shape of {load.model} is not known here" if sizes else f"{hardware.name} does not say its memory"
+        yield Finding(check="memory", result="skipped", evidence=why)
+        return
+    need, has = estimate(shape, load), min(sizes)
+    minimum = load.minimum
+    if not minimum and load.trained == 1.0 and hardware.name != "cpu" and load.model.lower() in REFERENCE_MODELS:
+        minimum = REFERENCE_MINIMUM
+    # Devices sold as 40 GB or 80 GB report a few percent less than that in bytes.
+    required = max(need.floor, int(minimum * 0.97))
+    evidence = f"{has / GB:.1f} GB; {load.model} ({shape.parameters / GB:.2f} B weights): {need.describe()}"
+    if has < required:
+        evidence += f"; at least {required / GB:.1f} GB are needed"
+        cure = "a smaller model, LoRA, more devices to shard over, or a larger device"
+        yield Finding(check="memory", result="problem", evidence=evidence, cure=cure)
+    elif has < need.peak:
+        evidence += f"; {need.peak / GB:.1f} GB if every sequence is as long as it may be"
+        cure = "a smaller micro-batch or shorter prompts and responses, if it runs out"
+        yield Finding(check="memory", result="warning", evidence=evidence, cure=cure)
+    else:
+        yield Finding(check="memory", result="ok", evidence=evidence)

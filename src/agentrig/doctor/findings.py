@@ -1,0 +1,99 @@
+"""What the doctor looks at, and what a check finds."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from agentrig.doctor.subprocesses import Answer, ask
+from agentrig.hardware import Hardware, Probe, Symptom
+
+if TYPE_CHECKING:
+    from agentrig.config import Plan
+
+Result = Literal["ok", "warning", "problem", "skipped"]
+
+
+@attrs.frozen(kw_only=True)
+class Finding:
+    """One line of the doctor's table.
+
+    Attributes:
+        check: What was checked, in a few words.
+        result: `problem`: the recipe could not start, or would fail. `warning`: it can start, but
+            this may bite. `skipped`: it could not be checked; `evidence` says why.
+        evidence: What was seen.
+        cure: What to do; empty when nothing is to be done.
+    """
+
+    check: str
+    result: Result
+    evidence: str
+    cure: str = ""
+
+
+TORCH_REPORT = """
+import json, sys
+import torch
+name = sys.argv[1]
+module = getattr(torch, name, None)
+report = {
+    "version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip, "device": name,
+    "available": True if name == "cpu" else bool(module is not None and module.is_available()),
+}
+report["count"] = module.device_count() if report["available"] and hasattr(module, "device_count") else 0
+print(json.dumps(report))
+"""
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class Situation:
+    """What the doctor looks at; a check reads it and never changes it.
+
+    Attributes:
+        hardware: What the run would use; None when that could not be decided.
+        candidates: Every hardware that is installed.
+        probes: Name of a hardware to its probe.
+        plan: The checked configuration; None when it is wrong (which is a finding of its own).
+        versions: Installed versions by distribution, and `python`.
+        environ: The environment variables.
+        directory: Where the run directory would be made.
+    """
+
+    hardware: Hardware | None
+    candidates: Sequence[Hardware] = ()
+    probes: Mapping[str, Probe] = attrs.field(factory=dict)
+    plan: Plan | None = None
+    versions: Mapping[str, str] = attrs.field(factory=dict)
+    environ: Mapping[str, str] = attrs.field(factory=lambda: dict(os.environ))
+    directory: Path = Path("runs")
+
+    @property
+    def algorithm(self) -> str | None:
+        """The name of the recipe's algorithm."""
+        return str(self.plan.components["algorithm"].spec.name) if self.plan else None
+
+    def setting(self, kind: str, key: str, default: Any = None) -> Any:
+        """Return a key of a component's checked config, or `default` where it has no such key."""
+        config = self.plan.configs.get(kind) if self.plan else None
+        return getattr(config, key, default)
+
+    @cached_property
+    def torch(self) -> Answer:
+        """What torch says of the chosen device, from a process of its own (once)."""
+        return ask(TORCH_REPORT, self.hardware.torch_device if self.hardware else "cpu", environ=self.environ)
+
+    def symptom(self, error: str) -> Symptom | None:
+        """Return the first known failure that an error's text shows, of any installed hardware."""
+        known = [s for h in self.candidates for s in h.symptoms]
+        return next((s for s in known if re.search(s.pattern, error)), None)
+
+
+Check = Callable[[Situation], Iterable[Finding]]
+"""One check: looks at a situation, returns its findings (none where it does not apply)."""

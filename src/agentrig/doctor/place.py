@@ -1,0 +1,143 @@
+"""Checks of the place: disk, shared memory, write access, ports."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from agentrig.doctor.cluster import ray_processes, uses_ray
+from agentrig.doctor.devices import shape_of, workload
+from agentrig.doctor.findings import Finding, Situation
+from agentrig.hardware.memory import GB
+
+LEAST_DISK = GB // 2
+"""A run's metrics, rollouts and report; checkpoints come on top."""
+
+LEAST_SHM = 64 * 2**20
+"""What a container gets when nobody says otherwise; Ray and torch's loaders die with a bus error in it."""
+
+
+def existing(path: Path) -> Path:
+    """Return the path itself, or its nearest ancestor that exists."""
+    path = path.expanduser().absolute()
+    return next(p for p in (path, *path.parents) if p.exists())
+
+
+def check_write(situation: Situation) -> Iterator[Finding]:
+    """May a run directory be made there? A file is written and removed."""
+    place = existing(situation.directory)
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".agentrig-doctor-") as file:
+            file.write(b"x" * 4096)
+            file.flush()
+    except OSError as error:
+        yield Finding(
+            check="run directory",
+            result="problem",
+            evidence=f"{place}: {error.strerror}",
+            cure="choose another place: run.directory=PATH",
+        )
+        return
+    yield Finding(check="run directory", result="ok", evidence=f"{situation.directory} can be written to")
+
+
+def check_disk(situation: Situation) -> Iterator[Finding]:
+    """Is there room for the run: rollouts, and two checkpoints with their optimizer state?"""
+    place = existing(situation.directory)
+    free = shutil.disk_usage(place).free
+    load = workload(situation)
+    shape = shape_of(load.model) if load else None
+    # The latest checkpoint goes only when the next one is whole, so two are there at once.
+    checkpoints = 2 * shape.parameters * (2 + 12) if shape else 0
+    need = LEAST_DISK + checkpoints
+    evidence = f"{free / GB:.1f} GB free at {place}; about {need / GB:.1f} GB needed"
+    if free < LEAST_DISK:
+        cure = "free some space, or run.directory=PATH on another disk"
+        yield Finding(check="disk", result="problem", evidence=evidence, cure=cure)
+    elif free < need:
+        cure = "the run would end when a checkpoint is written: free some space, or run.directory=PATH elsewhere"
+        yield Finding(check="disk", result="problem", evidence=evidence, cure=cure)
+    else:
+        yield Finding(check="disk", result="ok", evidence=evidence)
+
+
+def check_shared_memory(situation: Situation, place: Path = Path("/dev/shm")) -> Iterator[Finding]:
+    """Is there shared memory for Ray's objects and torch's workers?"""
+    if not place.is_dir():
+        return
+    usage = shutil.disk_usage(place)
+    evidence = f"{usage.free / GB:.2f} of {usage.total / GB:.2f} GB free in {place}"
+    if usage.free <= LEAST_SHM:
+        yield Finding(
+            check="shared memory",
+            result="problem" if uses_ray(situation) else "warning",
+            evidence=evidence,
+            cure="start the container with more (--shm-size=16g), or delete what is left over there",
+        )
+    else:
+        yield Finding(check="shared memory", result="ok", evidence=evidence)
+
+
+def taken(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether something already listens on a port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return True
+    return False
+
+
+def check_ports(situation: Situation) -> Iterator[Finding]:
+    """Can servers listen here, and are the ports free that the configuration names?"""
+    try:
+        with socket.create_server(("127.0.0.1", 0)):
+            pass
+    except OSError as error:
+        cure = "let processes listen on 127.0.0.1: the model is served there"
+        yield Finding(check="ports", result="problem", evidence=f"cannot listen: {error}", cure=cure)
+        return
+    wanted: dict[str, int] = {}
+    for kind in ("algorithm", "agent"):
+        port = situation.setting(kind, "port")
+        if isinstance(port, int) and port:
+            wanted[f"{kind}.port"] = port
+    if situation.environ.get("MASTER_PORT", "").isdigit():
+        wanted["MASTER_PORT"] = int(situation.environ["MASTER_PORT"])
+    if uses_ray(situation) and not ray_processes():
+        wanted["Ray's head"] = 6379
+    busy = {name: port for name, port in wanted.items() if taken(port)}
+    for name, port in busy.items():
+        yield Finding(
+            check="ports",
+            result="problem" if name != "Ray's head" else "warning",
+            evidence=f"port {port} ({name}) is taken",
+            cure="end what listens there, or set another port" if name != "Ray's head" else "Ray will take another",
+        )
+    if not busy:
+        named = ", ".join(f"{port} ({name})" for name, port in wanted.items())
+        yield Finding(check="ports", result="ok", evidence=f"free: {named}" if named else "servers can listen here")
+
+
+def open_files() -> int:
+    """Return how many files a process may have open."""
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def check_open_files(situation: Situation) -> Iterator[Finding]:
+    """Ray with vLLM holds some thousand sockets and files; a limit of 1024 ends it in an odd error."""
+    limit = open_files()
+    low = limit < 4096 and uses_ray(situation)
+    yield Finding(
+        check="open files",
+        result="warning" if low else "ok",
+        evidence=f"at most {limit} ({os.cpu_count()} cores)",
+        cure="ulimit -n 65536" if low else "",
+    )

@@ -1,0 +1,153 @@
+"""Checks of versions: Python, what the distributions require of each other, the tested stacks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Iterable, Iterator
+
+from packaging.requirements import Requirement
+
+from agentrig.doctor.findings import Finding, Situation
+from agentrig.hardware.versions import fits, nearest_stack
+
+COMPILED = ("torch", "torch_npu", "vllm", "vllm-ascend", "flash-attn", "torchvision", "torchaudio")
+"""Distributions with binaries that are built against one another: a wrong pin is a crash, not a risk."""
+
+STACK = (*COMPILED, "verl", "ray", "tensordict", "transformers", "TransferQueue", "agentlightning", "numpy")
+"""Distributions whose versions the doctor reads."""
+
+
+def check_python(situation: Situation) -> Iterator[Finding]:
+    """Is this Python one that agentrig runs on?"""
+    wanted = importlib.metadata.metadata("agentrig")["Requires-Python"]
+    here = situation.versions["python"]
+    evidence = f"{here} at {sys.executable}"
+    if fits(here, wanted):
+        yield Finding(check="python", result="ok", evidence=f"{evidence}; agentrig wants {wanted}")
+    else:
+        cure = f"make a virtual environment with a Python {wanted}"
+        yield Finding(check="python", result="problem", evidence=f"{evidence}; agentrig wants {wanted}", cure=cure)
+
+
+def check_plugins(situation: Situation) -> Iterator[Finding]:
+    """Did every installed plugin load?"""
+    if situation.plan is None:
+        return
+    plugins = situation.plan.registry.plugins
+    failed = [p for p in plugins if p.status == "failed"]
+    for plugin in failed:
+        yield Finding(
+            check="plugins",
+            result="warning",
+            evidence=f"{plugin.name} ({plugin.distribution} {plugin.version}) failed to load: {plugin.error}",
+            cure=f"mend or uninstall it, or AGENTRIG_BLOCK={plugin.name}",
+        )
+    if not failed:
+        yield Finding(check="plugins", result="ok", evidence=f"{len(plugins)} loaded or blocked on purpose")
+
+
+def unmet(distribution: str) -> Iterable[tuple[Requirement, str | None]]:
+    """Yield the requirements of a distribution that are not met, with the installed version (None: missing).
+
+    Extras are left out: which of them were asked for is not recorded.
+    """
+    for line in importlib.metadata.requires(distribution) or ():
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            yield requirement, None
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            yield requirement, version
+
+
+def check_requirements(situation: Situation) -> Iterator[Finding]:
+    """Does what is installed meet what agentrig, its plugins and the training stack require? Metadata only."""
+    ours = {"agentrig"}
+    if situation.plan is not None:
+        ours |= {p.distribution for p in situation.plan.registry.plugins if p.status == "ok"} - {"file", "unknown"}
+    looked = [*sorted(ours), *(n for n in STACK if n in situation.versions)]
+    found = False
+    for name in looked:
+        for requirement, version in unmet(name):
+            # numpy, pillow and their like are for their own owners to judge, unless the owner is ours.
+            if name not in ours and requirement.name not in STACK:
+                continue
+            found = True
+            binary = name in COMPILED and requirement.name in COMPILED
+            wanted = f"{requirement.name}{requirement.specifier}"
+            has = f"{version} is installed" if version else "it is not installed"
+            yield Finding(
+                check="requirements",
+                result="problem" if binary or name in ours else "warning",
+                evidence=f"{name} requires {wanted}; {has}",
+                cure=f'pip install "{wanted}", or another {name}',
+            )
+    if not found:
+        yield Finding(check="requirements", result="ok", evidence=f"{len(looked)} distributions fit together")
+
+
+def check_stack(situation: Situation) -> Iterator[Finding]:
+    """Is what is installed one of the sets of versions that were seen to work on this hardware?"""
+    hardware, algorithm = situation.hardware, situation.algorithm
+    if hardware is None or algorithm is None:
+        return
+    stack = nearest_stack([s for s in hardware.stacks() if algorithm in s.algorithms], situation.versions)
+    if stack is None:
+        evidence = f"no set of versions is on record for {algorithm} on {hardware.name}"
+        yield Finding(check="stack", result="skipped", evidence=evidence)
+        return
+    host = ("python", "driver", "cann")
+    missing = [n for n in stack.versions if n not in situation.versions and n not in host]
+    if missing:
+        lines = " ".join(f'"{n}{stack.versions[n]}"' for n in missing)
+        yield Finding(
+            check="stack",
+            result="problem",
+            evidence=f"{', '.join(missing)} of the stack {stack.name} ({stack.proof}) is not installed",
+            cure=f"pip install {lines}",
+        )
+    for name, wanted in stack.mismatches(situation.versions).items():
+        known = [s.name for s in hardware.stacks() if s.name != stack.name and algorithm in s.algorithms]
+        others = f"; other stacks: {', '.join(known)}" if known else ""
+        yield Finding(
+            check="stack",
+            result="warning",
+            evidence=f"{name} {situation.versions[name]} is outside the nearest stack, {stack.name}: {wanted}{others}",
+            cure=f"{name}{wanted}, or go on at your own risk: nobody has run this set",
+        )
+    if not missing and not stack.mismatches(situation.versions):
+        yield Finding(check="stack", result="ok", evidence=f"{stack.name}, {stack.proof}: {stack.source}")
+    for clash in stack.clashes:
+        yield Finding(check="stack", result="warning", evidence=f"{stack.name}: {clash}")
+
+
+ACCEPTS_VLLM = """
+import importlib.metadata, json
+import verl.third_party.vllm
+print(json.dumps({"verl": importlib.metadata.version("verl"), "vllm": importlib.metadata.version("vllm")}))
+"""
+
+
+def check_verl_vllm(situation: Situation) -> Iterator[Finding]:
+    """Does this verl accept this vLLM? Versions alone do not tell, so verl's own gate is imported."""
+    from agentrig.doctor.subprocesses import ask
+
+    if situation.algorithm != "verl" or not {"verl", "vllm"} <= situation.versions.keys():
+        return
+    answer = ask(ACCEPTS_VLLM, environ=situation.environ)
+    pair = f"verl {situation.versions['verl']} with vllm {situation.versions['vllm']}"
+    if answer.ok:
+        yield Finding(check="verl-vllm", result="ok", evidence=f"{pair}: verl imports it")
+        return
+    known = situation.symptom(answer.error)
+    yield Finding(
+        check="verl-vllm",
+        result="problem",
+        evidence=f"{pair}: {answer.reason}" + (f" ({known.cause})" if known else ""),
+        cure=known.cure if known else "install a pair of one tested stack (docs/hardware.md)",
+    )
