@@ -19,6 +19,9 @@ class Endpoint:
         sampling: Request fields as the OpenAI API names them: `temperature`, `top_p`,
             `max_tokens`, `stop`, `seed`. An agent passes all of them on with every call.
         headers: Extra HTTP headers to send with every call.
+        token_ids: Whether the server takes the request field `return_token_ids`, as vLLM and
+            agentrig's own server do. The tracer then asks for ids and log-probabilities with every
+            call; without them nothing can be trained.
     """
 
     base_url: str
@@ -26,6 +29,7 @@ class Endpoint:
     api_key: str = attrs.field(default="none", repr=False)
     sampling: Mapping[str, Any] = attrs.field(factory=dict)
     headers: Mapping[str, str] = attrs.field(factory=dict)
+    token_ids: bool = False
 
     def with_sampling(self, **fields: Any) -> Endpoint:
         """Return the same endpoint with these sampling fields set over its own."""

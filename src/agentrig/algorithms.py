@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import attrs
 
@@ -118,9 +118,19 @@ class Session(Protocol):
         """
         ...
 
-    def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Call `write(directory)`, which must leave a Hugging Face directory there (and the
-        optimizer's state under `trainer/`), then make it the run's latest checkpoint, atomically."""
+    def plan_steps(self, steps: int) -> None:
+        """Say how many training steps are planned, for the display; call it once, before the first."""
+        ...
+
+    def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
+        """Save a checkpoint and make it the run's latest, atomically.
+
+        Args:
+            write: Called with a fresh directory; must leave a Hugging Face directory there, and the
+                optimizer's state under `trainer/`.
+            keep: Whether it stays for good; of the others only the latest two do. Save at every
+                step where that is cheap: a crash then loses only the step under way.
+        """
         ...
 
 
@@ -134,8 +144,3 @@ class Algorithm(Protocol):
     def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> AbstractContextManager[Endpoint]:
         """Serve a checkpoint (None: the starting model) without training, for `eval` and `dev`."""
         ...
-
-
-def describe(obj: Any) -> str:
-    """Return `module.Class` of an object, for messages."""
-    return f"{type(obj).__module__}.{type(obj).__qualname__}"

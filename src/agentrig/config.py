@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
+import cattrs
+import tomlkit
+
+from agentrig.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from agentrig.plugins import Component, Registry
+
+C = TypeVar("C")
 
 
 def setting(
     default: Any = attrs.NOTHING,
     *,
-    help: str,  # noqa: A002  (the word that command lines use)
+    help: str,
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
@@ -47,3 +58,294 @@ def setting(
     if callable(default) and default is not attrs.NOTHING:
         return attrs.field(factory=default, validator=checks, metadata=metadata)
     return attrs.field(default=default, validator=checks, metadata=metadata)
+
+
+@attrs.frozen(kw_only=True)
+class RunSettings:
+    """Section `[run]`: what belongs to the run itself."""
+
+    name: str = setting("", help="the run directory's name; empty for RECIPE-DATE-TIME")
+    directory: str = setting("runs", help="where run directories are made")
+    seed: int = setting(0, help="seed of every random stream", ge=0)
+    train: str = setting("", help="the split that is learned from; empty for the task set's own choice")
+    validation: str = setting("", help="the split that is watched while training; empty for the task set's own choice")
+    report: str = setting("", help="the held-out split that summary.json states; empty for the task set's own choice")
+    train_tasks: int = setting(0, help="use only the first n training tasks; 0 for all", ge=0)
+    validation_tasks: int = setting(0, help="use only the first n validation tasks; 0 for all", ge=0)
+    report_tasks: int = setting(0, help="use only the first n report tasks; 0 for all", ge=0)
+    failure_limit: float = setting(
+        0.25, help="greatest share of a step's rollouts that may fail before the run stops", ge=0, le=1
+    )
+    reward_budget_s: float = setting(10.0, help="seconds a reward may take for one outcome", gt=0)
+    audit: str = setting("", help="a reward that is logged at every step beside the one that is learned from")
+    block: list[str] = setting(list, help="plugins or distributions that are not loaded")
+    plugins: list[str] = setting(list, help="Python files that are plugins too, relative to the run file")
+
+
+@attrs.frozen(kw_only=True)
+class RunnerSettings:
+    """Section `[runners]`: the processes that run the agent."""
+
+    n: int = setting(2, help="runner processes", ge=1)
+    threads: int = setting(8, help="rollouts at once in each runner", ge=1)
+    deadline_s: float = setting(
+        120.0, help="seconds a rollout may take; then its runner is killed and the rollout is a failure", gt=0
+    )
+    retries: int = setting(1, help="how often a rollout is run again when its runner dies", ge=0)
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """A complete, checked configuration of a run.
+
+    Attributes:
+        recipe: The recipe's name or the run file's stem.
+        components: Kind to the component that was picked.
+        configs: Kind to that component's config object.
+    """
+
+    recipe: str
+    run: RunSettings
+    runners: RunnerSettings
+    components: Mapping[str, Component]
+    configs: Mapping[str, Any]
+    registry: Registry
+
+    def build(self, kind: str) -> Any:
+        """Build the picked component of a kind; its heavy imports happen here."""
+        spec: Any = self.components[kind].spec
+        return spec.build(self.configs[kind])
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Return sections and keys as a run file has them, every default filled in."""
+        sections: dict[str, dict[str, Any]] = {"run": attrs.asdict(self.run)}
+        for kind in COMPONENT_SECTIONS:
+            sections[kind] = {"use": self.components[kind].spec.name, **attrs.asdict(self.configs[kind])}
+        sections["runners"] = attrs.asdict(self.runners)
+        return sections
+
+
+COMPONENT_SECTIONS = ("tasks", "agent", "reward", "adapter", "algorithm", "hardware")
+SECTIONS = ("run", *COMPONENT_SECTIONS, "runners")
+
+
+def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return sections as TOML text; keys whose value is None are left out (TOML has no null)."""
+    document = tomlkit.document()
+    for name, keys in sections.items():
+        table = tomlkit.table()
+        for key, value in keys.items():
+            if value is not None:
+                table.add(key, list(value) if isinstance(value, tuple) else value)
+        document.add(name, table)
+    return tomlkit.dumps(document)
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """Read a TOML run file: sections, and at the top perhaps `recipe = "name"` to build upon.
+
+    Raises:
+        ConfigError: No such file, or not TOML; says where.
+    """
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no run file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    files = data.get("run", {}).get("plugins", []) if isinstance(data.get("run"), dict) else []
+    if isinstance(files, list) and files:
+        data["run"]["plugins"] = [str((path.parent / f).resolve()) for f in files]
+    return data
+
+
+def parse_override(text: str) -> tuple[str, str, Any]:
+    """Split `section.key=value`; the value is read as TOML (`3e-4`, `true`, `[1, 2]`), else as text.
+
+    Raises:
+        ConfigError: It has not that form, or there is no such section.
+    """
+    left, equals, right = text.partition("=")
+    section, dot, key = left.strip().partition(".")
+    if not (equals and dot and key):
+        raise ConfigError(f'"{text}" is not an override; write section.key=value, for example algorithm.lr=3e-4')
+    _check_section(section)
+    try:
+        value = tomllib.loads(f"x = {right}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = right
+    return section, key, value
+
+
+def _check_section(section: str) -> None:
+    if section not in SECTIONS:
+        raise ConfigError(
+            f'there is no section "{section}".{nearest(section, SECTIONS)} Sections: {", ".join(SECTIONS)}'
+        )
+
+
+def structure(cls: type[C], keys: Mapping[str, Any], *, owner: str, section: str) -> C:
+    """Build a config object from a section's keys, checking names, types and bounds.
+
+    Args:
+        cls: A frozen `attrs` class.
+        keys: Key to value, as read.
+        owner: Whose keys they are, for messages.
+        section: The section's name, for messages.
+
+    Raises:
+        ConfigError: Unknown key (with the nearest one), missing key, wrong type, value out of range.
+    """
+    fields = {f.name: f for f in attrs.fields(attrs.resolve_types(cast(Any, cls)))}
+    values = {}
+    for key, value in keys.items():
+        if key not in fields:
+            raise ConfigError(
+                f'[{section}] {owner} has no key "{key}".{nearest(key, fields)}\n'
+                f"  its keys: {', '.join(fields) or 'none'}"
+            )
+        try:
+            values[key] = _CONVERTER.structure(value, fields[key].type)
+        except Exception as error:
+            raise ConfigError(
+                f"[{section}] {key} = {value!r} does not fit {owner}: expected {_type_name(fields[key].type)}"
+                f" ({fields[key].metadata.get('help', '')})"
+            ) from error
+    missing = [n for n, f in fields.items() if f.default is attrs.NOTHING and n not in values]
+    if missing:
+        hint = fields[missing[0]].metadata.get("help", "")
+        raise ConfigError(f"[{section}] {owner} needs {', '.join(missing)}: {hint}")
+    try:
+        return cls(**values)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"[{section}] {owner}: {error.args[0] if error.args else error}") from error
+
+
+def _type_name(type_: Any) -> str:
+    return type_.__name__ if isinstance(type_, type) else str(type_)
+
+
+def _strict(type_: type, accepted: tuple[type, ...]) -> Callable[[Any, Any], Any]:
+    def convert(value: Any, _: Any) -> Any:
+        if isinstance(value, bool) and type_ is not bool:
+            raise TypeError(f"expected {type_.__name__}, got a bool")
+        if not isinstance(value, accepted):
+            raise TypeError(f"expected {type_.__name__}, got {type(value).__name__}")
+        return type_(value)
+
+    return convert
+
+
+def _converter() -> cattrs.Converter:
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    for type_, accepted in ((bool, (bool,)), (int, (int,)), (float, (int, float)), (str, (str,))):
+        converter.register_structure_hook(type_, _strict(type_, accepted))
+    return converter
+
+
+_CONVERTER = _converter()
+
+
+def resolve(
+    source: str | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    uses: Mapping[str, str | None] | None = None,
+    files: Sequence[str] = (),
+    strict_plugins: bool = False,
+) -> Plan:
+    """Turn a recipe or run file and the command line's wishes into a checked plan.
+
+    Args:
+        source: A recipe's name or a run file's path (`.toml`); None for the recipe `mini`.
+        overrides: `section.key=value`, applied last.
+        uses: Kind to component name, as `--reward NAME` gives them. Naming another component than
+            the recipe's drops the recipe's keys of that section: they were meant for the other one.
+        files: Plugin files, beside those of the run file.
+        strict_plugins: Raise for the first plugin that fails to load.
+
+    Raises:
+        ConfigError, LookupFailed, PluginError: The message names key, plugin and the nearest right one.
+    """
+    from agentrig.plugins import load
+    from agentrig.specs import RecipeSpec
+
+    name = source or "mini"
+    own: dict[str, Any] = {}
+    base = name
+    if name.endswith(".toml") or "/" in name:
+        own = read_run_file(Path(name))
+        base = own.pop("recipe", "")
+        name = Path(name).stem
+    parsed = [parse_override(o) for o in overrides]
+    for section in own:
+        _check_section(section)
+        if not isinstance(own[section], dict):
+            raise ConfigError(f'"{section}" must be a section: write [{section}] and its keys below it')
+    wanted = dict(own.get("run", {}))
+    wanted.update({key: value for section, key, value in parsed if section == "run"})
+    registry = load(
+        block=_strings(wanted, "block"), files=[*_strings(wanted, "plugins"), *files], strict=strict_plugins
+    )
+    registry.check()
+
+    merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    if base:
+        recipe = registry.get(RecipeSpec, base)
+        _merge(merged, recipe.settings)
+    _merge(merged, own)
+    for kind, wish in (uses or {}).items():
+        if wish is not None:
+            _merge(merged, {kind: {"use": wish}})
+    for section, key, value in parsed:
+        _merge(merged, {section: {key: value}})
+    if files:
+        merged["run"]["plugins"] = [*_strings(merged["run"], "plugins"), *(str(Path(f).resolve()) for f in files)]
+
+    run = structure(RunSettings, merged["run"], owner="a run", section="run")
+    runners = structure(RunnerSettings, merged["runners"], owner="the runners", section="runners")
+    if run.audit:
+        registry.find("reward", run.audit)
+    components: dict[str, Component] = {}
+    configs: dict[str, Any] = {}
+    for kind in COMPONENT_SECTIONS:
+        keys = dict(merged[kind])
+        use = keys.pop("use", "auto" if kind == "hardware" else None)
+        if not isinstance(use, str):
+            names = ", ".join(c.spec.name for c in registry.components(kind))
+            raise ConfigError(f'[{kind}] does not say what to use; write use = "NAME" with one of: {names or "none"}')
+        if kind == "hardware" and use == "auto":
+            use = _auto_hardware(registry, components["algorithm"])
+        component = registry.find(kind, use)
+        components[kind] = component
+        owner = f"{use} ({component.distribution} {component.version})"
+        configs[kind] = structure(component.spec.config, keys, owner=owner, section=kind)
+    return Plan(recipe=name, run=run, runners=runners, components=components, configs=configs, registry=registry)
+
+
+def _strings(keys: Mapping[str, Any], key: str) -> list[str]:
+    value = keys.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise ConfigError(f"[run] {key} = {value!r} must be a list of strings")
+    return value
+
+
+def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]) -> None:
+    for section, keys in more.items():
+        _check_section(section)
+        if "use" in keys and into[section].get("use") not in (None, keys["use"]):
+            into[section] = {}
+        into[section].update(keys)
+
+
+def _auto_hardware(registry: Registry, algorithm: Component) -> str:
+    """Choose the hardware by what is there, among what the algorithm can run on."""
+    from agentrig.hardware import select
+
+    able: Sequence[str] = getattr(algorithm.spec, "hardware", ())
+    candidates = [
+        cast(Any, c.spec).build(c.spec.config())
+        for c in registry.components("hardware")
+        if not able or c.spec.name in able
+    ]
+    return str(select("auto", candidates).name)

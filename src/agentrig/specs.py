@@ -123,6 +123,5 @@ class RecipeSpec(Spec):
 
 
 KINDS: Mapping[str, type[Spec]] = {
-    spec.kind: spec
-    for spec in (TasksSpec, AgentSpec, RewardSpec, AdapterSpec, AlgorithmSpec, HardwareSpec, RecipeSpec)
+    spec.kind: spec for spec in (TasksSpec, AgentSpec, RewardSpec, AdapterSpec, AlgorithmSpec, HardwareSpec, RecipeSpec)
 }

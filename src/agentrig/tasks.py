@@ -66,3 +66,13 @@ def fingerprint(tasks: Sequence[Task]) -> str:
         row = [task.id, plain(task.input), plain(task.private)]
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return digest.hexdigest()
+
+
+def overlap(one: Sequence[Task], other: Sequence[Task]) -> int:
+    """Return how many tasks of `other` have an input that is in `one` too."""
+
+    def key(task: Task) -> str:
+        return fingerprint([Task(id="", input=task.input)])
+
+    known = {key(task) for task in one}
+    return sum(key(task) in known for task in other)

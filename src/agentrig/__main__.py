@@ -1,0 +1,5 @@
+"""`python -m agentrig`."""
+
+from agentrig.cli import main
+
+main()

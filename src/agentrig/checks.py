@@ -1,0 +1,115 @@
+"""The checks that end a run which would learn nothing, or learn from failures; each says what was seen."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from agentrig.algorithms import Rollout
+from agentrig.errors import RunStopped
+
+
+def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:
+    """Return how many rollouts failed, by kind."""
+    return dict(Counter(r.failure for r in rollouts if r.failure is not None))
+
+
+def count_nodes(rollouts: Sequence[Rollout]) -> dict[str, dict[str, int]]:
+    """Return, by graph node, how many LLM calls were seen and how many became triplets."""
+    seen: Counter[str] = Counter()
+    trained: Counter[str] = Counter()
+    for rollout in rollouts:
+        for call in rollout.trace.llm_calls():
+            nodes = rollout.trace.nodes(call)
+            seen[nodes[0] if nodes else "(no node)"] += 1
+        for triplet in rollout.triplets:
+            trained[triplet.node or "(no node)"] += 1
+    return {"seen": dict(seen), "trained": dict(trained)}
+
+
+def check_failures(rollouts: Sequence[Rollout], limit: float, *, step: int, mode: str) -> None:
+    """Stop when more than the allowed share of a step's rollouts failed."""
+    failures = count_failures(rollouts)
+    total = sum(failures.values())
+    if not rollouts or total <= limit * len(rollouts):
+        return
+    lines = [
+        f"step {step}: {total} of {len(rollouts)} {mode} rollouts failed "
+        f"(limit {limit:.0%}, run.failure_limit): they would not be learned from."
+    ]
+    for kind, count in sorted(failures.items(), key=lambda item: -item[1]):
+        first = next(r for r in rollouts if r.failure == kind)
+        lines.append(f"  {count} x {kind}: for example {reason_of(first)}")
+    lines.append("  Look at one with: agentrig dev … (every span is shown).")
+    raise RunStopped("\n".join(lines))
+
+
+def reason_of(rollout: Rollout) -> str:
+    """Return why a rollout failed, in words."""
+    if rollout.outcome.failure is not None:
+        return rollout.outcome.message or rollout.outcome.failure
+    details = rollout.score.details if rollout.score is not None else {}
+    return str(details.get("reason", "the reward could not judge"))
+
+
+def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> None:
+    """Stop when a training step gave nothing to train on: no calls, no token ids, or no match."""
+    valid = [r for r in rollouts if r.failure is None]
+    if not valid or any(r.triplets for r in valid):
+        return
+    calls = [(r.trace, call) for r in valid for call in r.trace.llm_calls()]
+    where = f"step {step}: {len(valid)} rollouts gave no triplets, so nothing can be learned."
+    if not calls:
+        raise RunStopped(
+            f"{where}\n  No call to the model was recorded. The tracer sees calls made through httpx (the openai and "
+            "anthropic packages, LangChain) to /chat/completions, in the thread of the agent or one that copies its "
+            "context.\n  Does the agent call endpoint.base_url?"
+        )
+    with_ids = [call for _, call in calls if call.attributes.get("response_token_ids")]
+    names = Counter(name for trace, call in calls for name in (trace.nodes(call) or ["(no node)"]))
+    seen = ", ".join(f"{name} ({count})" for name, count in names.most_common())
+    if not with_ids:
+        raise RunStopped(
+            f"{where}\n  {len(calls)} calls were recorded, but the endpoint returned no token ids with them. Use an "
+            "endpoint that takes `return_token_ids` (vLLM >= 0.10.2, or agentrig's own server)."
+        )
+    raise RunStopped(
+        f"{where}\n  The adapter {adapter} kept none of {len(calls)} calls. They were made under these nodes: {seen}.\n"
+        "  Change what it matches, for example adapter.match=write, or adapter.match= (empty) to train every call."
+    )
+
+
+def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:
+    """Stop when all rollouts of a training step got the same reward: every advantage would be zero."""
+    values = [r.value for r in rollouts if r.value is not None]
+    if len(values) < 2 or len(set(values)) > 1:
+        return
+    samples = [r for r in rollouts if r.value is not None][:3]
+    lines = [f"step {step}: all {len(values)} rollouts got the reward {values[0]:g}: nothing tells good from bad."]
+    lines += [
+        f"  for example: {str(r.outcome.answer)[:200]!r} -> {dict(r.score.details) if r.score else {}}" for r in samples
+    ]
+    lines.append(
+        "  All wrong: start from a model that is right at least now and then, or take easier tasks. All right: take "
+        "harder ones. A reward that can't tell is seen with: agentrig dev."
+    )
+    raise RunStopped("\n".join(lines))
+
+
+def check_weights(changes: Sequence[float], *, step: int) -> None:
+    """Stop when the weights are not numbers any more, or have stood still for two steps.
+
+    Args:
+        changes: The L2 norms of the weights' change, one for each step up to now.
+    """
+    if changes and not math.isfinite(changes[-1]):
+        raise RunStopped(
+            f"step {step}: the weights' change is {changes[-1]}: training has diverged. Lower the learning rate "
+            "(algorithm.lr) or the gradient norm; the last good checkpoint is in checkpoints/."
+        )
+    if len(changes) >= 2 and changes[-1] == 0.0 and changes[-2] == 0.0:
+        raise RunStopped(
+            f"steps {step - 1} and {step} changed no weight. Is the learning rate 0, is every group's reward constant, "
+            "or is nothing trainable?"
+        )

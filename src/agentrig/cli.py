@@ -1,0 +1,421 @@
+"""The command line; every command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import click
+
+from agentrig.errors import AgentrigError
+
+if TYPE_CHECKING:
+    from agentrig.config import Plan
+    from agentrig.plugins import Registry
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+KINDS = ("tasks", "agent", "reward", "adapter", "algorithm", "hardware")
+
+
+class Group(click.Group):
+    """Prints agentrig's own errors without a traceback, and brings commands of other modules lazily."""
+
+    lazy: ClassVar[dict[str, str]] = {"doctor": "agentrig.doctor:doctor", "export": "agentrig.export:export"}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order in which a newcomer meets them."""
+        order = ["train", "dev", "eval", "plugins", "doctor", "data", "report"]
+        return [*order, *sorted(set(super().list_commands(ctx)) - set(order))]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Return a command, importing its module if it lives in its own."""
+        if name in self.lazy and name not in self.commands:
+            from importlib import import_module, util
+
+            module, _, attribute = self.lazy[name].partition(":")
+            if util.find_spec(module) is not None:
+                self.add_command(getattr(import_module(module), attribute), name)
+        return super().get_command(ctx, name)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; errors that a user can mend end in exit status 1 and their message."""
+        try:
+            return super().invoke(ctx)
+        except AgentrigError as error:
+            click.echo(f"agentrig: {error}", err=True)
+            ctx.exit(1)
+        except KeyboardInterrupt as error:
+            click.echo(f"agentrig: {error or 'interrupted'}", err=True)
+            ctx.exit(130)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="agentrig", prog_name="agentrig")
+@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+def main(verbose: bool) -> None:
+    r"""Train the model inside an LLM agent by reinforcement learning.
+
+    \b
+    agentrig train                    train the reference agent on this machine
+    agentrig train mini --reward my-reward algorithm.lr=1e-4
+    agentrig plugins                  what can be swapped, and what for
+    """
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("agentrig").setLevel(logging.DEBUG if verbose else logging.INFO)
+    for noisy in ("httpx", "httpcore", "matplotlib", "asyncio", "openai", "PIL"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def configured(command: F) -> F:
+    """Add the arguments that pick and change a configuration."""
+    for kind in reversed(KINDS):
+        command = click.option(f"--{kind}", metavar="NAME", help=f"Use this {kind}.")(command)
+    command = click.option(
+        "--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too."
+    )(command)
+    command = click.option("--strict-plugins", is_flag=True, help="Stop if any plugin fails to load.")(command)
+    command = click.option("--active-agent", metavar="REGEX", help="Short for adapter.match=REGEX.")(command)
+    return click.argument("words", nargs=-1, metavar="[RECIPE | FILE.toml] [section.key=value …]")(command)
+
+
+def make_plan(words: Sequence[str], options: dict[str, Any]) -> Plan:
+    """Resolve the configuration of a command; takes its options out of `options`."""
+    from agentrig.config import resolve
+
+    source = words[0] if words and "=" not in words[0] else None
+    overrides = list(words[1:] if source else words)
+    active = options.pop("active_agent")
+    if active is not None:
+        overrides.append(f"adapter.match={active}")
+    plan = resolve(
+        source,
+        overrides=overrides,
+        uses={kind: options.pop(kind) for kind in KINDS},
+        files=options.pop("files"),
+        strict_plugins=options.pop("strict_plugins"),
+    )
+    warn_of_failures(plan.registry)
+    return plan
+
+
+def warn_of_failures(registry: Registry) -> None:
+    """Say which plugins failed to load, in one line each."""
+    for plugin in registry.plugins:
+        if plugin.status == "failed":
+            click.echo(f"agentrig: warning: plugin {plugin.name} failed to load: {plugin.error}", err=True)
+
+
+@main.command()
+@configured
+@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with a run directory.")
+@click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end, and no display.")
+def train(words: Sequence[str], resume: Path | None, as_json: bool, **options: Any) -> None:
+    r"""Train, with the recipe `mini` unless another is named.
+
+    \b
+    agentrig train
+    agentrig train mini algorithm.steps=20 run.seed=1 --reward spider-exec-strict
+    agentrig train my-run.toml --plugin my_agent.py
+    agentrig train --resume runs/mini-20260101-120000
+    """
+    from agentrig import run
+    from agentrig.errors import ConfigError
+
+    if resume is not None:
+        source = words[0] if words and "=" not in words[0] else None
+        if source or any(options[k] for k in (*KINDS, "files")):
+            raise ConfigError(
+                "a resumed run keeps its configuration; only section.key=value may be given with --resume"
+            )
+        plan = run.resume_plan(resume, overrides=words)
+    else:
+        plan = make_plan(words, options)
+    if not as_json:
+        from agentrig.display import LiveDisplay
+
+        plan.registry.add_observer(LiveDisplay(), "display")
+    summary = run.train(plan, resume=resume)
+    if as_json:
+        click.echo(json.dumps(summary, indent=2))
+
+
+def model_options(command: F) -> F:
+    """Add the options that name a model: a checkpoint, or a server."""
+    command = click.option("--endpoint", metavar="URL", help="An OpenAI-compatible server (…/v1).")(command)
+    command = click.option("--model", metavar="NAME", help="The server's model; its first by default.")(command)
+    return click.option(
+        "--checkpoint", type=click.Path(path_type=Path), metavar="DIR", help="A checkpoint, or a run directory."
+    )(command)
+
+
+def find_checkpoint(path: Path | None) -> Path | None:
+    """Return the checkpoint directory for what the user named: itself, or a run's latest."""
+    from agentrig.errors import ConfigError
+    from agentrig.rundir import RunDirectory
+
+    if path is None:
+        return None
+    if (path / "config.json").is_file():
+        return path
+    if (path / "checkpoints").is_dir():
+        latest, _ = RunDirectory(path).latest_checkpoint()
+        if latest is not None:
+            return latest
+    raise ConfigError(f"{path} is neither a Hugging Face directory (config.json) nor a run directory with a checkpoint")
+
+
+@main.command("eval")
+@configured
+@model_options
+@click.option("--split", metavar="NAME", help="The split to measure; the report split by default.")
+@click.option("--limit", type=click.IntRange(min=0), default=0, help="Only the first n tasks; 0 for all.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, help="Sampling temperature; 0 is greedy.")
+@click.option("--save", type=click.Path(path_type=Path), metavar="FILE.jsonl", help="Write every prediction there.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def eval_(
+    words: Sequence[str],
+    endpoint: str | None,
+    model: str | None,
+    checkpoint: Path | None,
+    split: str | None,
+    limit: int,
+    temperature: float,
+    save: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    r"""Measure a model through an agent: accuracy, its 95% interval, a table per database.
+
+    \b
+    agentrig eval mini --checkpoint runs/mini-20260101-120000
+    agentrig eval spider --endpoint http://127.0.0.1:8000/v1 --save predictions.jsonl --json
+    """
+    from agentrig.evaluate import environment_endpoint, eval_tasks, evaluate, prediction
+
+    plan = make_plan(words, options)
+    server = None if checkpoint else environment_endpoint(endpoint, model=model)
+    name, tasks = eval_tasks(plan, split, limit)
+    where = server.base_url if server else str(checkpoint or "the starting model")
+    click.echo(f"{len(tasks)} tasks of split {name}, model: {where}", err=True)
+    with open(save, "w", encoding="utf-8") if save else open_nothing() as file:
+
+        def each(rollout: Any) -> None:
+            if file is not None:
+                file.write(json.dumps(prediction(rollout), ensure_ascii=False, default=str) + "\n")
+
+        found = evaluate(
+            plan,
+            tasks=tasks,
+            endpoint=server,
+            checkpoint=find_checkpoint(checkpoint),
+            temperature=temperature,
+            each=each,
+        )
+    if as_json:
+        click.echo(json.dumps(found.as_dict()))
+        return
+    for database, (right, n) in found.databases.items():
+        click.echo(f"{database:<40} {right:>4} of {n:<4} {right / n:7.1%}")
+    if found.accuracy is not None and found.ci95 is not None:
+        click.echo(f"accuracy {found.accuracy:.1%}  (95%: {found.ci95[0]:.1%} to {found.ci95[1]:.1%}, n = {found.n})")
+    failures = ", ".join(f"{count} x {kind}" for kind, count in found.failures.items())
+    click.echo(f"failures: {failures or 'none'}; {found.wall_s:.1f} s, {found.rollouts_per_s:.1f} rollouts/s")
+
+
+def open_nothing() -> Any:
+    """Return a context that yields None, where a file might have been."""
+    from contextlib import nullcontext
+
+    return nullcontext(None)
+
+
+@main.command()
+@configured
+@model_options
+@click.option("--tasks-n", type=click.IntRange(1, 10), default=3, show_default=True, help="How many tasks.")
+@click.option("--split", metavar="NAME", help="Which split; the validation split by default.")
+@click.option("--json", "as_json", is_flag=True, help="Print the rollouts with their spans as JSON.")
+def dev(
+    words: Sequence[str],
+    endpoint: str | None,
+    model: str | None,
+    checkpoint: Path | None,
+    tasks_n: int,
+    split: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    r"""Run an agent on a few tasks and show every span; nothing is learned.
+
+    \b
+    agentrig dev mini
+    OPENAI_BASE_URL=http://127.0.0.1:8000/v1 agentrig dev spider --tasks-n 5
+    """
+    from agentrig.evaluate import environment_endpoint, eval_tasks, evaluate
+    from agentrig.rundir import _row
+
+    plan = make_plan(words, options)
+    server = None if checkpoint else environment_endpoint(endpoint, model=model)
+    tasks_set: Any = plan.build("tasks")
+    _, tasks = eval_tasks(plan, split or plan.run.validation or tasks_set.roles["validation"], tasks_n)
+    found = evaluate(plan, tasks=tasks, endpoint=server, checkpoint=find_checkpoint(checkpoint), mode="dev", keep=True)
+    if as_json:
+        click.echo(json.dumps([_row(r) for r in found.rollouts], indent=2))
+        return
+    from rich.console import Console
+
+    from agentrig.display import span_tree
+
+    console = Console()
+    for rollout in found.rollouts:
+        console.print(span_tree(rollout))
+
+
+@main.group("plugins", invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@click.option("--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too.")
+@click.option("--strict-plugins", is_flag=True, help="Stop if any plugin fails to load.")
+@click.pass_context
+def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plugins: bool) -> None:
+    r"""List the plugins: distribution, version, status, and what each brings.
+
+    \b
+    agentrig plugins
+    agentrig plugins --json
+    agentrig plugins show langgraph-sql --graph
+    """
+    from agentrig.plugins import load
+
+    registry = load(files=files, strict=strict_plugins)
+    ctx.obj = registry
+    if ctx.invoked_subcommand is not None:
+        return
+    if as_json:
+        click.echo(json.dumps([p.as_dict() for p in registry.plugins], indent=2))
+        return
+    for plugin in registry.plugins:
+        click.echo(f"{plugin.distribution} {plugin.version}  {plugin.status}  ({plugin.origin})")
+        if plugin.error:
+            click.echo(f"    {plugin.error}")
+        for c in plugin.components:
+            click.echo(f"    {c.kind:<10} {c.spec.name:<24} {c.spec.summary}")
+    registry.check()
+
+
+@plugins_.command("show")
+@click.argument("name")
+@click.option("--kind", help="Which kind, when several components share the name.")
+@click.option("--graph", is_flag=True, help="Print the agent's graph as Mermaid text.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@click.pass_obj
+def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: bool) -> None:
+    r"""Show a component: its plugin and its settings with their defaults.
+
+    \b
+    agentrig plugins show grpo
+    agentrig plugins show langgraph-sql --graph
+    """
+    import attrs
+
+    from agentrig.errors import LookupFailed, nearest
+    from agentrig.specs import KINDS as SPECS
+
+    everything = [c for k in SPECS for c in registry.components(k)]
+    hits = [c for c in everything if c.spec.name == name and kind in (None, c.kind)]
+    if not hits:
+        raise LookupFailed(f'there is no component called "{name}".{nearest(name, [c.spec.name for c in everything])}')
+    if graph:
+        spec: Any = hits[0].spec
+        if getattr(spec, "graph", None) is None:
+            raise LookupFailed(f"{hits[0].kind} {name} has no graph to show")
+        click.echo(spec.graph(spec.config()))
+        return
+    described = []
+    for c in hits:
+        fields = attrs.fields(attrs.resolve_types(c.spec.config))
+        settings = {
+            f.name: {
+                "type": getattr(f.type, "__name__", str(f.type)),
+                "default": _default(f.default),
+                "help": f.metadata.get("help", ""),
+            }
+            for f in fields
+        }
+        described.append(
+            {
+                "kind": c.kind,
+                "name": c.spec.name,
+                "summary": c.spec.summary,
+                "distribution": c.distribution,
+                "version": c.version,
+                "settings": settings,
+            }
+        )
+    if as_json:
+        click.echo(json.dumps(described, indent=2, default=str))
+        return
+    for d in described:
+        click.echo(f"{d['kind']} {d['name']}  ({d['distribution']} {d['version']})\n  {d['summary']}")
+        for key, s in d["settings"].items():
+            click.echo(f"    {key} = {s['default']!r}  ({s['type']})  {s['help']}")
+
+
+def _default(default: Any) -> Any:
+    import attrs
+
+    if default is attrs.NOTHING:
+        return "required"
+    return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
+
+
+@main.command()
+@click.argument("name", metavar="TASKS")
+@click.option("--from", "source", required=True, metavar="DIR_OR_ZIP", help="The download, or files to check.")
+@click.option("--to", "target", metavar="DIR", help="Where to write; see the task set's documentation for the default.")
+@click.option("--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too.")
+def data(name: str, source: str, target: str | None, files: Sequence[str]) -> None:
+    r"""Make the files of a task set from an official download, or check them.
+
+    \b
+    agentrig data spider --from spider.zip --to ~/data/spider
+    """
+    from agentrig.errors import ConfigError
+    from agentrig.plugins import load
+    from agentrig.specs import TasksSpec
+
+    spec = load(files=files).get(TasksSpec, name)
+    if spec.convert is None:
+        raise ConfigError(f"tasks {name} make their files themselves; there is nothing to convert")
+    click.echo(spec.convert(source, target))
+
+
+@main.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--out", type=click.Path(path_type=Path), help="Where to write the page; the first run by default.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def report(runs: Sequence[Path], out: Path | None, as_json: bool) -> None:
+    r"""Rebuild the report of a run, or compare several.
+
+    \b
+    agentrig report runs/mini-20260101-120000
+    agentrig report runs/one runs/other --out comparison.html
+    """
+    from agentrig.report import build_report, compare, compare_text
+
+    page = build_report(list(runs), out)
+    if as_json:
+        click.echo(json.dumps({"report": str(page), "runs": compare(list(runs))}, indent=2, default=str))
+        return
+    click.echo(compare_text(list(runs)))
+    click.echo(f"report: {page}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

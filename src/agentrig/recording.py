@@ -1,0 +1,391 @@
+"""The tracer: records a rollout's spans, with nothing asked of the agent.
+
+Two taps feed it. LangChain and LangGraph report their runs to a callback handler that they find in a
+context variable. Calls to the model are seen at `httpx`, which the SDKs of OpenAI, Anthropic and others
+share: there the request for token ids is added and the exact ids of prompt and response are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+from agentrig.traces import LLM_CALL, NODE, Span, Trace
+
+_active: ContextVar[Recorder | None] = ContextVar("agentrig_recorder", default=None)
+_parent: ContextVar[str | None] = ContextVar("agentrig_parent_span", default=None)
+
+OUTPUT_LIMIT = 20_000
+"""Longest node output that is kept, in characters of JSON."""
+
+
+class Recorder:
+    """Collects the spans of one rollout.
+
+    Args:
+        rollout_id: Whose spans these are.
+        token_ids: Ask the endpoint for token ids and log-probabilities with every call.
+    """
+
+    def __init__(self, rollout_id: str, *, token_ids: bool) -> None:
+        self.rollout_id = rollout_id
+        self.token_ids = token_ids
+        self.root = uuid.uuid4().hex[:16]
+        self._start = time.time()
+        self._error: str | None = None
+        self._spans: list[Span] = []
+        self._open: dict[str, tuple[str | None, str, float, dict[str, Any]]] = {}
+        self._hidden: dict[str, str | None] = {}
+
+    def open(self, span_id: str, parent: str | None, name: str, attributes: dict[str, Any]) -> None:
+        """Begin a span and make it the parent of what follows in this context."""
+        while parent in self._hidden:
+            parent = self._hidden[parent]
+        self._open[span_id] = (parent or self.root, name, time.time(), attributes)
+        _parent.set(span_id)
+
+    def hide(self, span_id: str, parent: str | None) -> None:
+        """Note an operation that gets no span; what happens in it belongs to its parent."""
+        self._hidden[span_id] = parent
+
+    def close(self, span_id: str, *, error: str | None = None, **attributes: Any) -> None:
+        """End a span."""
+        opened = self._open.pop(span_id, None)
+        if opened is None:
+            return
+        parent, name, start, kept = opened
+        kept.update(attributes)
+        self._spans.append(
+            Span(id=span_id, parent=parent, name=name, start=start, end=time.time(), error=error, attributes=kept)
+        )
+        _parent.set(parent)
+
+    def add(self, name: str, start: float, attributes: dict[str, Any], *, error: str | None = None) -> None:
+        """Record a finished span under the current parent."""
+        self._spans.append(
+            Span(
+                id=uuid.uuid4().hex[:16],
+                parent=_parent.get() or self.root,
+                name=name,
+                start=start,
+                end=time.time(),
+                error=error,
+                attributes=attributes,
+            )
+        )
+
+    def fail(self, error: str) -> None:
+        """Note the error that ended the rollout."""
+        self._error = error
+
+    def trace(self) -> Trace:
+        """Return what was recorded, in order of start; spans still open are closed with an error."""
+        for span_id in list(self._open):
+            self.close(span_id, error="never ended")
+        root = Span(id=self.root, parent=None, name="rollout", start=self._start, end=time.time(), error=self._error)
+        return Trace(rollout_id=self.rollout_id, spans=(root, *sorted(self._spans, key=lambda s: s.start)))
+
+
+@contextmanager
+def recording(rollout_id: str, *, token_ids: bool) -> Iterator[Recorder]:
+    """Record everything that happens in this context (and in threads that copy it).
+
+    Example:
+        ```python
+        with recording("r1", token_ids=True) as recorder:
+            answer = agent(task_input, endpoint)
+        trace = recorder.trace()
+        ```
+    """
+    install()
+    recorder = Recorder(rollout_id, token_ids=token_ids)
+    active = _active.set(recorder)
+    parent = _parent.set(recorder.root)
+    handler = _handler_variable.set(_make_handler(recorder)) if _handler_variable is not None else None
+    try:
+        yield recorder
+    finally:
+        if handler is not None and _handler_variable is not None:
+            _handler_variable.reset(handler)
+        _parent.reset(parent)
+        _active.reset(active)
+
+
+@contextmanager
+def span(name: str) -> Iterator[None]:
+    """Name a part of a plain-Python agent, as a graph node names a part of a graph.
+
+    An adapter can then match the calls made inside. Outside a rollout it does nothing.
+
+    Example:
+        ```python
+        with agentrig.span("write_query"):
+            reply = client.chat.completions.create(...)
+        ```
+    """
+    recorder = _active.get()
+    if recorder is None:
+        yield
+        return
+    span_id = uuid.uuid4().hex[:16]
+    recorder.open(span_id, _parent.get(), "agent", {"agent.name": name})
+    try:
+        yield
+    except BaseException as error:
+        recorder.close(span_id, error=f"{type(error).__name__}: {error}")
+        raise
+    recorder.close(span_id)
+
+
+# --- the tap at httpx ------------------------------------------------------------------------------
+
+_installed = False
+_handler_variable: ContextVar[Any] | None = None
+_make_handler: Callable[[Recorder], Any]
+
+
+def install() -> None:
+    """Put both taps in place; once a process, and idle outside `recording`."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    for library in ("httpx", "httpx2"):
+        try:
+            module = importlib.import_module(library)
+        except ImportError:
+            continue
+        _tap(module, is_async=False)
+        _tap(module, is_async=True)
+    with contextlib.suppress(ImportError):  # an agent that does not use LangChain needs no handler
+        _install_langchain()
+
+
+def _tap(library: Any, *, is_async: bool) -> None:
+    client = library.AsyncClient if is_async else library.Client
+    tee = _async_tee(library.AsyncByteStream) if is_async else _tee(library.SyncByteStream)
+    send = client.send
+
+    def prepare(self: Any, request: Any) -> tuple[Recorder, Any, dict[str, Any]] | None:
+        recorder = _active.get()
+        if recorder is None or request.method != "POST" or not request.url.path.endswith("/chat/completions"):
+            return None
+        try:
+            body = json.loads(request.content)
+        except ValueError:
+            return None
+        if recorder.token_ids:
+            body = {**body, "return_token_ids": True, "logprobs": True}
+            headers = {k: v for k, v in request.headers.items() if k.lower() not in ("content-length", "host")}
+            asked = self.build_request(request.method, request.url, headers=headers, json=body)
+            asked.extensions = request.extensions
+            request = asked
+        return recorder, request, body
+
+    if is_async:
+
+        async def asend(self: Any, request: Any, **options: Any) -> Any:
+            prepared = prepare(self, request)
+            if prepared is None:
+                return await send(self, request, **options)
+            recorder, request, body = prepared
+            start = time.time()
+            try:
+                response = await send(self, request, **options)
+            except BaseException as error:
+                recorder.add(LLM_CALL, start, {"request": body}, error=f"{type(error).__name__}: {error}")
+                raise
+            if options.get("stream") and body.get("stream"):
+                response.stream = tee(response.stream, partial(_record_stream, recorder, start, body))
+                return response
+            await response.aread()
+            _record(recorder, start, body, response.status_code, response.content)
+            return response
+
+        client.send = asend
+        return
+
+    def ssend(self: Any, request: Any, **options: Any) -> Any:
+        prepared = prepare(self, request)
+        if prepared is None:
+            return send(self, request, **options)
+        recorder, request, body = prepared
+        start = time.time()
+        try:
+            response = send(self, request, **options)
+        except BaseException as error:
+            recorder.add(LLM_CALL, start, {"request": body}, error=f"{type(error).__name__}: {error}")
+            raise
+        if options.get("stream") and body.get("stream"):
+            response.stream = tee(response.stream, partial(_record_stream, recorder, start, body))
+            return response
+        response.read()
+        _record(recorder, start, body, response.status_code, response.content)
+        return response
+
+    client.send = ssend
+
+
+def _record(recorder: Recorder, start: float, request: dict[str, Any], status: int, content: bytes) -> None:
+    """Record one finished call from its response body."""
+    try:
+        response = json.loads(content)
+    except ValueError:
+        response = {"text": content[:2000].decode("utf-8", "replace")}
+    error = None if status < 400 else f"HTTP {status}: {content[:500].decode('utf-8', 'replace')}"
+    recorder.add(LLM_CALL, start, {"request": request, "response": response, **_tokens(response)}, error=error)
+
+
+def _tokens(response: dict[str, Any]) -> dict[str, Any]:
+    """Move what training needs out of a chat completion, as vLLM forms it, into span attributes."""
+    found: dict[str, Any] = {"gen_ai.response.id": response.get("id")}
+    choices = response.get("choices") or [{}]
+    choice = choices[0]
+    prompt = response.pop("prompt_token_ids", None) or choice.pop("prompt_token_ids", None)
+    if prompt:
+        found["prompt_token_ids"] = prompt
+    if ids := choice.pop("token_ids", None):
+        found["response_token_ids"] = ids
+    content = (choice.pop("logprobs", None) or {}).get("content")
+    if content:
+        found["response_logprobs"] = [token["logprob"] for token in content]
+    if choice.get("finish_reason"):
+        found["finish_reason"] = choice["finish_reason"]
+    return found
+
+
+def _joined(chunks: bytes) -> dict[str, Any]:
+    """Join the server-sent events of a streamed completion into the body of an unstreamed one."""
+    joined: dict[str, Any] = {}
+    text: list[str] = []
+    ids: list[int] = []
+    logprobs: list[Any] = []
+    finish = None
+    for line in chunks.decode("utf-8", "replace").splitlines():
+        data = line.removeprefix("data:").strip()
+        if not line.startswith("data:") or data in ("", "[DONE]"):
+            continue
+        event = json.loads(data)
+        joined.setdefault("id", event.get("id"))
+        if event.get("prompt_token_ids"):
+            joined["prompt_token_ids"] = event["prompt_token_ids"]
+        for choice in event.get("choices", [])[:1]:
+            text.append((choice.get("delta") or {}).get("content") or "")
+            ids.extend(choice.get("token_ids") or [])
+            logprobs.extend((choice.get("logprobs") or {}).get("content") or [])
+            finish = choice.get("finish_reason") or finish
+    message = {"role": "assistant", "content": "".join(text)}
+    choice = {"index": 0, "message": message, "finish_reason": finish, "token_ids": ids}
+    joined["choices"] = [{**choice, "logprobs": {"content": logprobs}}]
+    return joined
+
+
+def _record_stream(recorder: Recorder, start: float, request: dict[str, Any], chunks: list[bytes]) -> None:
+    response = _joined(b"".join(chunks))
+    recorder.add(LLM_CALL, start, {"request": request, "response": response, **_tokens(response)})
+
+
+def _tee(base: Any) -> Any:
+    """Return a stream class that keeps a copy of what passes and hands it over when it closes."""
+
+    class Tee(base):  # type: ignore[misc]
+        def __init__(self, stream: Any, done: Callable[[list[bytes]], None]) -> None:
+            self._stream, self._done = stream, done
+            self._chunks: list[bytes] = []
+
+        def __iter__(self) -> Iterator[bytes]:
+            for chunk in self._stream:
+                self._chunks.append(chunk)
+                yield chunk
+
+        def close(self) -> None:
+            self._stream.close()
+            self._done(self._chunks)
+
+    return Tee
+
+
+def _async_tee(base: Any) -> Any:
+    class AsyncTee(base):  # type: ignore[misc]
+        def __init__(self, stream: Any, done: Callable[[list[bytes]], None]) -> None:
+            self._stream, self._done = stream, done
+            self._chunks: list[bytes] = []
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            async for chunk in self._stream:
+                self._chunks.append(chunk)
+                yield chunk
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+            self._done(self._chunks)
+
+    return AsyncTee
+
+
+# --- the tap at LangChain --------------------------------------------------------------------------
+
+
+def _install_langchain() -> None:
+    global _handler_variable, _make_handler
+    from langchain_core.callbacks.base import BaseCallbackHandler
+    from langchain_core.tracers.context import register_configure_hook
+
+    class Handler(BaseCallbackHandler):
+        """Turns LangChain's runs into spans."""
+
+        run_inline = True  # in async graphs too, so that the context variables reach the call
+        raise_error = False
+
+        def __init__(self, recorder: Recorder) -> None:
+            self._recorder = recorder
+
+        def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: Any, **more: Any) -> None:
+            parent = more.get("parent_run_id")
+            if "langsmith:hidden" in (more.get("tags") or ()):
+                self._recorder.hide(run_id.hex, parent.hex if parent else None)
+                return
+            name = more.get("name") or (serialized or {}).get("name") or "chain"
+            attributes: dict[str, Any] = {NODE: name}
+            if parent is None:
+                attributes["input"] = plain(inputs)
+            self._recorder.open(run_id.hex, parent.hex if parent else None, "chain.chain", attributes)
+
+        def on_chain_end(self, outputs: Any, *, run_id: Any, **more: Any) -> None:
+            self._recorder.close(run_id.hex, output=plain(outputs))
+
+        def on_chain_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
+            self._recorder.close(run_id.hex, error=f"{type(error).__name__}: {error}")
+
+        def on_tool_start(self, serialized: Any, input_str: str, *, run_id: Any, **more: Any) -> None:
+            name = more.get("name") or (serialized or {}).get("name") or "tool"
+            parent = more.get("parent_run_id")
+            attributes = {"tool.name": name, "input": plain(input_str)}
+            self._recorder.open(run_id.hex, parent.hex if parent else None, "tool", attributes)
+
+        def on_tool_end(self, output: Any, *, run_id: Any, **more: Any) -> None:
+            self._recorder.close(run_id.hex, output=plain(output))
+
+        def on_tool_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
+            self._recorder.close(run_id.hex, error=f"{type(error).__name__}: {error}")
+
+    variable: ContextVar[Any] = ContextVar("agentrig_langchain_handler", default=None)
+    register_configure_hook(variable, inheritable=True)
+    _handler_variable = variable
+    _make_handler = Handler
+
+
+def plain(value: Any) -> Any:
+    """Return JSON values for anything a node may pass on; what is too long is cut, and says so."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    if len(text) > OUTPUT_LIMIT:
+        return f"{text[:OUTPUT_LIMIT]} … (cut from {len(text)} characters)"
+    return json.loads(text)

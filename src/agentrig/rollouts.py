@@ -1,0 +1,108 @@
+"""Rollouts: tasks go in, scored and adapted rollouts come out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from agentrig.adapters import Adapter
+from agentrig.agents import Endpoint, Outcome
+from agentrig.algorithms import Mode, Rollout
+from agentrig.rewards import Scorer
+from agentrig.runtime import Runtime
+from agentrig.tasks import Task
+from agentrig.workers import Result
+
+
+class RolloutEngine:
+    """Runs an agent on tasks, scores the outcomes, adapts the traces.
+
+    Args:
+        runtime: Runs the agent.
+        scorer: The reward.
+        adapter: From a trace to triplets.
+        on_rollout: Called with every finished rollout.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        scorer: Scorer,
+        adapter: Adapter,
+        on_rollout: Callable[[Rollout], None] = lambda rollout: None,
+    ) -> None:
+        self._runtime, self._scorer, self._adapter, self._on_rollout = runtime, scorer, adapter, on_rollout
+
+    def run(self, tasks: Sequence[Task], *, n: int, endpoint: Endpoint, step: int, mode: Mode) -> list[Rollout]:
+        """Run the agent n times on each task; the n rollouts of a task are side by side in the result.
+
+        The reward judges what has ended while the rest still runs. Every rollout comes back once,
+        failures included.
+        """
+        work = [(task, f"{mode}-{step}-{i}") for i, task in enumerate(tasks) for _ in range(n)]
+        ids = self._runtime.enqueue([task.input for task, _ in work], endpoint=endpoint, mode=mode)
+        waiting = dict(zip(ids, work, strict=True))
+        done: dict[str, Rollout] = {}
+        while len(done) < len(ids):
+            results = [r for r in self._drain() if r.id in waiting and r.id not in done]
+            for rollout in self._judge(results, waiting, step=step, mode=mode):
+                done[rollout.id] = rollout
+                self._on_rollout(rollout)
+        self._runtime.forget(ids)
+        return [done[i] for i in ids]
+
+    def _drain(self) -> list[Result]:
+        """Wait for a result, then take all that are there."""
+        found = [self._runtime.results.get()]
+        while not self._runtime.results.empty():
+            found.append(self._runtime.results.get())
+        for result in found:
+            if isinstance(result, Exception):
+                raise result
+        return [r for r in found if isinstance(r, Result)]
+
+    def _judge(
+        self, results: Sequence[Result], waiting: dict[str, tuple[Task, str]], *, step: int, mode: Mode
+    ) -> list[Rollout]:
+        start = time.perf_counter()
+        answered = [r for r in results if r.outcome.failure is None]
+        scores = dict(
+            zip(
+                (r.id for r in answered),
+                self._scorer([(waiting[r.id][0], r.outcome) for r in answered]),
+                strict=True,
+            )
+        )
+        reward_s = (time.perf_counter() - start) / max(1, len(answered))
+        rollouts = []
+        for result in results:
+            task, group = waiting[result.id]
+            rollout = Rollout(
+                id=result.id,
+                task=task,
+                group=group,
+                mode=mode,
+                step=step,
+                outcome=result.outcome,
+                score=scores.get(result.id),
+                trace=result.trace,
+                start=result.start,
+                duration_s=result.duration_s,
+                reward_s=reward_s if result.id in scores else 0.0,
+            )
+            rollouts.append(self._adapt(rollout))
+        return rollouts
+
+    def _adapt(self, rollout: Rollout) -> Rollout:
+        """Add the triplets of a rollout that did not fail; an adapter that raises makes it fail."""
+        if rollout.failure is not None:
+            return rollout
+        try:
+            triplets = tuple(attrs.evolve(t, reward=rollout.value) for t in self._adapter(rollout.trace))
+        except Exception as error:
+            outcome = Outcome(failure="adapter-error", message=f"{type(error).__name__}: {error}")
+            return attrs.evolve(rollout, outcome=outcome, score=None)
+        return attrs.evolve(rollout, triplets=triplets)

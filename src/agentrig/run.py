@@ -1,0 +1,237 @@
+"""A run from start to end: `train` is the whole pipeline, in the order in which the data goes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.algorithms import Algorithm
+from agentrig.config import Plan, resolve
+from agentrig.errors import ConfigError, RunStopped
+from agentrig.hardware import Hardware
+from agentrig.observers import RunEnd, RunError
+from agentrig.report import build_report
+from agentrig.rewards import Scorer
+from agentrig.rundir import RunDirectory, manifest
+from agentrig.session import RunSession
+from agentrig.tasks import Task, Tasks, overlap
+from agentrig.workers import AgentPlan, Pool
+
+log = logging.getLogger(__name__)
+
+ROLES = ("train", "validation", "report")
+
+
+def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
+    """Train: load tasks, bring agent and algorithm up, roll out and learn, write everything down.
+
+    Args:
+        plan: What `agentrig.config.resolve` returned.
+        resume: A run directory to go on with; `plan` must then come from its `config.toml`.
+
+    Returns:
+        The content of `summary.json`.
+
+    Raises:
+        agentrig.errors.RunStopped: The run would have learned nothing; the message says what was seen.
+        agentrig.errors.AgentrigError: Something that the user can mend.
+        KeyboardInterrupt: Ctrl-C; the step under way was finished and a checkpoint is there.
+    """
+    start = time.perf_counter()
+
+    # Hardware first: its variables must stand before torch is imported by whomever.
+    hardware = ready_hardware(plan)
+
+    # Tasks.
+    splits = load_splits(plan)
+    warnings = split_warnings(splits, plan.build("tasks"))
+    for warning in warnings:
+        log.warning("%s", warning)
+
+    # The run directory: new, or rewound to its last checkpoint.
+    run = RunDirectory(resume) if resume else RunDirectory.create(plan)
+    checkpoint, done = run.latest_checkpoint() if resume else (None, 0)
+    earlier = run.rewind(done) if resume else []
+    run.write_json("manifest.json", {**manifest(plan, hardware, splits), "warnings": warnings})
+
+    # Agent, reward, adapter, algorithm.
+    scorer = Scorer(plan.build("reward"), budget_s=plan.run.reward_budget_s)
+    audit = Scorer(audit_reward(plan), budget_s=plan.run.reward_budget_s) if plan.run.audit else None
+    adapter = plan.build("adapter")
+    algorithm: Algorithm = plan.build("algorithm")
+    engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter)
+    session = RunSession(
+        plan=plan,
+        engine=engine,
+        run=run,
+        hardware=hardware,
+        train_tasks=splits["train"][1],
+        validation_tasks=splits["validation"][1],
+        report_tasks=splits["report"][1],
+        audit=audit,
+        checkpoint=checkpoint,
+        first_step=done + 1,
+        earlier=earlier,
+    )
+
+    # Roll out and learn, until the algorithm is done.
+    try:
+        with interrupt_stops(session):
+            runtime.run(lambda: algorithm.run(session))
+    except BaseException as error:
+        plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=error))
+        run.write_json("error.json", {"error": type(error).__name__, "message": str(error)})
+        raise
+    finally:
+        wall_s = time.perf_counter() - start + sum(line["step_s"] for line in earlier)
+        if session.lines:
+            run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": not session.stopping})
+            build_report([run.path])
+    summary: dict[str, Any] = run.read_json("summary.json")
+    if session.stopping:
+        plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=KeyboardInterrupt()))
+        raise KeyboardInterrupt(f"ended early; go on with: agentrig train --resume {run.path}")
+    plan.registry.notify("on_run_end", event=RunEnd(directory=run.path, summary=summary))
+    return summary
+
+
+def resume_plan(directory: Path, *, overrides: Sequence[str] = ()) -> Plan:
+    """Return the plan of a run directory, to go on with it.
+
+    Raises:
+        ConfigError: It is no run directory.
+    """
+    if not (directory / "config.toml").is_file():
+        raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
+    plan = resolve(str(directory / "config.toml"), overrides=overrides)
+    return attrs.evolve(plan, recipe=directory.name)
+
+
+def ready_hardware(plan: Plan) -> Hardware:
+    """Build the hardware, refuse it when it is broken, and set its environment.
+
+    Raises:
+        ConfigError: It is not there, or broken; never replaced by another.
+    """
+    hardware: Hardware = plan.build("hardware")
+    spec: Any = plan.components["algorithm"].spec
+    if spec.hardware and hardware.name not in spec.hardware:
+        raise ConfigError(f"algorithm {spec.name} runs on {', '.join(spec.hardware)}, not on {hardware.name}")
+    probe = hardware.probe()
+    if not probe.available:
+        seen = "\n".join(f"  {line}" for line in (*probe.evidence, *probe.problems))
+        raise ConfigError(f"hardware {hardware.name} cannot be used here:\n{seen}\n  Look closer with: agentrig doctor")
+    for name, value in hardware.environment().items():
+        os.environ.setdefault(name, value)
+    return hardware
+
+
+def load_splits(plan: Plan, roles: Sequence[str] = ROLES) -> dict[str, tuple[str, Sequence[Task]]]:
+    """Load the tasks of each role.
+
+    Returns:
+        Role to the split's name and its tasks.
+
+    Raises:
+        ConfigError: The task set has no such split.
+    """
+    tasks: Tasks = plan.build("tasks")
+    loaded = {}
+    for role in roles:
+        split = getattr(plan.run, role) or tasks.roles[role]
+        if split not in tasks.splits:
+            raise ConfigError(f'run.{role}: there is no split "{split}"; the splits are {", ".join(tasks.splits)}')
+        rows = tasks.load(split)
+        limit = getattr(plan.run, f"{role}_tasks")
+        loaded[role] = (split, rows[:limit] if limit else rows)
+    return loaded
+
+
+def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any) -> list[str]:
+    """Return warnings about splits that share tasks, or a run that is steered by test data."""
+    warnings = []
+    held_out = getattr(tasks, "held_out", ("test",))
+    validation = splits["validation"][0]
+    if validation in held_out:
+        warnings.append(
+            f'this run validates on "{validation}", a split that is held out for final figures: what is chosen by it '
+            "can't be reported on it"
+        )
+    for role in ("validation", "report"):
+        shared = overlap(splits["train"][1], splits[role][1])
+        if shared:
+            warnings.append(f"{shared} of {len(splits[role][1])} {role} tasks are in the training split too")
+    return warnings
+
+
+def audit_reward(plan: Plan) -> Any:
+    """Build the reward that is only logged, with its own defaults."""
+    spec: Any = plan.registry.find("reward", plan.run.audit).spec
+    return spec.build(spec.config())
+
+
+def make_engine(plan: Plan, *, scorer: Scorer, adapter: Any) -> tuple[Any, Any]:
+    """Return the rollout engine and the runtime that it works on; imports Agent Lightning."""
+    from agentrig.rollouts import RolloutEngine
+    from agentrig.runtime import Runtime
+
+    spec: Any = plan.components["agent"].spec
+    pool = Pool(
+        agent_plan(plan),
+        n=plan.runners.n,
+        threads=plan.runners.threads,
+        deadline_s=plan.runners.deadline_s,
+        retries=plan.runners.retries,
+        preload=spec.preload,
+    )
+    runtime = Runtime(pool)
+    engine = RolloutEngine(
+        runtime,
+        scorer=scorer,
+        adapter=adapter,
+        on_rollout=lambda rollout: plan.registry.notify("on_rollout_end", rollout=rollout),
+    )
+    return engine, runtime
+
+
+def agent_plan(plan: Plan) -> AgentPlan:
+    """Return how runner processes build this plan's agent."""
+    return AgentPlan(
+        name=plan.components["agent"].spec.name,
+        config=attrs.asdict(plan.configs["agent"]),
+        files=tuple(plan.run.plugins),
+        block=tuple(plan.run.block),
+    )
+
+
+@contextmanager
+def interrupt_stops(session: Any) -> Iterator[None]:
+    """Make the first Ctrl-C ask the algorithm to end after this step, the second one raise."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(signum: int, frame: Any) -> None:
+        if session.stopping:
+            signal.signal(signal.SIGINT, before)
+            raise KeyboardInterrupt
+        session.stopping = True
+        log.warning("ending after this step; Ctrl-C once more ends at once")
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+__all__ = ["RunStopped", "resume_plan", "train"]

@@ -1,0 +1,361 @@
+"""The only door to Agent Lightning 0.3: its Trainer, store and runner, around our pool of processes.
+
+Agent Lightning's store keeps rollouts, attempts, spans and resources; its Trainer brings up an algorithm
+and a runner and takes them down. The runner here is a `Runner` of theirs that hands rollouts to a `Pool`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import queue
+import warnings
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+# Without these, importing Agent Lightning reaches for the network three times (litellm's price list,
+# AgentOps' telemetry); set before the import below, which is why it stands after them.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+os.environ.setdefault("AGENTOPS_TELEMETRY", "False")
+os.environ.setdefault("OTEL_SDK_DISABLED", "false")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its dependencies warn of one another; nothing a user could mend
+    from agentlightning import (
+        LLM,
+        Algorithm,
+        EnqueueRolloutRequest,
+        InMemoryLightningStore,
+        LitAgent,
+        Runner,
+        SharedMemoryExecutionStrategy,
+        Trainer,
+    )
+    from agentlightning import Span as LightningSpan
+    from agentlightning.adapter import TraceAdapter
+    from agentlightning.emitter import emit_reward
+    from agentlightning.tracer import Tracer
+    from agentlightning.types import OtelResource, TraceStatus
+
+from agentrig.agents import Endpoint
+from agentrig.traces import LLM_CALL, Span, Trace
+from agentrig.workers import Job, Pool, Result
+
+logging.getLogger("agentlightning").setLevel(logging.WARNING)
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+IDLE_POLL_S = 0.02
+"""How long the runner sleeps when there is nothing to do; Agent Lightning's own polls every 5 s."""
+
+MODES = {"train": "train", "validation": "val", "report": "test", "dev": "val"}
+
+
+class Store(InMemoryLightningStore):
+    """Agent Lightning's in-memory store, which can also forget, so that long runs stay flat."""
+
+    def __init__(self) -> None:
+        # The default estimator walks every token id of every span; the store forgets anyway.
+        super().__init__(thread_safe=True, span_size_estimator=lambda span: 0)
+
+    async def forget(self, rollout_ids: Sequence[str]) -> None:
+        """Drop everything about finished rollouts."""
+        async with self.collections.atomic(
+            mode="rw", snapshot=False, labels=["rollouts", "attempts", "spans"]
+        ) as collections:
+            for rollout_id in rollout_ids:
+                await collections.evict_spans_for_rollout(rollout_id)
+                attempts = await collections.attempts.query(filter={"rollout_id": {"exact": rollout_id}})
+                await collections.attempts.delete(list(attempts.items))
+                rollout = await collections.rollouts.get({"rollout_id": {"exact": rollout_id}})
+                if rollout is not None:
+                    await collections.rollouts.delete([rollout])
+                self._completion_events.pop(rollout_id, None)
+                self._start_time_by_rollout.pop(rollout_id, None)
+                self._span_bytes_by_rollout.pop(rollout_id, None)
+                self._running_rollout_ids.discard(rollout_id)
+
+
+def to_lightning(trace: Trace, rollout_id: str, attempt_id: str) -> list[LightningSpan]:
+    """Return a trace's spans as Agent Lightning's, with the attribute names that its adapters read."""
+    trace_id = rollout_id.encode().hex()[-32:].rjust(32, "0")
+    resource = OtelResource(attributes={}, schema_url="")
+    return [
+        LightningSpan.model_construct(
+            rollout_id=rollout_id,
+            attempt_id=attempt_id,
+            sequence_id=i + 1,
+            trace_id=trace_id,
+            span_id=s.id,
+            parent_id=s.parent,
+            name=s.name,
+            status=TraceStatus.model_construct(status_code="ERROR" if s.error else "OK", description=s.error),
+            attributes=_lightning_attributes(s),
+            events=[],
+            links=[],
+            start_time=s.start,
+            end_time=s.end,
+            context=None,
+            parent=None,
+            resource=resource,
+        )
+        for i, s in enumerate(trace.spans)
+    ]
+
+
+def _lightning_attributes(span: Span) -> dict[str, Any]:
+    if span.name != LLM_CALL:
+        return {k: v if isinstance(v, str | int | float | bool) else json.dumps(v) for k, v in span.attributes.items()}
+    request = span.attributes.get("request") or {}
+    response = span.attributes.get("response") or {}
+    found: dict[str, Any] = {
+        k: span.attributes[k]
+        for k in ("prompt_token_ids", "response_token_ids", "gen_ai.response.id")
+        if span.attributes.get(k)
+    }
+    for i, message in enumerate(request.get("messages", [])):
+        found[f"gen_ai.prompt.{i}.role"] = message.get("role")
+        found[f"gen_ai.prompt.{i}.content"] = _text(message.get("content"))
+    for i, choice in enumerate(response.get("choices") or []):
+        message = choice.get("message") or {}
+        found[f"gen_ai.completion.{i}.role"] = message.get("role")
+        found[f"gen_ai.completion.{i}.content"] = _text(message.get("content"))
+        found[f"gen_ai.completion.{i}.finish_reason"] = choice.get("finish_reason")
+    for key in ("model", "temperature", "top_p", "max_tokens"):
+        if key in request:
+            found[f"gen_ai.request.{key}"] = request[key]
+    if span.attributes.get("response_logprobs"):
+        found["logprobs.content"] = json.dumps([{"logprob": x} for x in span.attributes["response_logprobs"]])
+    return {k: v for k, v in found.items() if v is not None}
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else json.dumps(content)
+
+
+def from_lightning(rollout_id: str, spans: Sequence[LightningSpan]) -> Trace:
+    """Return Agent Lightning's spans as a trace, for tracers of theirs."""
+    found = [
+        Span(
+            id=s.span_id,
+            parent=s.parent_id,
+            name=s.name,
+            start=s.start_time or 0.0,
+            end=s.end_time or 0.0,
+            error=s.status.description if s.status.status_code == "ERROR" else None,
+            attributes=dict(s.attributes),
+        )
+        for s in sorted(spans, key=lambda s: (s.start_time or 0.0, s.sequence_id))
+    ]
+    return Trace(rollout_id=rollout_id, spans=tuple(found))
+
+
+class PoolRunner(Runner[Any]):
+    """A runner of Agent Lightning's that keeps a pool of processes busy.
+
+    Args:
+        pool: Runs the agent.
+        finished: Called in the runner's thread with every result; a number that it returns is filed
+            as the rollout's reward, as Agent Lightning's own algorithms expect it.
+        broken: Called when the pool cannot go on, with the reason.
+    """
+
+    def __init__(
+        self, pool: Pool, finished: Callable[[Result], float | None], broken: Callable[[Exception], None]
+    ) -> None:
+        self._pool, self._finished, self._broken = pool, finished, broken
+        self._store: Any = None
+        self._attempts: dict[str, str] = {}
+
+    def init(self, agent: Any, **more: Any) -> None:
+        """Nothing to do: the runner processes build the agent."""
+
+    def init_worker(self, worker_id: int, store: Any, **more: Any) -> None:
+        """Take the store."""
+        self._store = store
+
+    def teardown_worker(self, worker_id: int, *args: Any, **more: Any) -> None:
+        """Let go of the store."""
+        self._store = None
+
+    def teardown(self, *args: Any, **more: Any) -> None:
+        """Nothing to do: the pool's owner closes it."""
+
+    async def iter(self, *, event: Any = None) -> None:
+        """Move rollouts from the store to the pool, and results back, until told to stop."""
+        try:
+            while event is None or not event.is_set():
+                await self._turn()
+        except Exception as error:
+            self._broken(error)
+
+    async def _turn(self) -> None:
+        room = self._pool.room
+        if room > 0:
+            for attempted in await self._store.dequeue_many_rollouts(limit=room, worker_id="agentrig"):
+                await self._start(attempted)
+        busy = self._pool.pending > 0
+        results = self._pool.poll(0.2 if busy else IDLE_POLL_S)
+        for result in results:
+            await self._finish(result)
+        await asyncio.sleep(0)
+
+    async def _start(self, attempted: Any) -> None:
+        resources = await self._store.get_resources_by_id(attempted.resources_id) if attempted.resources_id else None
+        resources = resources or await self._store.get_latest_resources()
+        endpoint = endpoint_of(resources.resources if resources else {})
+        self._attempts[attempted.rollout_id] = attempted.attempt.attempt_id
+        self._pool.submit(Job(id=attempted.rollout_id, input=attempted.input, endpoint=endpoint))
+
+    async def _finish(self, result: Result) -> None:
+        attempt_id = self._attempts.pop(result.id)
+        spans = to_lightning(result.trace, result.id, attempt_id)
+        reward = self._finished(result)
+        if reward is not None:
+            core = emit_reward(float(reward), propagate=False)
+            spans.append(
+                LightningSpan.from_core_fields(
+                    core, rollout_id=result.id, attempt_id=attempt_id, sequence_id=len(spans) + 1
+                )
+            )
+        if spans:
+            await self._store.add_many_spans(spans)
+        status = "succeeded" if result.outcome.failure is None else "failed"
+        await self._store.update_attempt(result.id, attempt_id, status=status)
+
+
+def endpoint_of(resources: Any) -> Endpoint:
+    """Return the endpoint among a rollout's resources, as agentrig or a foreign algorithm put it there."""
+    for resource in resources.values():
+        if isinstance(resource, LLM):
+            parameters = dict(resource.sampling_parameters)
+            extra = parameters.pop("agentrig", {})
+            return Endpoint(
+                base_url=resource.get_base_url(),
+                model=resource.model,
+                api_key=resource.api_key or "none",
+                sampling=parameters,
+                headers=extra.get("headers", {}),
+                token_ids=extra.get("token_ids", True),
+            )
+    return Endpoint(base_url="http://127.0.0.1:9/v1", model="none")
+
+
+def resource_of(endpoint: Endpoint) -> LLM:
+    """Return an endpoint as Agent Lightning's resource."""
+    return LLM(
+        endpoint=endpoint.base_url,
+        model=endpoint.model,
+        api_key=endpoint.api_key,
+        sampling_parameters={
+            **endpoint.sampling,
+            "agentrig": {"headers": dict(endpoint.headers), "token_ids": endpoint.token_ids},
+        },
+    )
+
+
+class _Body(Algorithm):
+    """Lets our code be what Agent Lightning's Trainer takes for its algorithm."""
+
+    def __init__(self, body: Callable[[], None]) -> None:
+        super().__init__()
+        self._body = body
+        self.error: BaseException | None = None
+
+    def is_async(self) -> bool:
+        return True
+
+    async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+        def guarded() -> None:
+            try:
+                self._body()
+            except BaseException as error:
+                self.error = error
+
+        await asyncio.to_thread(guarded)
+
+
+class _RecordedElsewhere(Tracer):
+    """The Trainer wants a tracer; ours works in the runner processes (see `recording`)."""
+
+
+class _NoAdapter(TraceAdapter[Any]):
+    """The Trainer wants an adapter; ours gets traces, not the store's spans."""
+
+    def adapt(self, source: Any, /) -> Any:
+        raise NotImplementedError("agentrig adapts traces itself")
+
+
+class Runtime:
+    """Agent Lightning's Trainer and store around a pool.
+
+    Args:
+        pool: Runs the agent; started and closed here.
+
+    Attributes:
+        store: Agent Lightning's store.
+        results: What has ended, in the order in which it ended; an exception when the pool broke.
+        reward_of: Gets every result in the runner's thread. By default it puts it into `results`.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.store = Store()
+        self.results: queue.SimpleQueue[Result | Exception] = queue.SimpleQueue()
+        self.reward_of: Callable[[Result], float | None] = self._collect
+        self._resources: dict[str, str] = {}
+
+    def run(self, body: Callable[[], None]) -> None:
+        """Bring runners up, call `body` in a thread, take everything down; raises what `body` raised."""
+        algorithm = _Body(body)
+        runner = PoolRunner(self.pool, lambda result: self.reward_of(result), self.results.put)
+        strategy = SharedMemoryExecutionStrategy(
+            n_runners=1, main_thread="algorithm", managed_store=False, graceful_delay=0.5, join_timeout=5.0
+        )
+        trainer = Trainer(
+            n_runners=1,
+            algorithm=algorithm,
+            runner=runner,
+            strategy=strategy,
+            store=self.store,
+            tracer=_RecordedElsewhere(),
+            adapter=_NoAdapter(),
+        )
+        self.pool.start()
+        try:
+            trainer.fit(LitAgent())
+        finally:
+            self.pool.close()
+        if algorithm.error is not None:
+            raise algorithm.error
+
+    def enqueue(self, inputs: Sequence[Any], *, endpoint: Endpoint, mode: str) -> list[str]:
+        """Put rollouts into the store; returns their ids, in order."""
+
+        async def put() -> list[str]:
+            key = repr((endpoint.base_url, endpoint.api_key, endpoint))
+            if key not in self._resources:
+                self._resources[key] = (await self.store.add_resources({"llm": resource_of(endpoint)})).resources_id
+            requests = [
+                EnqueueRolloutRequest(input=dict(i), mode=MODES[mode], resources_id=self._resources[key])
+                for i in inputs
+            ]
+            return [r.rollout_id for r in await self.store.enqueue_many_rollouts(requests)]
+
+        ids = self.call(put())
+        self.pool.wake()
+        return ids
+
+    def forget(self, rollout_ids: Sequence[str]) -> None:
+        """Drop finished rollouts from the store."""
+        self.call(self.store.forget(rollout_ids))
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a store operation in this thread."""
+        return asyncio.run(coroutine)
+
+    def _collect(self, result: Result) -> float | None:
+        self.results.put(result)
+        return None

@@ -1,0 +1,245 @@
+"""The session: what a run lends to its algorithm, and where its figures are gathered."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from agentrig.agents import Endpoint
+from agentrig.algorithms import Mode, Rollout
+from agentrig.checks import (
+    check_failures,
+    check_rewards,
+    check_triplets,
+    check_weights,
+    count_failures,
+    count_nodes,
+)
+from agentrig.config import Plan
+from agentrig.errors import AgentrigError
+from agentrig.hardware import Hardware
+from agentrig.observers import RunStart, StepEnd
+from agentrig.rewards import Scorer
+from agentrig.rollouts import RolloutEngine
+from agentrig.rundir import RunDirectory
+from agentrig.tasks import Task
+
+log = logging.getLogger(__name__)
+
+
+def accuracy_of(rollouts: Sequence[Rollout]) -> float | None:
+    """Return the share of judged rollouts that got full marks (a value of at least 1), or None."""
+    values = [r.value for r in rollouts if r.value is not None]
+    return sum(v >= 1.0 for v in values) / len(values) if values else None
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean, or None of nothing."""
+    return statistics.fmean(values) if values else None
+
+
+class RunSession:
+    """Implements `agentrig.algorithms.Session`."""
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        engine: RolloutEngine,
+        run: RunDirectory,
+        hardware: Hardware,
+        train_tasks: Sequence[Task],
+        validation_tasks: Sequence[Task],
+        report_tasks: Sequence[Task],
+        audit: Scorer | None,
+        checkpoint: Path | None,
+        first_step: int,
+        earlier: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self.train_tasks = train_tasks
+        self.directory = run.path
+        self.hardware = hardware
+        self.seed = plan.run.seed
+        self.first_step = first_step
+        self.checkpoint = checkpoint
+        self.stopping = False
+        self._plan, self._engine, self._run = plan, engine, run
+        self._validation_tasks, self._report_tasks = validation_tasks, report_tasks
+        self._audit = audit
+        self._progress: dict[str, Any] = run.read_json("progress.json") if first_step > 1 else {}
+        self.lines: list[Mapping[str, Any]] = list(earlier)
+        self._step_rollouts: list[Rollout] = []
+        self._step_time: dict[str, float] = defaultdict(float)
+        self._validated: float | None = None
+        self._step_start = time.perf_counter()
+        self._changes: list[float] = [line["algorithm"].get("weight_change", 1.0) for line in earlier]
+        self._same_rewards = 0
+        self._failures: Counter[str] = Counter()
+        for line in earlier:
+            self._failures.update(line["failures"])
+        self._measured = 0
+
+    # --- what algorithms call ---------------------------------------------------------------------
+
+    def plan_steps(self, steps: int) -> None:
+        """Tell the observers how long the run will be."""
+        self._plan.registry.notify(
+            "on_run_start",
+            event=RunStart(
+                directory=self.directory, config=self._plan.as_dict(), steps=steps, first_step=self.first_step
+            ),
+        )
+        self._step_start = time.perf_counter()
+
+    def rollouts(
+        self, tasks: Sequence[Task], *, n: int, endpoint: Endpoint, step: int, mode: Mode = "train"
+    ) -> list[Rollout]:
+        """Run, score, adapt, check and file a batch of rollouts."""
+        start = time.perf_counter()
+        rollouts = self._engine.run(tasks, n=n, endpoint=endpoint, step=step, mode=mode)
+        wall = time.perf_counter() - start
+        self._run.write_rollouts(rollouts, mode=mode, step=step)
+        self._failures.update(count_failures(rollouts))
+        if mode == "train":
+            reward = sum(r.reward_s for r in rollouts)
+            # The reward judges beside the rollouts; it is charged its own seconds, at most the whole.
+            self._step_time["reward"] += min(reward, wall)
+            self._step_time["rollout"] += max(0.0, wall - reward)
+            self._step_rollouts += rollouts
+            check_failures(rollouts, self._plan.run.failure_limit, step=step, mode=mode)
+            check_triplets(rollouts, step=step, adapter=self._plan.components["adapter"].spec.name)
+            self._check_rewards(rollouts, step)
+        else:
+            self._measured += len(rollouts)
+            check_failures(rollouts, self._plan.run.failure_limit, step=step, mode=mode)
+        return rollouts
+
+    def validate(self, endpoint: Endpoint, *, step: int) -> float | None:
+        """Measure the accuracy on the validation split."""
+        if not self._validation_tasks:
+            return None
+        rollouts = self.rollouts(self._validation_tasks, n=1, endpoint=endpoint, step=step, mode="validation")
+        self._validated = accuracy_of(rollouts)
+        return self._validated
+
+    def report(self, endpoint: Endpoint, *, when: Literal["before", "after"], step: int) -> float | None:
+        """Measure the held-out accuracy; a resumed run keeps what it measured before its first step."""
+        if when in self._progress and when == "before":
+            return float(self._progress[when]["accuracy"])
+        if not self._report_tasks:
+            return None
+        rollouts = self.rollouts(
+            self._report_tasks, n=1, endpoint=endpoint, step=0 if when == "before" else max(step, 1), mode="report"
+        )
+        judged = [r.value for r in rollouts if r.value is not None]
+        self._progress[when] = {
+            "accuracy": accuracy_of(rollouts),
+            "reward": mean(judged),
+            "n": len(judged),
+            "failures": count_failures(rollouts),
+        }
+        self._run.write_json("progress.json", self._progress)
+        self._step_start = time.perf_counter()
+        accuracy: float | None = self._progress[when]["accuracy"]
+        return accuracy
+
+    def end_step(self, step: int, *, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> None:
+        """Close a step: write its line, tell the observers, check that the weights moved."""
+        if "weight_change" not in metrics:
+            raise AgentrigError("end_step needs metrics['weight_change'], the L2 norm of the step's change of weights")
+        line = self._line(step, metrics, time_s)
+        self._run.append_metrics(line)
+        self.lines.append(line)
+        self._plan.registry.notify("on_step_end", event=StepEnd(step=step, metrics=line))
+        self._changes.append(float(metrics["weight_change"]))
+        self._step_rollouts, self._step_time, self._validated = [], defaultdict(float), None
+        self._step_start = time.perf_counter()
+        check_weights(self._changes, step=step)
+
+    def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
+        """Save a checkpoint, atomically."""
+        return self._run.save_checkpoint(step, write, keep=keep)
+
+    # --- figures ----------------------------------------------------------------------------------
+
+    def summary(self, *, wall_s: float) -> dict[str, Any]:
+        """Return the content of `summary.json`."""
+        before, after = self._progress.get("before", {}), self._progress.get("after", {})
+        times: Counter[str] = Counter()
+        for line in self.lines:
+            times.update(line["time_s"])
+        whole = sum(line["step_s"] for line in self.lines)
+        split = {part: times.get(part, 0.0) / whole if whole else 0.0 for part in ("rollout", "reward", "update")}
+        return {
+            "accuracy": {
+                "before": before.get("accuracy"),
+                "after": after.get("accuracy"),
+                "n": after.get("n", before.get("n", 0)),
+            },
+            "reward": {"before": before.get("reward"), "after": after.get("reward")},
+            "steps": len(self.lines),
+            "wall_s": wall_s,
+            "rollouts": sum(line["rollouts"] for line in self.lines) + self._measured,
+            "train_rollouts": sum(line["rollouts"] for line in self.lines),
+            "failures": dict(self._failures),
+            "time_share": split,
+            "transitions_per_rollout": mean([line["transitions_per_rollout"] for line in self.lines]),
+            "prompt_tokens": mean([line["prompt_tokens"] for line in self.lines if line["prompt_tokens"]]),
+            "response_tokens": mean([line["response_tokens"] for line in self.lines if line["response_tokens"]]),
+            "observer_errors": dict(self._plan.registry.observer_errors),
+        }
+
+    def _check_rewards(self, rollouts: Sequence[Rollout], step: int) -> None:
+        """Stop on a constant reward: at once in the first step, later when it stays for three."""
+        values = {r.value for r in rollouts if r.value is not None}
+        self._same_rewards = self._same_rewards + 1 if len(values) == 1 and len(rollouts) > 1 else 0
+        if self._same_rewards and (step == self.first_step or self._same_rewards >= 3):
+            check_rewards(rollouts, step=step)
+
+    def _line(self, step: int, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> dict[str, Any]:
+        rollouts = self._step_rollouts
+        values = [r.value for r in rollouts if r.value is not None]
+        triplets = [t for r in rollouts for t in r.triplets]
+        valid = [r for r in rollouts if r.failure is None]
+        groups: dict[str, set[float]] = defaultdict(set)
+        for r in rollouts:
+            if r.value is not None:
+                groups[r.group].add(r.value)
+        parts = {**self._step_time, **time_s}
+        step_s = time.perf_counter() - self._step_start
+        generated = sum(
+            len(call.attributes.get("response_token_ids") or ()) for r in rollouts for call in r.trace.llm_calls()
+        )
+        rollout_s = max(1e-9, self._step_time["rollout"] + self._step_time["reward"])
+        line: dict[str, Any] = {
+            "step": step,
+            "time": time.time(),
+            "reward": mean(values),
+            "reward_std": statistics.pstdev(values) if values else None,
+            "rollouts": len(rollouts),
+            "failures": count_failures(rollouts),
+            "constant_groups": mean([float(len(v) == 1) for v in groups.values()]),
+            "step_s": step_s,
+            "time_s": parts,
+            "rollouts_per_s": len(rollouts) / rollout_s,
+            "tokens_per_s": generated / rollout_s,
+            "transitions_per_rollout": len(triplets) / len(valid) if valid else 0.0,
+            "prompt_tokens": mean([len(t.prompt_ids) for t in triplets]),
+            "response_tokens": mean([len(t.response_ids) for t in triplets]),
+            "nodes": count_nodes(rollouts),
+            "algorithm": dict(metrics),
+        }
+        if self._validated is not None:
+            line["validation_accuracy"] = self._validated
+        if self._audit is not None:
+            scores = self._audit([(r.task, r.outcome) for r in valid])
+            audited = [s.value for s in scores if s.value is not None]
+            differ = sum(s.value != r.value for s, r in zip(scores, valid, strict=True) if s.value is not None)
+            line["audit"] = {self._plan.run.audit: mean(audited)}
+            line["audit_differs"] = differ
+        return line

@@ -1,0 +1,366 @@
+"""Runner processes: each builds the agent once and runs rollouts on it; a stuck one can be killed.
+
+Nothing here knows Agent Lightning: `runtime` feeds a pool from the store and files what comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import attrs
+
+from agentrig.agents import Agent, Endpoint, Outcome
+from agentrig.errors import AgentFailure, AgentrigError
+from agentrig.traces import Trace
+
+log = logging.getLogger(__name__)
+
+CLIENTS = ("openai", "anthropic", "httpx", "httpx2", "httpcore", "httpcore2")
+"""Packages whose exceptions mean that a call to the model failed."""
+
+SPAWN_LIMIT = 3
+"""How many runners in a row may die before they have built the agent."""
+
+
+@attrs.frozen(kw_only=True)
+class AgentPlan:
+    """How a runner process gets its agent: by name, so that nothing but plain values crosses over."""
+
+    name: str
+    config: Mapping[str, Any]
+    files: Sequence[str] = ()
+    block: Sequence[str] = ()
+
+    def build(self) -> Agent:
+        """Load the plugins and build the agent."""
+        from agentrig.config import structure
+        from agentrig.plugins import load
+        from agentrig.specs import AgentSpec
+
+        registry = load(files=self.files, block=self.block)
+        spec = registry.get(AgentSpec, self.name)
+        agent: Agent = spec.build(structure(spec.config, self.config, owner=self.name, section="agent"))
+        return agent
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """One rollout to run; `input` is all that a runner learns of the task."""
+
+    id: str
+    input: Mapping[str, Any]
+    endpoint: Endpoint
+
+
+@attrs.frozen(kw_only=True)
+class Result:
+    """What became of a job. `start` is Unix time, `duration_s` the agent's wall time."""
+
+    id: str
+    outcome: Outcome
+    trace: Trace
+    start: float
+    duration_s: float
+
+
+def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = None) -> Result:
+    """Run one rollout in this thread; failures come back typed."""
+    from agentrig.recording import plain, recording
+
+    start, clock = time.time(), time.perf_counter()
+    with recording(job.id, token_ids=job.endpoint.token_ids) as recorder:
+        try:
+            answer = agent(job.input, job.endpoint)
+            if inspect.isawaitable(answer):
+                answer = (loop or asyncio.new_event_loop()).run_until_complete(_await(answer))
+            outcome = Outcome(answer=answer if isinstance(answer, str) else plain(answer))
+        except Exception as error:
+            outcome = Outcome(failure=failure_kind(error), message=f"{type(error).__name__}: {error}")
+            recorder.fail(outcome.message)
+    return Result(
+        id=job.id, outcome=outcome, trace=recorder.trace(), start=start, duration_s=time.perf_counter() - clock
+    )
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def failure_kind(error: BaseException) -> str:
+    """Return the failure kind of an exception that an agent let out."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        if isinstance(current, AgentFailure):
+            return current.kind
+        if type(current).__module__.split(".")[0] in (
+            "openai",
+            "httpx",
+            "httpx2",
+            "httpcore",
+            "httpcore2",
+            "anthropic",
+        ):
+            return "llm-error"
+        seen.add(id(current))
+        current = current.__cause__ or current.__context__
+    return "agent-error"
+
+
+def worker_main(pipe: Connection, plan: AgentPlan, threads: int, environment: Mapping[str, str]) -> None:
+    """Run in a runner process: build the agent, then run what comes through the pipe, until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the runners
+    os.environ.update(environment)
+    try:
+        agent = plan.build()
+    except BaseException as error:
+        text = str(error) if isinstance(error, AgentrigError) else f"{type(error).__name__}: {error}"
+        pipe.send(("failed", text))
+        return
+    pipe.send(("ready", os.getpid()))
+    jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+    lock = threading.Lock()
+
+    def serve() -> None:
+        loop = asyncio.new_event_loop()
+        while (job := jobs.get()) is not None:
+            result = run_agent(agent, job, loop)
+            with lock:
+                pipe.send(("result", result))
+
+    for i in range(threads):
+        threading.Thread(target=serve, name=f"rollout-{i}", daemon=True).start()
+    while True:
+        try:
+            message = pipe.recv()
+        except (EOFError, OSError):
+            break
+        if message is None:
+            break
+        jobs.put(message)
+    os._exit(0)  # threads may hang in the agent; nothing of value is left in this process
+
+
+@attrs.define(eq=False)
+class _Worker:
+    process: Any
+    pipe: Connection
+    ready: bool = False
+    jobs: dict[str, tuple[Job, float]] = attrs.field(factory=dict)
+
+
+class Pool:
+    """Runner processes with a queue in front; used from one thread, `submit` and `wake` from any.
+
+    Args:
+        plan: The agent.
+        n: Processes.
+        threads: Rollouts at once in each.
+        deadline_s: Wall seconds for a rollout. A runner that holds an overdue one is killed; the
+            overdue rollout is a failure `deadline`, its neighbours in that process start again.
+        retries: How often a rollout is started again when its runner died; then it is `runner-died`.
+        preload: Modules to import once, in the process that the runners are forked from.
+        environment: Set in the runners before the agent is built.
+    """
+
+    def __init__(
+        self,
+        plan: AgentPlan,
+        *,
+        n: int,
+        threads: int,
+        deadline_s: float,
+        retries: int,
+        preload: Iterable[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._plan, self._n, self._threads = plan, n, threads
+        self._deadline_s, self._retries = deadline_s, retries
+        self._environment = {"OMP_NUM_THREADS": "1", "LANGSMITH_TRACING": "false", **(environment or {})}
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["agentrig.workers", "agentrig.recording", *preload])
+        self._workers: list[_Worker] = []
+        self._waiting: deque[Job] = deque()
+        self._lost: dict[str, int] = {}
+        self._died_early = 0
+        self._wake_out, self._wake_in = self._context.Pipe(duplex=False)
+        self._wake_lock = threading.Lock()
+        self.replaced = 0
+
+    def start(self) -> None:
+        """Start the processes; they build the agent on their own time."""
+        while len(self._workers) < self._n:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(
+                target=worker_main, args=(theirs, self._plan, self._threads, self._environment), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._workers.append(_Worker(process=process, pipe=ours))
+
+    @property
+    def room(self) -> int:
+        """How many more jobs could start at once; the queue should not grow much past it."""
+        busy = sum(len(w.jobs) for w in self._workers) + len(self._waiting)
+        return self._n * self._threads - busy
+
+    @property
+    def pending(self) -> int:
+        """Jobs that were submitted and have not come back."""
+        return sum(len(w.jobs) for w in self._workers) + len(self._waiting)
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+        self._waiting.append(job)
+
+    def wake(self) -> None:
+        """Make a `poll` that waits in another thread return."""
+        with self._wake_lock:
+            if not self._wake_out.poll():
+                self._wake_in.send(None)
+
+    def poll(self, timeout_s: float) -> list[Result]:
+        """Hand out jobs, wait for something to happen, and return what has ended.
+
+        Raises:
+            AgentrigError: The agent cannot be built; the message is the runner's.
+        """
+        self._dispatch()
+        results: list[Result] = []
+        sources: list[Any] = [self._wake_out]
+        for worker in self._workers:
+            sources += [worker.pipe, worker.process.sentinel]
+        ready = set(wait(sources, timeout=timeout_s))
+        if self._wake_out in ready:
+            self._wake_out.recv()
+        for worker in list(self._workers):
+            if worker.pipe in ready:
+                results += self._receive(worker)
+            if worker in self._workers and worker.process.sentinel in ready:
+                results += self._receive(worker) + self._bury(worker)
+        results += self._enforce_deadlines()
+        self.start()
+        self._dispatch()
+        return results
+
+    def close(self) -> None:
+        """End all runners; what they were doing is lost."""
+        for worker in self._workers:
+            worker.process.kill()
+            worker.pipe.close()
+        for worker in self._workers:
+            worker.process.join()
+        self._workers.clear()
+        self._waiting.clear()
+
+    def processes(self) -> list[int]:
+        """Return the process ids of the runners."""
+        return [w.process.pid for w in self._workers]
+
+    def _dispatch(self) -> None:
+        idle = [w for w in self._workers if w.ready and len(w.jobs) < self._threads]
+        while self._waiting and idle:
+            worker = min(idle, key=lambda w: len(w.jobs))
+            job = self._waiting.popleft()
+            try:
+                worker.pipe.send(job)
+            except (BrokenPipeError, OSError):
+                self._waiting.appendleft(job)
+                idle.remove(worker)
+                continue
+            worker.jobs[job.id] = (job, time.monotonic())
+            idle = [w for w in idle if len(w.jobs) < self._threads]
+
+    def _receive(self, worker: _Worker) -> list[Result]:
+        results = []
+        try:
+            while worker.pipe.poll():
+                what, value = worker.pipe.recv()
+                if what == "ready":
+                    worker.ready = True
+                    self._died_early = 0
+                elif what == "failed":
+                    raise AgentrigError(f"the agent {self._plan.name} cannot be built: {value}")
+                elif worker.jobs.pop(value.id, None) is not None:
+                    self._lost.pop(value.id, None)
+                    results.append(value)
+        except (EOFError, OSError):
+            pass  # the process is gone; its sentinel brings it to _bury
+        return results
+
+    def _bury(self, worker: _Worker) -> list[Result]:
+        """Replace a runner that died; its rollouts start again, or fail once too often lost."""
+        worker.process.join()
+        self._workers.remove(worker)
+        worker.pipe.close()
+        self.replaced += 1
+        if not worker.ready:
+            self._died_early += 1
+            if self._died_early >= SPAWN_LIMIT:
+                raise AgentrigError(
+                    f"runners of agent {self._plan.name} die before they have built it "
+                    f"(exit code {worker.process.exitcode}); run `agentrig dev` with runners.n=1 to see why"
+                )
+        failed = []
+        for job, started in worker.jobs.values():
+            lost = self._lost.get(job.id, 0) + 1
+            if lost > self._retries:
+                self._lost.pop(job.id, None)
+                reason = f"the runner process died (exit code {worker.process.exitcode}), {lost} times"
+                failed.append(self._failed(job, "runner-died", reason, started))
+            else:
+                self._lost[job.id] = lost
+                self._waiting.appendleft(job)
+        log.warning(
+            "runner %s died (exit code %s); %d rollouts start again, %d failed",
+            worker.process.pid,
+            worker.process.exitcode,
+            len(worker.jobs) - len(failed),
+            len(failed),
+        )
+        return failed
+
+    def _enforce_deadlines(self) -> list[Result]:
+        failed = []
+        now = time.monotonic()
+        for worker in list(self._workers):
+            overdue = [j for j, (_, started) in worker.jobs.items() if now - started > self._deadline_s]
+            if not overdue:
+                continue
+            worker.process.kill()
+            worker.process.join()
+            for job_id in overdue:
+                job, started = worker.jobs.pop(job_id)
+                reason = f"the rollout ran past its deadline of {self._deadline_s:g} s and its runner was killed"
+                failed.append(self._failed(job, "deadline", reason, started))
+                self._lost.pop(job_id, None)
+            self._workers.remove(worker)
+            worker.pipe.close()
+            self.replaced += 1
+            for job, _ in worker.jobs.values():
+                self._waiting.appendleft(job)  # innocent: not counted as lost
+            log.warning("runner %s killed: %d rollouts past their deadline", worker.process.pid, len(overdue))
+        return failed
+
+    @staticmethod
+    def _failed(job: Job, kind: str, message: str, started: float) -> Result:
+        duration = time.monotonic() - started
+        return Result(
+            id=job.id,
+            outcome=Outcome(failure=kind, message=message),
+            trace=Trace(rollout_id=job.id),
+            start=time.time() - duration,
+            duration_s=duration,
+        )
