@@ -1,0 +1,93 @@
+"""What gold queries return, kept by database fingerprint and query."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+import attrs
+
+from agentrig_spider.rewards.sqlite import Fetched
+
+_VOLATILE = re.compile(r"random|now|current_|changes|last_insert_rowid", re.IGNORECASE)
+
+
+def is_volatile(sql: str) -> bool:
+    """Return whether a query may return something else the next time, on the same data."""
+    return _VOLATILE.search(sql) is not None
+
+
+@attrs.frozen
+class Gold:
+    """A gold query's result, or why it has none.
+
+    Attributes:
+        fetched: Its rows; None when it failed.
+        failure: Why it failed; empty when it ran.
+        timed_out_after_s: The budget that it ran past, or None.
+    """
+
+    fetched: Fetched | None = None
+    failure: str = ""
+    timed_out_after_s: float | None = None
+
+
+class Golds:
+    """A thread-safe cache of golds, the least recently used out first.
+
+    Args:
+        max_entries: Most results kept.
+        max_cells: Most cells kept, over all results.
+    """
+
+    def __init__(self, max_entries: int = 20_000, max_cells: int = 1_000_000) -> None:
+        self._max_entries = max_entries
+        self._max_cells = max_cells
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, tuple[Gold, int]] = OrderedDict()
+        self._cells = 0
+        self._running: dict[Hashable, threading.Event] = {}
+
+    def get(self, key: Hashable, make: Callable[[], Gold], *, deadline: float) -> Gold:
+        """Return the gold under `key`; make it once, however many threads ask at once."""
+        while True:
+            with self._lock:
+                kept = self._kept.get(key)
+                if kept is not None:
+                    gold = kept[0]
+                    spent = gold.timed_out_after_s
+                    if spent is None or spent >= deadline - time.monotonic():
+                        self._kept.move_to_end(key)
+                        return gold
+                    self._remove(key)
+                running = self._running.get(key)
+                if running is None:
+                    done = self._running[key] = threading.Event()
+                    break
+            if not running.wait(max(0.0, deadline - time.monotonic())):
+                return Gold(failure="another thread runs the gold query and it takes longer than the budget")
+        try:
+            gold = make()
+            self._keep(key, gold)
+            return gold
+        finally:
+            with self._lock:
+                del self._running[key]
+            done.set()
+
+    def _keep(self, key: Hashable, gold: Gold) -> None:
+        cells = 1 if gold.fetched is None else 1 + len(gold.fetched.rows) * gold.fetched.columns
+        if cells > self._max_cells // 2:
+            return
+        with self._lock:
+            self._kept[key] = (gold, cells)
+            self._cells += cells
+            while self._kept and (len(self._kept) > self._max_entries or self._cells > self._max_cells):
+                self._remove(next(iter(self._kept)))
+
+    def _remove(self, key: Hashable) -> None:
+        _, cells = self._kept.pop(key)
+        self._cells -= cells

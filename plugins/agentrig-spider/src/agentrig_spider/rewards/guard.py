@@ -1,0 +1,112 @@
+"""What a query may do: read tables and call functions, nothing else."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+PLAIN_FUNCTIONS = _words(
+    """abs avg ceil ceiling coalesce count cume_dist current_date current_time current_timestamp date datetime
+    dense_rank first_value floor ifnull iif julianday lag last_insert_rowid last_value lead length like likelihood
+    likely lower max min mod nth_value ntile nullif percent_rank pow power rank round row_number sign
+    sqrt strftime substr substring sum time total trunc typeof unicode unlikely upper"""
+)
+"""Functions whose time and result are linear in short arguments: safe to run inside the process."""
+
+FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "fsdir"})
+"""Functions that reach out of the database."""
+
+_ARGUMENT_PRAGMAS = _words(
+    "foreign_key_list foreign_key_check index_info index_list index_xinfo integrity_check quick_check table_info "
+    "table_list table_xinfo"
+)
+_READ_PRAGMAS = _ARGUMENT_PRAGMAS | _words(
+    """application_id auto_vacuum automatic_index busy_timeout cache_size cache_spill case_sensitive_like
+    cell_size_check collation_list compile_options count_changes data_version database_list defer_foreign_keys
+    empty_result_callbacks encoding foreign_keys freelist_count full_column_names fullfsync function_list
+    ignore_check_constraints journal_mode journal_size_limit legacy_alter_table locking_mode max_page_count mmap_size
+    module_list page_count page_size pragma_list query_only read_uncommitted recursive_triggers
+    reverse_unordered_selects schema_version secure_delete short_column_names synchronous temp_store threads
+    trusted_schema user_version wal_autocheckpoint writable_schema"""
+)
+
+
+class Guard:
+    """The authorizer of one connection.
+
+    Attributes:
+        escalate: Whether the last refusal was one that a worker process would have granted.
+        refused: What the last refusal was about, in words; empty if there was none.
+        tables: Tables read since `reset`, lower case.
+    """
+
+    def __init__(self, functions: Collection[str] | None, *, recursion: bool, virtual_tables: bool) -> None:
+        self._functions = functions
+        self._recursion = recursion
+        self._virtual_tables = virtual_tables
+        self.escalate = False
+        self.refused = ""
+        self.tables: set[str] = set()
+
+    def reset(self) -> None:
+        """Forget the last query."""
+        self.escalate = False
+        self.refused = ""
+        self.tables = set()
+
+    def __call__(
+        self, action: int, first: str | None, second: str | None, database: str | None, trigger: str | None
+    ) -> int:
+        """Decide on one action, as `sqlite3.Connection.set_authorizer` asks."""
+        if action == sqlite3.SQLITE_READ:
+            self.tables.add((first or "").lower())
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_SELECT:
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_FUNCTION:
+            name = (second or "").lower()
+            if name in FORBIDDEN_FUNCTIONS:
+                self.refused = f"the function {name}"
+                return sqlite3.SQLITE_DENY
+            if self._functions is None or name in self._functions:
+                return sqlite3.SQLITE_OK
+            self.escalate = True
+            return sqlite3.SQLITE_DENY
+        if action == sqlite3.SQLITE_RECURSIVE:
+            self.escalate = not self._recursion
+            return sqlite3.SQLITE_OK if self._recursion else sqlite3.SQLITE_DENY
+        if action == sqlite3.SQLITE_UPDATE and first == "sqlite_master":
+            # What declaring a table-valued function (json_each) looks like. A real update of the schema
+            # fails on a read-only file anyway.
+            self.escalate = not self._virtual_tables
+            return sqlite3.SQLITE_OK if self._virtual_tables else sqlite3.SQLITE_DENY
+        if action == sqlite3.SQLITE_PRAGMA:
+            name = (first or "").lower()
+            if name in _ARGUMENT_PRAGMAS or (second is None and name in _READ_PRAGMAS):
+                return sqlite3.SQLITE_OK
+            self.refused = f"PRAGMA {name}"
+            return sqlite3.SQLITE_DENY
+        if action in (sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT):
+            # Without writes a transaction is a no-op; it is rolled back after the statement.
+            return sqlite3.SQLITE_OK
+        self.refused = "a statement that is more than a query"
+        return sqlite3.SQLITE_DENY
+
+
+def set_limits(connection: sqlite3.Connection, *, cell_bytes: int, pattern_bytes: int) -> None:
+    """Bound what one value and one native call can cost.
+
+    Args:
+        connection: The connection to bound.
+        cell_bytes: Longest string, blob or record.
+        pattern_bytes: Longest LIKE or GLOB pattern.
+    """
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, cell_bytes)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, pattern_bytes)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)

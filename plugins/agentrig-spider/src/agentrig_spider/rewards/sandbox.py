@@ -1,0 +1,180 @@
+"""Worker processes for the queries that this process must not run itself; started when first needed."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import marshal
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+MAX_WORKERS = 8
+"""Queries in workers at once; one more waits, and its clock starts when it gets a worker."""
+
+KEEP_IDLE = 4
+"""Workers kept for the next query."""
+
+GRACE_S = 0.2
+"""How long after a query's budget its worker is killed."""
+
+_SCRIPT = Path(__file__).with_name("worker.py")
+
+
+class WorkerLost(Exception):
+    """The worker died under the query (killed for memory, or SQLite crashed)."""
+
+
+class WorkerTimeout(Exception):
+    """The query did not come back in time; its worker was killed."""
+
+
+class Worker:
+    """One process that runs one query at a time."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            cwd="/",
+            env={},
+            start_new_session=True,
+        )
+
+    def call(self, request: tuple[Any, ...], wait_s: float) -> Any:
+        """Send a request and return the reply.
+
+        Raises:
+            WorkerTimeout: No reply within `wait_s` seconds.
+            WorkerLost: The process died.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        end = time.monotonic() + wait_s
+        data = marshal.dumps(request)
+        try:
+            self._process.stdin.write(len(data).to_bytes(8, "little") + data)
+        except OSError:
+            raise WorkerLost from None
+        size = int.from_bytes(self._read(8, end), "little")
+        return marshal.loads(self._read(size, end))
+
+    def _read(self, size: int, end: float) -> bytes:
+        assert self._process.stdout is not None
+        poll = select.poll()
+        poll.register(self._process.stdout, select.POLLIN)
+        data = bytearray()
+        while len(data) < size:
+            left = end - time.monotonic()
+            if left <= 0 or not poll.poll(left * 1000):
+                raise WorkerTimeout
+            part = os.read(self._process.stdout.fileno(), min(size - len(data), 1 << 20))
+            if not part:
+                raise WorkerLost
+            data += part
+        return bytes(data)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        """Kill the process and wait for it."""
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        self._process.wait()
+
+    def disown(self) -> None:
+        """Close this process's ends of the pipes; the worker is the parent's."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        self._process.returncode = 0
+
+
+class Workers:
+    """The workers of this process."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[Worker] = []
+        self._all: set[Worker] = set()
+        self._free = threading.BoundedSemaphore(MAX_WORKERS)
+
+    def run(self, path: str, sql: str, *, max_rows: int, max_bytes: int, budget_s: float) -> Any:
+        """Run one statement in a worker; returns what `worker.run` returns.
+
+        Raises:
+            WorkerTimeout: It did not come back within its budget.
+            WorkerLost: The worker died.
+            OSError: No worker can be started.
+        """
+        with self._free:
+            worker = self._take()
+            try:
+                reply = worker.call((path, sql, max_rows, max_bytes, budget_s), budget_s + GRACE_S)
+            except BaseException:
+                self._drop(worker)
+                raise
+            self._give(worker)
+            return reply
+
+    def _take(self) -> Worker:
+        while True:
+            with self._lock:
+                worker = self._idle.pop() if self._idle else None
+            if worker is None:
+                worker = Worker()
+                with self._lock:
+                    self._all.add(worker)
+                return worker
+            if worker.alive:
+                return worker
+            self._drop(worker)
+
+    def _give(self, worker: Worker) -> None:
+        with self._lock:
+            if len(self._idle) < KEEP_IDLE:
+                self._idle.append(worker)
+                return
+        self._drop(worker)
+
+    def _drop(self, worker: Worker) -> None:
+        with self._lock:
+            self._all.discard(worker)
+        worker.end()
+
+    def close(self) -> None:
+        """End all workers; the next query starts new ones."""
+        with self._lock:
+            workers, self._all, self._idle = list(self._all), set(), []
+        for worker in workers:
+            worker.end()
+
+    def forget(self) -> None:
+        """Leave the workers to the parent, in a process that was forked."""
+        for worker in self._all:
+            worker.disown()
+        self._reset()
+
+
+WORKERS = Workers()
+atexit.register(WORKERS.close)
+os.register_at_fork(after_in_child=WORKERS.forget)

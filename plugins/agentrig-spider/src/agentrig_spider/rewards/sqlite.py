@@ -1,0 +1,210 @@
+"""One query on one SQLite file, read-only, inside this process, within limits.
+
+A query that may need more than this gives (a function whose cost is not linear, recursion, long
+values, many steps) raises `Escalate` and is run again in a worker process that can be killed.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+import attrs
+
+from agentrig_spider.rewards.guard import PLAIN_FUNCTIONS, Guard, set_limits
+
+Row = tuple[Any, ...]
+
+STEPS_PER_CHECK = 25_000
+"""SQLite virtual machine steps between two looks at the clock; about a millisecond."""
+
+CHECKS = 16
+"""Looks at the clock before a query goes to a worker: 400,000 steps can't fill much memory."""
+
+SLICE_S = 0.05
+"""Wall seconds before a query goes to a worker."""
+
+MAX_CELL_BYTES = 2_000
+"""Longest string, blob or record that is handled in this process."""
+
+
+class Escalate(Exception):
+    """The query needs a worker process."""
+
+
+class QueryFailed(Exception):
+    """SQLite refused the query or failed in it.
+
+    Attributes:
+        damaged: Whether the error speaks of the file rather than of the query.
+    """
+
+    def __init__(self, message: str, *, damaged: bool = False) -> None:
+        super().__init__(message)
+        self.damaged = damaged
+
+
+@attrs.frozen
+class Fetched:
+    """What a query returned.
+
+    Attributes:
+        rows: At most as many as asked for.
+        columns: Number of columns; 0 for a statement that returns none.
+        tables: Names of the tables that it reads, lower case.
+    """
+
+    rows: list[Row]
+    columns: int
+    tables: frozenset[str]
+
+
+class Connection:
+    """A read-only, immutable handle with an authorizer and a step limit."""
+
+    def __init__(self, path: str) -> None:
+        self._checks = 0
+        self._slice_end = 0.0
+        self._connection = open_read_only(path)
+        self._guard = Guard(PLAIN_FUNCTIONS, recursion=False, virtual_tables=False)
+        set_limits(self._connection, cell_bytes=MAX_CELL_BYTES, pattern_bytes=100)
+        self._connection.set_authorizer(self._guard)
+        self._connection.set_progress_handler(self._check, STEPS_PER_CHECK)
+
+    def _check(self) -> int:
+        self._checks += 1
+        return self._checks >= CHECKS or time.monotonic() > self._slice_end
+
+    def run(self, sql: str, *, max_rows: int) -> Fetched:
+        """Run one statement.
+
+        Raises:
+            Escalate: It needs a worker process.
+            QueryFailed: SQLite refused it or failed.
+        """
+        self._checks = 0
+        self._slice_end = time.monotonic() + SLICE_S
+        self._guard.reset()
+        cursor = self._connection.cursor()
+        try:
+            cursor.execute(sql)
+            columns = len(cursor.description or ())
+            rows = cursor.fetchmany(max_rows) if columns else []
+        except Exception as error:
+            raise self._translated(error) from None
+        finally:
+            cursor.close()
+            if self._connection.in_transaction:
+                self._connection.rollback()
+        return Fetched(rows, columns, frozenset(self._guard.tables))
+
+    def _translated(self, error: Exception) -> Exception:
+        if self._guard.escalate:
+            return Escalate()
+        code = getattr(error, "sqlite_errorcode", None)
+        if isinstance(error, MemoryError) or code in (
+            sqlite3.SQLITE_INTERRUPT,
+            sqlite3.SQLITE_TOOBIG,
+            sqlite3.SQLITE_NOMEM,
+        ):
+            return Escalate()
+        message = str(error)
+        # Both are wordings of this process's own limits, not of SQLite's defaults.
+        if "LIKE or GLOB pattern too complex" in message or message.startswith("Could not decode to UTF-8"):
+            return Escalate()
+        return QueryFailed(message, damaged=is_damage(code))
+
+    def close(self) -> None:
+        """Close the handle."""
+        self._connection.close()
+
+
+def is_damage(code: int | None) -> bool:
+    """Return whether an SQLite error code speaks of the file rather than of the query."""
+    return code is not None and code & 0xFF in (
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PERM,
+    )
+
+
+def open_read_only(path: str) -> sqlite3.Connection:
+    """Open a database so that nothing can be written, no lock is taken and no side file is looked at."""
+    uri = f"file:{quote(path)}?mode=ro&immutable=1"
+    connection = sqlite3.connect(
+        uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=0, timeout=0
+    )
+    # Sorted and temporary rows stay in memory, where the step limit bounds them; never a temporary file.
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA query_only = ON")
+    connection.execute("PRAGMA cache_size = -1024")
+    # Reads the schema now: later it would have to keep within the limits that queries have.
+    connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+    return connection
+
+
+Fingerprint = tuple[int, ...]
+
+
+def fingerprint(path: str) -> Fingerprint:
+    """Return what changes when the file is replaced or written: device, inode, size, times in ns.
+
+    Raises:
+        OSError: There is no such file.
+    """
+    stat = os.stat(path)
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+class Pool:
+    """Idle connections, at most one user each; threads take one, use it alone and give it back."""
+
+    def __init__(self, size: int = 64) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._idle: OrderedDict[tuple[str, Fingerprint], list[Connection]] = OrderedDict()
+        self._count = 0
+
+    def take(self, path: str, mark: Fingerprint) -> Connection:
+        """Return a connection to this state of the file; open one where none is idle."""
+        with self._lock:
+            idle = self._idle.get((path, mark))
+            if idle:
+                self._count -= 1
+                connection = idle.pop()
+                if not idle:
+                    del self._idle[path, mark]
+                return connection
+        return Connection(path)
+
+    def give(self, path: str, mark: Fingerprint, connection: Connection) -> None:
+        """Keep a connection for the next user; the one idle longest makes room."""
+        old: Sequence[Connection] = ()
+        with self._lock:
+            self._idle.setdefault((path, mark), []).append(connection)
+            self._idle.move_to_end((path, mark))
+            self._count += 1
+            if self._count > self._size:
+                _, old = self._idle.popitem(last=False)
+                self._count -= len(old)
+        for connection in old:
+            connection.close()
+
+    def forget(self) -> None:
+        """Drop all without closing: after a fork they belong to the parent."""
+        self._lock = threading.Lock()
+        self._idle = OrderedDict()
+        self._count = 0
+
+
+POOL = Pool()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=POOL.forget)

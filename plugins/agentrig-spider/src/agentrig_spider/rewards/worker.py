@@ -1,0 +1,134 @@
+"""The worker process: runs the queries that are too risky or too long for the reward's own process.
+
+Started by `sandbox.py` as a script, without site packages. It reads requests from stdin and writes
+replies to stdout, each a length (8 bytes, little endian) and `marshal` data. Its memory is limited,
+it can't write files of any size, and a timer of the kernel ends it if SQLite does not come back.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import marshal
+import os
+import resource
+import signal
+import sqlite3
+import sys
+import time
+from typing import Any, BinaryIO
+from urllib.parse import quote
+
+HEAP_BYTES = 128 << 20
+"""What SQLite may allocate."""
+
+SPACE_BYTES = 256 << 20
+"""What the process may map on top of what it has when it starts: SQLite's heap and the rows in Python."""
+
+CELL_BYTES = 16 << 20
+"""Longest string, blob or record."""
+
+STEPS_PER_CHECK = 10_000
+KILL_AFTER_S = 0.1
+"""How long after its budget a query that doesn't come back ends with the process."""
+
+
+def _load_guard() -> Any:
+    """Import guard.py by its place: the package's own imports would cost more than a query."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guard.py")
+    spec = importlib.util.spec_from_file_location("agentrig_guard", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+guard = _load_guard()
+
+
+def bound() -> None:
+    """Give up what a query could misuse."""
+    with open("/proc/self/statm", "rb") if os.path.exists("/proc/self/statm") else open(os.devnull, "rb") as file:
+        fields = file.read().split()
+    if fields:
+        space = int(fields[0]) * resource.getpagesize() + SPACE_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (space, space))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def run(path: str, sql: str, max_rows: int, max_bytes: int, budget_s: float) -> tuple[Any, ...]:
+    """Run one statement; return `("rows", rows, columns, tables)` or `(kind, message, error code)`."""
+    end = time.monotonic() + budget_s
+    signal.setitimer(signal.ITIMER_REAL, max(budget_s, 0.0) + KILL_AFTER_S)
+    connection = None
+    try:
+        connection = sqlite3.connect(
+            f"file:{quote(path)}?mode=ro&immutable=1", uri=True, isolation_level=None, cached_statements=0, timeout=0
+        )
+        connection.text_factory = lambda data: data.decode(errors="ignore")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("PRAGMA cache_size = -4096")
+        connection.execute(f"PRAGMA hard_heap_limit = {HEAP_BYTES}")
+        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+        authorizer = guard.Guard(None, recursion=True, virtual_tables=True)
+        guard.set_limits(connection, cell_bytes=CELL_BYTES, pattern_bytes=50_000)
+        connection.set_authorizer(authorizer)
+        connection.set_progress_handler(lambda: time.monotonic() > end, STEPS_PER_CHECK)
+        cursor = connection.execute(sql)
+        rows: list[tuple[Any, ...]] = []
+        size = 0
+        for row in cursor:
+            rows.append(row)
+            if len(rows) >= max_rows:
+                break
+            size += 16 + sum(16 + len(cell) if isinstance(cell, (str, bytes)) else 16 for cell in row)
+            if size > max_bytes:
+                return "memory", f"the result is larger than {max_bytes} bytes", None
+        return "rows", rows, len(cursor.description or ()), sorted(authorizer.tables)
+    except MemoryError:
+        return "memory", "the query needs too much memory", None
+    except Exception as error:
+        code = getattr(error, "sqlite_errorcode", None)
+        if code == sqlite3.SQLITE_INTERRUPT:
+            return "timeout", "the query ran past its budget", code
+        if code in (sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_TOOBIG):
+            return "memory", f"the query needs too much memory: {error}", code
+        return "error", str(error), code
+    finally:
+        if connection is not None:
+            connection.close()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def read_exactly(stream: BinaryIO, size: int) -> bytes:
+    """Return that many bytes; fewer at the end of the stream."""
+    parts = []
+    while size:
+        part = stream.read(size)
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    bound()
+    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    while len(head := read_exactly(stdin, 8)) == 8:
+        request = marshal.loads(read_exactly(stdin, int.from_bytes(head, "little")))
+        try:
+            reply = marshal.dumps(run(*request))
+        except MemoryError:
+            reply = marshal.dumps(("memory", "the result needs too much memory", None))
+        stdout.write(len(reply).to_bytes(8, "little"))
+        stdout.write(reply)
+        stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
