@@ -50,7 +50,7 @@ class Prompts:
         incorrect: The phrase by which a check refuses it.
         fenced: Replies carry their query in a fenced code block; a rewrite without one keeps the
             former query. Otherwise a reply without a block is the query itself, in rewrites too.
-        schema_style: The form of the schema that the templates were written for: `create` or `compact`.
+        schema_style: The form of the schema that the templates were written for; see `schema.STYLES`.
         header: Results begin with the names of their columns.
     """
 
@@ -163,7 +163,7 @@ SHORT = Prompts(
     correct="correct",
     incorrect="incorrect",
     fenced=False,
-    schema_style="compact",
+    schema_style="spaced",
     header=False,
 )
 

@@ -1,4 +1,4 @@
-"""What the model is told of a database: its schema as text, in one of two forms, within a length."""
+"""What the model is told of a database: its schema as text, in one of three forms, within a length."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import attrs
 
 from agentrig_langgraph_sql.database import connect
 
-STYLES = ("create", "compact")
-"""`create`: the `CREATE TABLE` statements as the database holds them. `compact`: `table(column,column)` a line."""
+STYLES = ("create", "compact", "spaced")
+"""`create`: the `CREATE TABLE` statements as the database holds them. `compact`: `table(column,column)` a line.
+`spaced`: `table name: column column` a line. There every name follows a space, as it does in a query, so that a
+byte-level tokenizer gives it the same token in both."""
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -31,6 +33,11 @@ class Table:
     def compact(self) -> str:
         """The table as `name(column,column)`; names that need quotes have them."""
         return f"{quoted(self.name)}({','.join(map(quoted, self.columns))})"
+
+    @property
+    def spaced(self) -> str:
+        """The table as `table name: column column`; names that need quotes have them."""
+        return f"table {quoted(self.name)}: {' '.join(map(quoted, self.columns))}"
 
 
 def quoted(name: str) -> str:
@@ -83,7 +90,9 @@ def _cached(path: str, _mtime_ns: int, _size: int, style: str, limit: int) -> st
 def render(tables: Sequence[Table], *, style: str, limit: int) -> str:
     """Return the tables as text of at most `limit` characters; see `schema_text`."""
     if style == "compact":
-        return _compact(tables, limit)
+        return _lines([table.compact for table in tables], limit)
+    if style == "spaced":
+        return _lines([table.spaced for table in tables], limit)
     statements = [f"{table.sql.rstrip(';')};" for table in tables]
     whole = "\n\n".join(statements)
     return whole if len(whole) <= limit else _mixed(tables, statements, limit)
@@ -95,7 +104,7 @@ def _mixed(tables: Sequence[Table], statements: Sequence[str], limit: int) -> st
     lines = [f"-- {table.compact}" for table in tables]
     left = limit - len(note) - 1 - sum(len(line) + 1 for line in lines)
     if left < 0:
-        return _compact(tables, limit)
+        return _lines([table.compact for table in tables], limit)
     shown: list[str] = []
     for index, statement in enumerate(statements):
         gain = len(statement) + 2 - (len(lines[index]) + 1)
@@ -106,15 +115,15 @@ def _mixed(tables: Sequence[Table], statements: Sequence[str], limit: int) -> st
     return "\n\n".join([*shown, "\n".join([note, *filter(None, lines)])])
 
 
-def _compact(tables: Sequence[Table], limit: int) -> str:
+def _lines(lines: Sequence[str], limit: int) -> str:
     """Return one line a table, as many as fit, then the number of those left out."""
-    whole = "\n".join(table.compact for table in tables)
+    whole = "\n".join(lines)
     if len(whole) <= limit:
         return whole
     kept: list[str] = []
-    left = limit - len(f"-- {len(tables)} more tables left out")
-    for table in tables:
-        if (left := left - len(table.compact) - 1) < 0:
+    left = limit - len(f"-- {len(lines)} more tables left out")
+    for line in lines:
+        if (left := left - len(line) - 1) < 0:
             break
-        kept.append(table.compact)
-    return "\n".join([*kept, f"-- {len(tables) - len(kept)} more tables left out"])
+        kept.append(line)
+    return "\n".join([*kept, f"-- {len(lines) - len(kept)} more tables left out"])

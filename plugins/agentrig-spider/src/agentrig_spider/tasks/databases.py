@@ -37,10 +37,13 @@ def rows_of(domain: Domain, rng: random.Random) -> tuple[list[Row], list[Row]]:
 
 def _own_rows(table: Table, rng: random.Random) -> list[Row]:
     values: list[Sequence[str | int]] = [rng.sample(list(table.labels), table.rows)]
-    for category in table.categories:
-        values.append(rng.choices(category.values, [1 + 2 * rng.random() for _ in category.values], k=table.rows))
+    values += [_uneven(category.values, table.rows, rng) for category in table.categories]
     values += [_distinct(number, table.rows, rng) for number in table.numbers]
     return list(zip(*values, strict=True))
+
+
+def _uneven(values: Sequence[str], n: int, rng: random.Random) -> list[str]:
+    return rng.choices(values, [1 + 2 * rng.random() for _ in values], k=n)
 
 
 def _distinct(number: Number, n: int, rng: random.Random) -> list[int]:

@@ -93,6 +93,8 @@ class Domain:
         return f"{self.parent.name}_id"
 
 
+# ruff: noqa: SIM905 (words read better as a line than as a list)
+
 PEOPLE = tuple(
     "ann bob carl dora emil fay gus hana ivan jane kurt lena milo nina omar paula quinn rosa sven tara ugo vera yuri "
     "zoe adam bella cyrus diana eric flora greg helga igor julia kevin laura mark nora oscar petra".split()

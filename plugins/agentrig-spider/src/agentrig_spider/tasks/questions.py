@@ -296,7 +296,7 @@ def values_of(domain: Domain, connection: sqlite3.Connection) -> dict[str, list[
 
 
 def questions_of(domain: Domain, connection: sqlite3.Connection, scale: int, rng: random.Random) -> list[Question]:
-    """Return a database's questions, no gold query twice, `scale * intent.share` of each intent where there are so many.
+    """Return a database's questions, no gold query twice, `scale * intent.share` of each intent if there are as many.
 
     They come intent by intent, in the order in which they were drawn.
     """
