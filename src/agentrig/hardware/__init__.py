@@ -3,6 +3,7 @@
 from agentrig.hardware.choice import select
 from agentrig.hardware.contract import Context, Device, Hardware, HardwareError, Probe, Symptom
 from agentrig.hardware.cpu import Cpu, CpuConfig, cpu_spec, host_memory
+from agentrig.hardware.tools import ToolAnswer, run_tool
 from agentrig.hardware.versions import Override, Stack, apply_overrides, installed
 from agentrig.hardware.workers import ray_environment
 
@@ -17,10 +18,12 @@ __all__ = [
     "Probe",
     "Stack",
     "Symptom",
+    "ToolAnswer",
     "apply_overrides",
     "cpu_spec",
     "host_memory",
     "installed",
     "ray_environment",
+    "run_tool",
     "select",
 ]

@@ -1,0 +1,77 @@
+"""What the doctor looks at on an NVIDIA host."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+
+from agentrig.doctor import Finding, Situation, ask
+
+LOADS = """
+import importlib.metadata, json
+import torch
+import flash_attn_2_cuda
+print(json.dumps({"flash_attn": importlib.metadata.version("flash-attn"), "torch": torch.__version__}))
+"""
+
+
+def on_cuda(situation: Situation) -> bool:
+    """Whether the run would use an NVIDIA GPU."""
+    return situation.hardware is not None and situation.hardware.name == "cuda"
+
+
+def check_flash_attention(situation: Situation) -> Iterator[Finding]:
+    """Does flash-attn's binary load beside this torch? It is imported in a process of its own."""
+    if not on_cuda(situation):
+        return
+    wanted = situation.setting("hardware", "attention", "auto")
+    if "flash-attn" not in situation.versions:
+        if wanted == "flash_attention_2":
+            yield Finding(
+                check="flash-attn",
+                result="problem",
+                evidence="hardware.attention asks for flash_attention_2, and flash-attn is not installed",
+                cure="pip install flash-attn --no-build-isolation, or hardware.attention=auto",
+            )
+        else:
+            yield Finding(check="flash-attn", result="ok", evidence="not installed: sdpa is used")
+        return
+    answer = ask(LOADS, environ=situation.environ)
+    if answer.ok:
+        pair = f"flash-attn {answer.data['flash_attn']} loads beside torch {answer.data['torch']}"
+        yield Finding(check="flash-attn", result="ok", evidence=pair)
+        return
+    known = situation.symptom(answer.error)
+    yield Finding(
+        check="flash-attn",
+        result="problem",
+        evidence=f"flash-attn {situation.versions['flash-attn']} does not load: {answer.reason}"
+        + (f" ({known.cause})" if known else ""),
+        cure=known.cure if known else "reinstall it for this torch, or uninstall it: sdpa is used then",
+    )
+
+
+def check_unwanted_ascend(situation: Situation) -> Iterator[Finding]:
+    """Would vLLM take this NVIDIA host for an Ascend one? vllm-ascend registers itself wherever it is installed."""
+    if not on_cuda(situation):
+        return
+    points = importlib.metadata.entry_points(group="vllm.platform_plugins")
+    foreign = sorted({p.name for p in points if p.name == "ascend"})
+    if not foreign and "vllm-ascend" not in situation.versions:
+        return
+    allowed = situation.environ.get("VLLM_PLUGINS")
+    if allowed is not None and "ascend" not in allowed.split(","):
+        yield Finding(
+            check="vllm platform",
+            result="ok",
+            evidence=f"vllm-ascend is installed, and VLLM_PLUGINS={allowed} omits it",
+        )
+        return
+    yield Finding(
+        check="vllm platform",
+        result="problem",
+        evidence=f"vllm-ascend {situation.versions.get('vllm-ascend', '')} is installed on a CUDA host: "
+        "vLLM would choose the Ascend platform",
+        cure="pip uninstall vllm-ascend, or name the vLLM plugins to load without ascend in VLLM_PLUGINS "
+        "(VLLM_PLUGINS= loads none)",
+    )

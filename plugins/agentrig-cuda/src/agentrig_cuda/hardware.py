@@ -1,0 +1,156 @@
+"""`cuda` as agentrig's contract wants it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from agentrig import setting
+from agentrig.hardware import Hardware, Override, Probe, Stack, Symptom
+from agentrig_cuda.probe import ask_nvml, device_files, probe
+
+if TYPE_CHECKING:
+    from agentrig.doctor import Check
+
+ATTENTION = ("auto", "flash_attention_2", "sdpa", "eager")
+
+SYMPTOMS = (
+    Symptom(
+        pattern=r"flash_attn.*undefined symbol|undefined symbol.*flash_attn",
+        cause="flash-attn was built against another torch",
+        cure="reinstall flash-attn for this torch (pip install --no-build-isolation --force-reinstall flash-attn), "
+        "or uninstall it: sdpa is used then",
+    ),
+    Symptom(
+        pattern=r"libcuda\.so\.1: cannot open shared object file",
+        cause="the driver's library is not in this container",
+        cure="start the container with the NVIDIA runtime (--gpus all)",
+    ),
+    Symptom(
+        pattern=r"driver version is insufficient|driver on your system is too old",
+        cause="torch was built for a newer CUDA than the driver has",
+        cure="update the driver, or install a torch built for an older CUDA",
+    ),
+    Symptom(
+        pattern=r"vllm/_C.*undefined symbol|undefined symbol.*vllm/_C",
+        cause="vLLM was built against another torch",
+        cure="install the torch that this vLLM pins: pip show vllm names it under Requires",
+    ),
+)
+
+
+@attrs.frozen(kw_only=True)
+class CudaConfig:
+    """Settings of `cuda`."""
+
+    attention: str = setting(
+        "auto", help="auto: flash_attention_2 where flash-attn is installed, else sdpa", choices=ATTENTION
+    )
+
+
+def has_flash_attention() -> bool:
+    """Whether flash-attn 2 is installed, by metadata; whether it loads is for the doctor to say."""
+    try:
+        return importlib.metadata.version("flash-attn").startswith("2.")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+@attrs.frozen(kw_only=True)
+class Cuda(Hardware):
+    """NVIDIA GPUs."""
+
+    config: CudaConfig = attrs.field(factory=CudaConfig)
+    name: str = "cuda"
+    vendor: str = "NVIDIA"
+    torch_device: str = "cuda"
+    collective_backend: str | None = "nccl"
+    visible_devices: str | None = "CUDA_VISIBLE_DEVICES"
+    ray_resource: str = "GPU"
+    ray_noset: str | None = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+    verl_platform: str | None = "nvidia"
+    dtypes: Sequence[str] = ("bfloat16", "float32")
+    attention: Sequence[str] = attrs.field()
+    torch_cure: str = (
+        "install a torch built for CUDA (its wheels without a +cpu suffix) and, for verl, the one that vLLM pins"
+    )
+    symptoms: Sequence[Symptom] = attrs.field(default=SYMPTOMS, repr=False)
+
+    @attention.default
+    def _attention(self) -> Sequence[str]:
+        if self.config.attention != "auto":
+            return (self.config.attention,)
+        flash = ("flash_attention_2",) if has_flash_attention() else ()
+        return (*flash, "sdpa", "eager")
+
+    def probe(self) -> Probe:
+        """Look for device files, then ask `nvidia-smi`, then NVML."""
+        return probe(os.environ)
+
+    def host_versions(self) -> Mapping[str, str]:
+        """Return the driver's version."""
+        if not device_files():
+            return {}
+        gpus, _ = ask_nvml()
+        return {"driver": gpus[0].driver} if gpus else {}
+
+    def all_overrides(self) -> Sequence[Override]:
+        """Return the change to verl's configuration that the attention at hand needs."""
+        if self.attention[0] == "flash_attention_2":
+            return ()
+        return (
+            Override(
+                key="actor_rollout_ref.model.override_config.attn_implementation",
+                value=self.attention[0],
+                add=True,
+                reason="flash-attn is not used here, and verl asks for it unless told otherwise",
+            ),
+            Override(
+                key="actor_rollout_ref.model.use_remove_padding",
+                value=False,
+                reason="without flash attention, packed sequences are slower than padded ones "
+                "(verl 0.9.1 on one H200: 45 s against 32 s a step)",
+            ),
+        )
+
+    def stacks(self) -> Sequence[Stack]:
+        """Return the sets of versions that ran on an NVIDIA GPU."""
+        return (
+            Stack(
+                name="verl 0.9.1 on CUDA",
+                proof="hardware-tested",
+                versions={
+                    "python": "==3.12.*",
+                    "torch": "==2.11.*",
+                    "vllm": "==0.24.*",
+                    "verl": "==0.9.1",
+                    "ray": "==2.60.*",
+                    "transformers": ">=5.5.3,<5.11",
+                    "tensordict": "==0.10.*",
+                    "TransferQueue": "==0.1.11",
+                },
+                algorithms=("verl",),
+                source="GRPO steps on one H200",
+                clashes=(
+                    "agentops 0.4 wants packaging<25 and TransferQueue, by pyvers, packaging>=25: "
+                    "keep packaging 25, which agentops runs with",
+                ),
+            ),
+            Stack(
+                name="torch 2.11 on CUDA",
+                proof="hardware-tested",
+                versions={"python": "==3.12.*", "torch": "==2.11.*", "transformers": ">=5.10,<6"},
+                algorithms=("grpo",),
+                source="forward and backward passes on one H200",
+            ),
+        )
+
+    def checks(self) -> Sequence[Check]:
+        """Return the checks that only an NVIDIA host needs."""
+        from agentrig_cuda.checks import check_flash_attention, check_unwanted_ascend
+
+        return (check_flash_attention, check_unwanted_ascend)
