@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from agentrig.adapters import Adapter
     from agentrig.agents import Agent
     from agentrig.algorithms import Algorithm
+    from agentrig.doctor import Check
     from agentrig.hardware import Hardware
+    from agentrig.hardware.memory import Workload
     from agentrig.rewards import Reward
     from agentrig.tasks import Tasks
 
@@ -33,12 +35,15 @@ class Spec:
         name: How a run asks for it: lower case, digits and hyphens.
         summary: One line, shown by `agentrig plugins`.
         config: A frozen `attrs` class; its fields are this component's keys in a run file.
+        checks: Checks of its own for `agentrig doctor`: each is called with a
+            `agentrig.doctor.Situation` and returns `agentrig.doctor.Finding` objects.
     """
 
     kind: ClassVar[str] = "component"
     name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z0-9]+(-[a-z0-9]+)*"))
     summary: str
     config: type = NoConfig
+    checks: Sequence[Check] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -62,14 +67,12 @@ class AgentSpec(Spec):
     Attributes:
         graph: `graph(config)` returns the agent's picture as Mermaid text; None when it has none.
         preload: Modules that the runners import once, before they fork; makes runners start fast.
-        tracer: None for agentrig's own tracer, else what `agentrig.lightning.tracer` returns.
     """
 
     kind: ClassVar[str] = "agent"
     build: Callable[[Any], Agent]
     graph: Callable[[Any], str] | None = None
     preload: Sequence[str] = ()
-    tracer: Callable[[], Any] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -94,11 +97,14 @@ class AlgorithmSpec(Spec):
 
     Attributes:
         hardware: The names of the hardware that it can run on; empty for any.
+        workload: `workload(config)` says what training asks of one device, for the doctor's estimate
+            of memory; None when it cannot tell.
     """
 
     kind: ClassVar[str] = "algorithm"
     build: Callable[[Any], Algorithm]
     hardware: Sequence[str] = ()
+    workload: Callable[[Any], Workload | None] | None = None
 
 
 @attrs.frozen(kw_only=True)
