@@ -40,7 +40,7 @@ def make_tokenizer():
 def make_model(kind: str = "qwen2", *, vocab: int = 300, hidden: int = 32, layers: int = 2, seed: int = 0, **more):
     """Return a random model and set its special tokens."""
     import torch
-    from transformers import AutoModelForCausalLM, CONFIG_MAPPING
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     settings = {
         "vocab_size": vocab,

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch  # noqa: TID253  (imported with the learner, the server or the warm-up only)
 
+from agentrig_grpo.lora import merged_weights
+
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -49,7 +51,7 @@ def load_model(directory: str | Path, *, dtype: torch.dtype = torch.float32, dev
     from transformers import AutoModelForCausalLM
 
     directory = _existing(directory, "config.json")
-    model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, local_files_only=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, local_files_only=True)
     return model.to(device).eval()
 
 
@@ -112,8 +114,6 @@ def save_tokenizer(tokenizer: Any, directory: Path) -> None:
 def weights(model: Any) -> dict[str, torch.Tensor]:
     """Return the state dict under the names of the plain model, tied tensors once, adapters merged."""
     if hasattr(model, "get_base_model"):
-        from agentrig_grpo.lora import merged_weights
-
         return merged_weights(model)
     state: dict[str, torch.Tensor] = dict(model.state_dict())
     tied = getattr(model, "all_tied_weights_keys", None) or {}

@@ -38,15 +38,15 @@ def response_logits(model: Any, batch: Batch) -> torch.Tensor:
     hidden = inner.get_decoder()(
         input_ids=batch.ids, position_ids=batch.positions, attention_mask=mask, use_cache=False
     ).last_hidden_state
-    logits = inner.get_output_embeddings()(hidden.flatten(0, 1)[batch.at])
-    return logits.float()  # type: ignore[no-any-return]
+    logits: torch.Tensor = inner.get_output_embeddings()(hidden.flatten(0, 1)[batch.at])
+    return logits.float()
 
 
 def _attention_dtype(model: Any) -> torch.dtype:
-    device = next(model.parameters()).device.type
-    if torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return next(model.parameters()).dtype  # type: ignore[no-any-return]
+    weight: torch.Tensor = next(model.parameters())
+    if torch.is_autocast_enabled(weight.device.type):
+        return torch.get_autocast_dtype(weight.device.type)
+    return weight.dtype
 
 
 def token_logprobs(logits: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:

@@ -100,17 +100,19 @@ def new_model(config: Any, tokenizer: Any, *, seed: int) -> Any:
     Raises:
         ValueError: The vocabulary is larger than the configuration's `vocab_size`.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    import transformers
+
+    library: Any = transformers
 
     if isinstance(config, str | Path):
-        config = AutoConfig.from_pretrained(str(config), local_files_only=True)
+        config = library.AutoConfig.from_pretrained(str(config), local_files_only=True)
     if len(tokenizer) > config.vocab_size:
         raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model's vocab_size is {config.vocab_size}")
     config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     config.bos_token_id = tokenizer.bos_token_id
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.generation_config = GenerationConfig(
+    model = library.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.generation_config = library.GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.bos_token_id
     )
     return model
@@ -186,7 +188,7 @@ def warm_up(
                 group["lr"] = lr * factor
             batch = to_device(collate(rows), torch_device)
             loss = _loss(model, batch, dtype)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,47 @@
+"""Low-rank adapters through peft (LoRA, arXiv:2106.09685)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch  # noqa: TID253  (imported with the learner only)
+
+
+def wrap(model: Any, *, rank: int, alpha: float, targets: str) -> Any:
+    """Return the model with trainable adapters and everything else frozen.
+
+    Args:
+        model: A Hugging Face causal language model.
+        rank: Of the two factors of each adapter.
+        alpha: The adapters' output is scaled by alpha / rank.
+        targets: `all-linear`, or names of the modules to adapt, with commas between.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    modules: Any = targets if targets == "all-linear" else [t.strip() for t in targets.split(",")]
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules, lora_dropout=0.0, task_type="CAUSAL_LM")
+    wrapped: Any = get_peft_model(model, config)
+    return wrapped
+
+
+@torch.no_grad()
+def merged_weights(model: Any) -> dict[str, torch.Tensor]:
+    """Return the plain model's state dict with the adapters added in; the model itself stays as it is."""
+    from peft.tuners.lora import LoraLayer
+
+    base = model.get_base_model()
+    merged: dict[str, torch.Tensor] = {}
+    deltas = {
+        name: sum(module.get_delta_weight(adapter) for adapter in module.active_adapters)
+        for name, module in base.named_modules()
+        if isinstance(module, LoraLayer)
+    }
+    for name, tensor in base.state_dict().items():
+        if ".lora_" in name:
+            continue
+        plain = name.replace(".base_layer.", ".")
+        owner = plain.removesuffix(".weight")
+        merged[plain] = tensor + deltas[owner].to(tensor.dtype) if owner in deltas else tensor
+    for tied in getattr(base, "all_tied_weights_keys", None) or {}:
+        merged.pop(tied, None)
+    return merged

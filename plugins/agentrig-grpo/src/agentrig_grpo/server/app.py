@@ -1,0 +1,267 @@
+"""The HTTP side: routes, streaming, and the loop that drives the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import jinja2
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from agentrig_grpo.server import protocol
+from agentrig_grpo.server.chat import Chat, StopStrings
+from agentrig_grpo.server.engine import Engine, Request
+from agentrig_grpo.server.protocol import ApiError, ChatRequest
+
+log = logging.getLogger(__name__)
+
+
+class Api:
+    """The routes of one server.
+
+    Args:
+        engine: Samples.
+        chat: The tokenizer.
+        model: The name that requests must ask for.
+        max_length: The model's context in tokens.
+        read_weights: Reads a safetensors file or directory into a state dict.
+        slots_waiting: Most requests that may wait for a row; more are refused with status 429.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        chat: Chat,
+        *,
+        model: str,
+        max_length: int,
+        read_weights: Callable[[str], Mapping[str, Any]],
+        slots_waiting: int = 4096,
+    ) -> None:
+        self.engine, self.chat, self.model, self.max_length = engine, chat, model, max_length
+        self._read_weights, self._slots_waiting = read_weights, slots_waiting
+        self._wake = asyncio.Event()
+        self._open = 0
+
+    def app(self) -> Starlette:
+        """Return the ASGI application."""
+        return Starlette(
+            routes=[
+                Route("/v1/chat/completions", _guarded(self.completions), methods=["POST"]),
+                Route("/v1/models", self.models),
+                Route("/health", self.health),
+                Route("/admin/weights", _guarded(self.weights), methods=["POST"]),
+            ],
+            exception_handlers={HTTPException: _http_error},
+        )
+
+    async def drive(self) -> None:
+        """Run the engine for ever; between two steps the event loop takes in requests and sends responses."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self.engine.busy:
+                self.engine.tick()
+                # One turn reads sockets and starts handlers, the next runs them up to `submit`.
+                for _ in range(3):
+                    await asyncio.sleep(0)
+
+    async def completions(self, http: HttpRequest) -> Response:
+        """Answer a chat completion."""
+        request = protocol.parse(await http.body(), model=self.model)
+        if self._open + request.n > self._slots_waiting:
+            raise ApiError("too many requests are waiting; try again later", status=429, code="rate_limit_exceeded")
+        try:
+            prompt = self.chat.prompt_ids(request.messages)
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise ApiError(f"the chat template refuses these messages: {error}", param="messages") from None
+        choices = protocol.requests_of(request, prompt, self.chat, max_length=self.max_length)
+        if request.stream:
+            return StreamingResponse(self._stream(request, choices), media_type="text/event-stream")
+        await self._until_done(choices, http)
+        _raise_failures(choices)
+        body = protocol.response(request, choices, self.chat, model=self.model)
+        return Response(body, media_type="application/json")
+
+    def _submit(self, choices: list[Request]) -> None:
+        self._open += len(choices)
+        for choice in choices:
+            self.engine.submit(choice)
+        self._wake.set()
+
+    async def _until_done(self, choices: list[Request], http: HttpRequest) -> None:
+        """Wait for all choices; when the client hangs up first, give their rows back."""
+        done = asyncio.get_running_loop().create_future()
+
+        def changed() -> None:
+            if not done.done() and all(c.finish is not None for c in choices):
+                done.set_result(None)
+
+        for choice in choices:
+            choice.changed = changed
+        self._submit(choices)
+        gone = asyncio.ensure_future(http.receive())
+        try:
+            await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not done.done():
+                raise ClientDisconnect
+        finally:
+            gone.cancel()
+            self._close(choices)
+
+    def _close(self, choices: list[Request]) -> None:
+        self._open -= len(choices)
+        for choice in choices:
+            self.engine.abort(choice)
+
+    async def _stream(self, request: ChatRequest, choices: list[Request]) -> AsyncIterator[bytes]:
+        """Yield server-sent events: one chunk a choice and step that has something new."""
+        news = asyncio.Event()
+        for choice in choices:
+            choice.changed = news.set
+        self._submit(choices)
+        try:
+            senders = [_Deltas(request, choice, self.chat) for choice in choices]
+            first = protocol.head("chat.completion.chunk", self.model, self.engine.version)
+            opening: dict[str, Any] = {"choices": [sender.opening() for sender in senders]}
+            if request.token_ids:
+                opening["prompt_token_ids"] = choices[0].prompt
+            yield _event({**first, **opening})
+            while not all(sender.closed for sender in senders):
+                await news.wait()
+                news.clear()
+                for sender in senders:
+                    if sender.request.finish == "error":
+                        error = ApiError(sender.request.error, status=500)
+                        yield b"data: " + error.body() + b"\n\n"
+                        return
+                    delta = sender.delta()
+                    if delta is not None:
+                        yield _event({**first, "choices": [delta]})
+            if request.usage_in_stream:
+                yield _event({**first, "choices": [], "usage": protocol.usage(choices)})
+            yield b"data: [DONE]\n\n"
+        finally:
+            self._close(choices)
+
+    async def models(self, http: HttpRequest) -> Response:
+        """List the one model."""
+        item = {"id": self.model, "object": "model", "created": 0, "owned_by": "agentrig"}
+        return _json({"object": "list", "data": [{**item, "max_model_len": self.max_length}]})
+
+    async def health(self, http: HttpRequest) -> Response:
+        """Say that the server lives, and what it has done so far."""
+        return _json(
+            {
+                "status": "ok",
+                "version": self.engine.version,
+                "running": self.engine.running,
+                "counts": dict(self.engine.counts),
+            }
+        )
+
+    async def weights(self, http: HttpRequest) -> Response:
+        """Take new weights: `{"path": safetensors file or directory, "version": n}`, from this machine only."""
+        if http.client is None or http.client.host not in ("127.0.0.1", "::1"):
+            raise ApiError("weights may only be changed from this machine", status=403)
+        try:
+            data = json.loads(await http.body())
+            path, version = str(data["path"]), int(data["version"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ApiError(f"send path and version: {error!r}") from None
+        try:
+            state = self._read_weights(path)
+        except Exception as error:
+            raise ApiError(f"cannot read weights from {path}: {error}", param="path") from None
+        done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self.engine.swap(state, version, done.set_result)
+        self._wake.set()
+        error_ = await done
+        if error_ is not None:
+            raise ApiError(f"the weights of {path} do not fit: {type(error_).__name__}: {error_}", status=500)
+        return _json({"version": version})
+
+
+class _Deltas:
+    """What of one choice has been sent, and what is new."""
+
+    def __init__(self, chat_request: ChatRequest, request: Request, chat: Chat) -> None:
+        self.chat_request, self.request, self.chat = chat_request, request, chat
+        self.text, self.tokens, self.closed = 0, 0, False
+
+    def opening(self) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": self.request.choice, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def delta(self) -> dict[str, Any] | None:
+        request = self.request
+        if self.closed or (request.finish is None and len(request.tokens) == self.tokens):
+            return None
+        text = protocol.text_of(request, self.chat)
+        if request.finish is None:
+            # A letter may still lack bytes, and a stop string may have begun.
+            text = text.rstrip("\ufffd")
+            if isinstance(request.stopped, StopStrings):
+                text = request.stopped.safe(text)
+        item: dict[str, Any] = {
+            "index": request.choice,
+            "delta": {"content": text[self.text :]},
+            "logprobs": None,
+            "finish_reason": request.finish,
+        }
+        if self.chat_request.logprobs:
+            item["logprobs"] = protocol.logprobs_of(request, self.chat, self.tokens)
+        if self.chat_request.token_ids:
+            item["token_ids"] = request.tokens[self.tokens :]
+        self.text, self.tokens = max(self.text, len(text)), len(request.tokens)
+        self.closed = request.finish is not None
+        return item
+
+
+def _raise_failures(choices: list[Request]) -> None:
+    for choice in choices:
+        if choice.finish == "error":
+            raise ApiError(f"the model failed: {choice.error}", status=500)
+
+
+def _guarded(
+    handler: Callable[[HttpRequest], Awaitable[Response]],
+) -> Callable[[HttpRequest], Awaitable[Response]]:
+    async def guarded(http: HttpRequest) -> Response:
+        try:
+            return await handler(http)
+        except ApiError as error:
+            return Response(error.body(), status_code=error.status, media_type="application/json")
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:
+            log.exception("request failed")
+            body = ApiError(f"{type(error).__name__}: {error}", status=500).body()
+            return Response(body, status_code=500, media_type="application/json")
+
+    return guarded
+
+
+async def _http_error(http: HttpRequest, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    text = f"there is no {http.method} {http.url.path}; try POST /v1/chat/completions, GET /v1/models, GET /health"
+    with contextlib.suppress(asyncio.CancelledError):
+        return Response(ApiError(text, status=status).body(), status_code=status, media_type="application/json")
+    raise error
+
+
+def _event(body: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+def _json(body: Mapping[str, Any]) -> Response:
+    return Response(json.dumps(body), media_type="application/json")

@@ -1,0 +1,280 @@
+"""Batched decoding of Llama-like models in plain torch: one padded KV cache, one row a request.
+
+Why not transformers' own forward: for a small model on a CPU its per-call overhead is several times
+the arithmetic, and its caches neither take nor drop single rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch  # noqa: TID253  (imported in the server process only)
+from torch.nn import functional as F  # noqa: TID253
+
+FAMILIES = frozenset({"llama", "qwen2", "qwen3"})
+
+
+@attrs.frozen(eq=False)
+class Prompt:
+    """A prompt that has been through the model; it can be appended to a batch any number of times.
+
+    Attributes:
+        length: Tokens.
+        logits: What the model says comes next, fp32 [vocabulary].
+        kv: Keys and values, [layers, 2, kv_heads, length, head_dim]; a fallback keeps its own thing here.
+    """
+
+    length: int
+    logits: torch.Tensor
+    kv: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it holds, in bytes (keys and values of a tensor cache)."""
+        return int(self.kv.nbytes) if isinstance(self.kv, torch.Tensor) else 0
+
+
+@attrs.frozen(eq=False)
+class Layer:
+    """One block's weights; those of the query, key and value, and of gate and up, lie in one matrix."""
+
+    norm_in: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    qk_norm: torch.Tensor | None
+    out: torch.Tensor
+    out_bias: torch.Tensor | None
+    norm_mlp: torch.Tensor
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+
+
+def supports(config: Any) -> str | None:
+    """Return None when `LlamaDecoder` computes this model exactly, else the reason why not."""
+    if config.model_type not in FAMILIES:
+        return f"model type {config.model_type} (known: {', '.join(sorted(FAMILIES))})"
+    if getattr(config, "use_sliding_window", False):
+        return "sliding-window attention"
+    if config.hidden_act != "silu":
+        return f"activation {config.hidden_act}"
+    rope = config.rope_parameters or {}
+    if rope.get("rope_type", "default") == "dynamic" or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return f"rotary embedding {dict(rope)}"
+    return None
+
+
+class LlamaDecoder:
+    """Qwen2, Qwen3 and Llama: prefill, and one decode step for all rows at once.
+
+    Rows are packed: a batch of B requests uses rows 0 … B-1 of the cache.
+
+    Args:
+        config: A `transformers` configuration for which `supports` returns None.
+        state: Parameter names, as transformers has them, to tensors.
+        device: Where to compute.
+        dtype: To compute in; norms and softmax are in fp32 either way.
+        slots: Most rows.
+        max_length: Most tokens of one row, prompt and response.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        state: Mapping[str, torch.Tensor],
+        *,
+        device: str,
+        dtype: torch.dtype,
+        slots: int,
+        max_length: int,
+    ) -> None:
+        self.device, self.dtype, self.slots, self.max_length = torch.device(device), dtype, slots, max_length
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.layers_n, self.eps, self.scale = config.num_hidden_layers, config.rms_norm_eps, self.head_dim**-0.5
+        self.rows = 0
+        self.lengths = torch.zeros(slots, dtype=torch.long, device=self.device)
+        self._longest: list[int] = []  # the same on the host: reading a device tensor would wait for it
+        self._cos, self._sin = (t.to(self.device, dtype) for t in _rotary(config, max_length, self.head_dim))
+        self._cache = self._new_cache(min(256, max_length))
+        self.load(state)
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take new weights; rows and prompts computed with the old ones must be gone.
+
+        Raises:
+            KeyError: A parameter is missing; names it.
+        """
+
+        def get(name: str) -> torch.Tensor:
+            return state[name].to(self.device, self.dtype)
+
+        def joined(*names: str) -> torch.Tensor | None:
+            return torch.cat([get(n) for n in names]) if names[0] in state else None
+
+        def layer(i: int) -> Layer:
+            at, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
+            norms = None
+            if at + "q_norm.weight" in state:
+                norms = torch.cat(
+                    [
+                        get(at + "q_norm.weight").expand(self.heads, -1),
+                        get(at + "k_norm.weight").expand(self.kv_heads, -1),
+                    ]
+                )
+            return Layer(
+                norm_in=get(f"model.layers.{i}.input_layernorm.weight"),
+                qkv=torch.cat([get(f"{at}{n}_proj.weight") for n in "qkv"]),
+                qkv_bias=joined(*(f"{at}{n}_proj.bias" for n in "qkv")),
+                qk_norm=norms,
+                out=get(at + "o_proj.weight"),
+                out_bias=joined(at + "o_proj.bias"),
+                norm_mlp=get(f"model.layers.{i}.post_attention_layernorm.weight"),
+                gate_up=torch.cat([get(mlp + "gate_proj.weight"), get(mlp + "up_proj.weight")]),
+                gate_up_bias=joined(mlp + "gate_proj.bias", mlp + "up_proj.bias"),
+                down=get(mlp + "down_proj.weight"),
+                down_bias=joined(mlp + "down_proj.bias"),
+            )
+
+        self._layers: list[Layer] = []
+        self._layers = [layer(i) for i in range(self.layers_n)]
+        self._embed = get("model.embed_tokens.weight")
+        self._norm = get("model.norm.weight")
+        self._head = get("lm_head.weight") if "lm_head.weight" in state else self._embed
+
+    @torch.inference_mode()
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prompt]:
+        """Run prompts through the model, padded to the longest; returns them in their order."""
+        lengths = [len(p) for p in prompts]
+        longest = max(lengths)
+        padded = [[*p, *[0] * (longest - len(p))] for p in prompts]
+        x = F.embedding(torch.tensor(padded, device=self.device), self._embed)
+        n = len(prompts)
+        kv = torch.empty(
+            (self.layers_n, 2, n, self.kv_heads, longest, self.head_dim), dtype=self.dtype, device=self.device
+        )
+        cos, sin = self._cos[:longest, None], self._sin[:longest, None]
+        for i, layer in enumerate(self._layers):
+            q, k, v = self._qkv(layer, x, cos, sin)
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            kv[i, 0], kv[i, 1] = k, v
+            # Pads stand on the right, so causality alone keeps them out of every real token.
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+            x = self._rest(layer, x, mixed.transpose(1, 2).flatten(2))
+        last = torch.tensor([length - 1 for length in lengths], device=self.device)
+        logits = self._logits(x[torch.arange(n, device=self.device), last])
+        return [Prompt(length, logits[i].clone(), kv[:, :, i, :, :length].clone()) for i, length in enumerate(lengths)]
+
+    @torch.inference_mode()
+    def append(self, prompts: Sequence[Prompt]) -> None:
+        """Add rows at the end of the batch; the same prompt may come several times."""
+        self._reserve(max(p.length for p in prompts) + 1)
+        for prompt in prompts:
+            self._cache[:, :, self.rows, :, : prompt.length] = prompt.kv
+            self._longest.append(prompt.length)
+            self.rows += 1
+        self.lengths[: self.rows] = torch.tensor(self._longest, device=self.device)
+
+    @torch.inference_mode()
+    def remove(self, row: int) -> None:
+        """Drop a row; the last row takes its place."""
+        last = self.rows - 1
+        if row != last:
+            length = self._longest[last]
+            self._cache[:, :, row, :, :length] = self._cache[:, :, last, :, :length]
+            self.lengths[row] = length
+            self._longest[row] = length
+        self._longest.pop()
+        self.rows = last
+
+    @torch.inference_mode()
+    def step(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Feed one token to every row; returns fp32 logits [rows, vocabulary]."""
+        rows = self.rows
+        longest = max(self._longest) + 1
+        self._reserve(longest)
+        at = self.lengths[:rows]
+        index = torch.arange(rows, device=self.device)
+        x = F.embedding(torch.tensor(tokens, device=self.device), self._embed)
+        cos, sin = self._cos[at][:, None], self._sin[at][:, None]
+        hidden = torch.arange(longest, device=self.device) > at[:, None]
+        mask = torch.zeros((rows, longest), dtype=self.dtype, device=self.device).masked_fill_(hidden, -torch.inf)
+        mask = mask.repeat_interleave(self.kv_heads, 0)[:, None]
+        for i, layer in enumerate(self._layers):
+            q, k, v = self._qkv(layer, x, cos, sin)
+            keys, values = self._cache[i, 0], self._cache[i, 1]
+            keys[index, :, at], values[index, :, at] = k, v
+            keys, values = keys[:rows, :, :longest].flatten(0, 1), values[:rows, :, :longest].flatten(0, 1)
+            q = q.reshape(rows * self.kv_heads, -1, self.head_dim)
+            scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=self.scale)
+            weights = torch.softmax(scores, -1, dtype=torch.float32).to(self.dtype)
+            x = self._rest(layer, x, torch.bmm(weights, values).view(rows, -1))
+        self.lengths[:rows] += 1
+        self._longest = [n + 1 for n in self._longest]
+        return self._logits(x)
+
+    def clear(self) -> None:
+        """Drop all rows, and whatever numbers they left behind (a NaN would spread)."""
+        self.rows = 0
+        self._longest = []
+        self._cache.zero_()
+
+    def _qkv(
+        self, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return rotated queries and keys, and values: [..., heads, head_dim] each."""
+        x = F.rms_norm(x, (x.shape[-1],), layer.norm_in, self.eps)
+        heads = F.linear(x, layer.qkv, layer.qkv_bias)
+        heads = heads.view(*heads.shape[:-1], -1, self.head_dim)
+        turned = heads[..., : self.heads + self.kv_heads, :]
+        if layer.qk_norm is not None:
+            turned = F.rms_norm(turned, (self.head_dim,), None, self.eps) * layer.qk_norm
+        # Rotation of the halves (a, b) → (a cos - b sin, b cos + a sin); the sign lies in `sin`.
+        a, b = turned.chunk(2, -1)
+        swapped = torch.cat([b, a], -1)
+        turned = torch.addcmul(turned * cos, swapped, sin)
+        return turned[..., : self.heads, :], turned[..., self.heads :, :], heads[..., self.heads + self.kv_heads :, :]
+
+    def _rest(self, layer: Layer, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """Finish a block after its attention: output projection and MLP, each added to its input."""
+        x = x + F.linear(mixed, layer.out, layer.out_bias)
+        y = F.rms_norm(x, (x.shape[-1],), layer.norm_mlp, self.eps)
+        gate, up = F.linear(y, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.rms_norm(x, (x.shape[-1],), self._norm, self.eps), self._head).float()
+
+    def _new_cache(self, length: int) -> torch.Tensor:
+        shape = (self.layers_n, 2, self.slots, self.kv_heads, length, self.head_dim)
+        # Zeros, not empty: a hidden key's weight is 0, but 0 times a stray NaN would be NaN.
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def _reserve(self, length: int) -> None:
+        """Make the cache at least that long; it grows by doubling."""
+        have = self._cache.shape[4]
+        if length > have:
+            grown = self._new_cache(min(max(2 * have, length), self.max_length))
+            grown[:, :, :, :, :have] = self._cache
+            self._cache = grown
+
+
+def _rotary(config: Any, length: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosines and signed sines for every position, [length, head_dim] in fp32 each.
+
+    Source: RoFormer (arXiv:2104.09864), with the scalings that transformers knows (Llama 3, YaRN, …).
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    kind = config.rope_parameters.get("rope_type", "default")
+    factor = 1.0
+    if kind == "default":
+        frequencies = config.rope_parameters["rope_theta"] ** (-torch.arange(0, dim, 2).float() / dim)
+    else:
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=length)
+    angles = torch.arange(length).float()[:, None] * frequencies
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
