@@ -8,6 +8,7 @@ from agentrig.adapters import Triplet
 from agentrig.agents import Endpoint, Outcome
 from agentrig.config import setting
 from agentrig.errors import AgentFailure, AgentrigError
+from agentrig.recording import span
 from agentrig.rewards import Score
 from agentrig.specs import (
     AdapterSpec,
@@ -46,4 +47,5 @@ __all__ = [
     "__version__",
     "hookimpl",
     "setting",
+    "span",
 ]

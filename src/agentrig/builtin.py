@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from agentrig import HardwareSpec, hookimpl
+from agentrig import HardwareSpec, Outcome, RewardSpec, Score, Task, hookimpl
 
 
 @hookimpl
@@ -13,3 +14,21 @@ def register_hardware() -> Iterable[HardwareSpec]:
     from agentrig.hardware import cpu_spec
 
     yield cpu_spec()
+
+
+def own(task: Task, outcome: Outcome, budget_s: float) -> Score:
+    """Take the number that the agent itself returned."""
+    answer = outcome.answer
+    if isinstance(answer, int | float):
+        return Score.ok(float(answer))
+    return Score.invalid(f"the reward `own` needs an agent that returns a number; this one returned {answer!r:.200}")
+
+
+@hookimpl
+def register_rewards() -> Iterable[RewardSpec]:
+    """Bring `own`."""
+
+    def build(config: Any) -> Any:
+        return own
+
+    yield RewardSpec(name="own", summary="The number that the agent itself returned.", build=build)

@@ -337,7 +337,7 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
             raise LookupFailed(f"{hits[0].kind} {name} has no graph to show")
         click.echo(spec.graph(spec.config()))
         return
-    described = []
+    described: list[dict[str, Any]] = []
     for c in hits:
         fields = attrs.fields(attrs.resolve_types(c.spec.config))
         settings = {

@@ -12,11 +12,13 @@ import importlib
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
+
+import attrs
 
 from agentrig.traces import LLM_CALL, NODE, Span, Trace
 
@@ -33,11 +35,13 @@ class Recorder:
     Args:
         rollout_id: Whose spans these are.
         token_ids: Ask the endpoint for token ids and log-probabilities with every call.
+        muted: Ask for token ids, but record nothing: another tracer does.
     """
 
-    def __init__(self, rollout_id: str, *, token_ids: bool) -> None:
+    def __init__(self, rollout_id: str, *, token_ids: bool, muted: bool = False) -> None:
         self.rollout_id = rollout_id
         self.token_ids = token_ids
+        self.muted = muted
         self.root = uuid.uuid4().hex[:16]
         self._start = time.time()
         self._error: str | None = None
@@ -82,6 +86,10 @@ class Recorder:
             )
         )
 
+    def adopt(self, spans: Iterable[Span]) -> None:
+        """Take over spans that another tracer recorded; those without a parent go under the root."""
+        self._spans += [s if s.parent else attrs.evolve(s, parent=self.root) for s in spans]
+
     def fail(self, error: str) -> None:
         """Note the error that ended the rollout."""
         self._error = error
@@ -95,7 +103,7 @@ class Recorder:
 
 
 @contextmanager
-def recording(rollout_id: str, *, token_ids: bool) -> Iterator[Recorder]:
+def recording(rollout_id: str, *, token_ids: bool, muted: bool = False) -> Iterator[Recorder]:
     """Record everything that happens in this context (and in threads that copy it).
 
     Example:
@@ -106,10 +114,11 @@ def recording(rollout_id: str, *, token_ids: bool) -> Iterator[Recorder]:
         ```
     """
     install()
-    recorder = Recorder(rollout_id, token_ids=token_ids)
+    recorder = Recorder(rollout_id, token_ids=token_ids, muted=muted)
     active = _active.set(recorder)
     parent = _parent.set(recorder.root)
-    handler = _handler_variable.set(_make_handler(recorder)) if _handler_variable is not None else None
+    tapped = _handler_variable is not None and not muted
+    handler = _handler_variable.set(_make_handler(recorder)) if tapped and _handler_variable is not None else None
     try:
         yield recorder
     finally:
@@ -117,6 +126,11 @@ def recording(rollout_id: str, *, token_ids: bool) -> Iterator[Recorder]:
             _handler_variable.reset(handler)
         _parent.reset(parent)
         _active.reset(active)
+
+
+def current() -> Recorder | None:
+    """Return the recorder of the rollout under way in this context."""
+    return _active.get()
 
 
 @contextmanager
@@ -236,6 +250,8 @@ def _tap(library: Any, *, is_async: bool) -> None:
 
 def _record(recorder: Recorder, start: float, request: dict[str, Any], status: int, content: bytes) -> None:
     """Record one finished call from its response body."""
+    if recorder.muted:
+        return
     try:
         response = json.loads(content)
     except ValueError:
@@ -289,6 +305,8 @@ def _joined(chunks: bytes) -> dict[str, Any]:
 
 
 def _record_stream(recorder: Recorder, start: float, request: dict[str, Any], chunks: list[bytes]) -> None:
+    if recorder.muted:
+        return
     response = _joined(b"".join(chunks))
     recorder.add(LLM_CALL, start, {"request": request, "response": response, **_tokens(response)})
 

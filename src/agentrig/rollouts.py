@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
@@ -34,7 +34,8 @@ class RolloutEngine:
         adapter: Adapter,
         on_rollout: Callable[[Rollout], None] = lambda rollout: None,
     ) -> None:
-        self._runtime, self._scorer, self._adapter, self._on_rollout = runtime, scorer, adapter, on_rollout
+        self.adapter = adapter
+        self._runtime, self._scorer, self._on_rollout = runtime, scorer, on_rollout
 
     def run(self, tasks: Sequence[Task], *, n: int, endpoint: Endpoint, step: int, mode: Mode) -> list[Rollout]:
         """Run the agent n times on each task; the n rollouts of a task are side by side in the result.
@@ -48,7 +49,7 @@ class RolloutEngine:
         done: dict[str, Rollout] = {}
         while len(done) < len(ids):
             results = [r for r in self._drain() if r.id in waiting and r.id not in done]
-            for rollout in self._judge(results, waiting, step=step, mode=mode):
+            for rollout in self.judge(results, waiting, step=step, mode=mode):
                 done[rollout.id] = rollout
                 self._on_rollout(rollout)
         self._runtime.forget(ids)
@@ -64,9 +65,10 @@ class RolloutEngine:
                 raise result
         return [r for r in found if isinstance(r, Result)]
 
-    def _judge(
-        self, results: Sequence[Result], waiting: dict[str, tuple[Task, str]], *, step: int, mode: Mode
+    def judge(
+        self, results: Sequence[Result], waiting: Mapping[str, tuple[Task, str]], *, step: int, mode: Mode
     ) -> list[Rollout]:
+        """Score and adapt results; `waiting` gives the task and the group of each id."""
         start = time.perf_counter()
         answered = [r for r in results if r.outcome.failure is None]
         scores = dict(
@@ -101,7 +103,7 @@ class RolloutEngine:
         if rollout.failure is not None:
             return rollout
         try:
-            triplets = tuple(attrs.evolve(t, reward=rollout.value) for t in self._adapter(rollout.trace))
+            triplets = tuple(attrs.evolve(t, reward=rollout.value) for t in self.adapter(rollout.trace))
         except Exception as error:
             outcome = Outcome(failure="adapter-error", message=f"{type(error).__name__}: {error}")
             return attrs.evolve(rollout, outcome=outcome, score=None)

@@ -22,7 +22,6 @@ from agentrig.observers import RunEnd, RunError
 from agentrig.report import build_report
 from agentrig.rewards import Scorer
 from agentrig.rundir import RunDirectory, manifest
-from agentrig.session import RunSession
 from agentrig.tasks import Task, Tasks, overlap
 from agentrig.workers import AgentPlan, Pool
 
@@ -46,6 +45,8 @@ def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
         agentrig.errors.AgentrigError: Something that the user can mend.
         KeyboardInterrupt: Ctrl-C; the step under way was finished and a checkpoint is there.
     """
+    from agentrig.session import RunSession  # brings Agent Lightning, which takes seconds
+
     start = time.perf_counter()
 
     # Hardware first: its variables must stand before torch is imported by whomever.
@@ -72,6 +73,7 @@ def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
     session = RunSession(
         plan=plan,
         engine=engine,
+        runtime=runtime,
         run=run,
         hardware=hardware,
         train_tasks=splits["train"][1],

@@ -9,39 +9,36 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import queue
-import warnings
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-# Without these, importing Agent Lightning reaches for the network three times (litellm's price list,
-# AgentOps' telemetry); set before the import below, which is why it stands after them.
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-os.environ.setdefault("AGENTOPS_TELEMETRY", "False")
-os.environ.setdefault("OTEL_SDK_DISABLED", "false")
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its dependencies warn of one another; nothing a user could mend
-    from agentlightning import (
-        LLM,
-        Algorithm,
-        EnqueueRolloutRequest,
-        InMemoryLightningStore,
-        LitAgent,
-        Runner,
-        SharedMemoryExecutionStrategy,
-        Trainer,
-    )
-    from agentlightning import Span as LightningSpan
-    from agentlightning.adapter import TraceAdapter
-    from agentlightning.emitter import emit_reward
-    from agentlightning.tracer import Tracer
-    from agentlightning.types import OtelResource, TraceStatus
-
+from agentrig.adapters import Adapter
 from agentrig.agents import Endpoint
+from agentrig.lightning_import import import_lightning
+from agentrig.recording import current
 from agentrig.traces import LLM_CALL, Span, Trace
 from agentrig.workers import Job, Pool, Result
+
+import_lightning()  # before the imports below, which would bring litellm and its network calls
+
+from agentlightning import (  # noqa: E402, TID253  (this module is itself imported lazily)
+    LLM,
+    Algorithm,
+    EnqueueRolloutRequest,
+    InMemoryLightningStore,
+    LitAgent,
+    Runner,
+    SharedMemoryExecutionStrategy,
+    Trainer,
+    Triplet,
+)
+from agentlightning import Span as LightningSpan  # noqa: E402, TID253
+from agentlightning.adapter import TraceAdapter  # noqa: E402, TID253
+from agentlightning.emitter import emit_reward, find_final_reward  # noqa: E402, TID253
+from agentlightning.tracer import Tracer  # noqa: E402, TID253
+from agentlightning.types import OtelResource, SpanCoreFields, TraceStatus  # noqa: E402, TID253
 
 logging.getLogger("agentlightning").setLevel(logging.WARNING)
 log = logging.getLogger(__name__)
@@ -107,7 +104,8 @@ def to_lightning(trace: Trace, rollout_id: str, attempt_id: str) -> list[Lightni
 
 def _lightning_attributes(span: Span) -> dict[str, Any]:
     if span.name != LLM_CALL:
-        return {k: v if isinstance(v, str | int | float | bool) else json.dumps(v) for k, v in span.attributes.items()}
+        simple = str | int | float | bool
+        return {k: v if isinstance(v, simple) else json.dumps(v) for k, v in span.attributes.items()}
     request = span.attributes.get("request") or {}
     response = span.attributes.get("response") or {}
     found: dict[str, Any] = {
@@ -152,22 +150,31 @@ def from_lightning(rollout_id: str, spans: Sequence[LightningSpan]) -> Trace:
     return Trace(rollout_id=rollout_id, spans=tuple(found))
 
 
+def final_reward(spans: Sequence[LightningSpan]) -> float | None:
+    """Return the last reward that was emitted among spans, or None."""
+    reward: float | None = find_final_reward(list(spans)) if spans else None
+    return reward
+
+
 class PoolRunner(Runner[Any]):
     """A runner of Agent Lightning's that keeps a pool of processes busy.
 
     Args:
         pool: Runs the agent.
-        finished: Called in the runner's thread with every result; a number that it returns is filed
+        finished: Called in the runner's thread with every result and its task's input; a number that it returns is filed
             as the rollout's reward, as Agent Lightning's own algorithms expect it.
         broken: Called when the pool cannot go on, with the reason.
     """
 
     def __init__(
-        self, pool: Pool, finished: Callable[[Result], float | None], broken: Callable[[Exception], None]
+        self,
+        pool: Pool,
+        finished: Callable[[Result, Mapping[str, Any]], float | None],
+        broken: Callable[[Exception], None],
     ) -> None:
         self._pool, self._finished, self._broken = pool, finished, broken
         self._store: Any = None
-        self._attempts: dict[str, str] = {}
+        self._attempts: dict[str, tuple[str, Mapping[str, Any]]] = {}
 
     def init(self, agent: Any, **more: Any) -> None:
         """Nothing to do: the runner processes build the agent."""
@@ -206,13 +213,13 @@ class PoolRunner(Runner[Any]):
         resources = await self._store.get_resources_by_id(attempted.resources_id) if attempted.resources_id else None
         resources = resources or await self._store.get_latest_resources()
         endpoint = endpoint_of(resources.resources if resources else {})
-        self._attempts[attempted.rollout_id] = attempted.attempt.attempt_id
+        self._attempts[attempted.rollout_id] = attempted.attempt.attempt_id, attempted.input
         self._pool.submit(Job(id=attempted.rollout_id, input=attempted.input, endpoint=endpoint))
 
     async def _finish(self, result: Result) -> None:
-        attempt_id = self._attempts.pop(result.id)
+        attempt_id, task_input = self._attempts.pop(result.id)
         spans = to_lightning(result.trace, result.id, attempt_id)
-        reward = self._finished(result)
+        reward = self._finished(result, task_input)
         if reward is not None:
             core = emit_reward(float(reward), propagate=False)
             spans.append(
@@ -243,7 +250,7 @@ def endpoint_of(resources: Any) -> Endpoint:
     return Endpoint(base_url="http://127.0.0.1:9/v1", model="none")
 
 
-def resource_of(endpoint: Endpoint) -> LLM:
+def lightning_llm(endpoint: Endpoint) -> LLM:
     """Return an endpoint as Agent Lightning's resource."""
     return LLM(
         endpoint=endpoint.base_url,
@@ -277,15 +284,61 @@ class _Body(Algorithm):
         await asyncio.to_thread(guarded)
 
 
-class _RecordedElsewhere(Tracer):
-    """The Trainer wants a tracer; ours works in the runner processes (see `recording`)."""
+class RecorderTracer(Tracer):
+    """Agent Lightning's idea of a tracer, on top of the recorder of the rollout under way.
+
+    `emit_reward` and the like find it as the active tracer. LangChain needs no handler from it, for the
+    recorder attaches its own; callers that insist get one that does nothing.
+    """
+
+    def create_span(
+        self, name: str, attributes: Any = None, timestamp: float | None = None, status: Any = None
+    ) -> SpanCoreFields:
+        """Record a finished span."""
+        now = timestamp or time.time()
+        recorder = current()
+        if recorder is not None:
+            recorder.add(name, now, dict(attributes or {}))
+        return SpanCoreFields(
+            name=name,
+            attributes=dict(attributes or {}),
+            start_time=now,
+            end_time=now,
+            status=status or TraceStatus(status_code="OK"),
+        )
+
+    def get_langchain_handler(self) -> Any:
+        """Return a handler that does nothing."""
+        from langchain_core.callbacks.base import BaseCallbackHandler
+
+        return BaseCallbackHandler()
+
+    def get_last_trace(self) -> list[LightningSpan]:
+        """Return what was recorded of the rollout under way."""
+        recorder = current()
+        return to_lightning(recorder.trace(), recorder.rollout_id, "0") if recorder is not None else []
 
 
-class _NoAdapter(TraceAdapter[Any]):
-    """The Trainer wants an adapter; ours gets traces, not the store's spans."""
+class SpanAdapter(TraceAdapter[Any]):
+    """Agent Lightning's idea of an adapter, on top of one of ours."""
 
-    def adapt(self, source: Any, /) -> Any:
-        raise NotImplementedError("agentrig adapts traces itself")
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+
+    def adapt(self, source: Any, /) -> list[Triplet]:
+        """Return the triplets of spans, with the reward that was filed among them."""
+        spans = list(source)
+        reward = final_reward(spans)
+        trace = from_lightning(spans[0].rollout_id if spans else "", spans)
+        return [
+            Triplet(
+                prompt={"token_ids": list(t.prompt_ids)},
+                response={"token_ids": list(t.response_ids)},
+                reward=reward,
+                metadata={"agent_name": t.node, "response_id": t.span_id},
+            )
+            for t in self._adapter(trace)
+        ]
 
 
 class Runtime:
@@ -297,35 +350,37 @@ class Runtime:
     Attributes:
         store: Agent Lightning's store.
         results: What has ended, in the order in which it ended; an exception when the pool broke.
-        reward_of: Gets every result in the runner's thread. By default it puts it into `results`.
+        reward_of: Gets every result and its task's input in the runner's thread. By default the
+            result goes into `results`.
     """
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.store = Store()
         self.results: queue.SimpleQueue[Result | Exception] = queue.SimpleQueue()
-        self.reward_of: Callable[[Result], float | None] = self._collect
+        self.reward_of: Callable[[Result, Mapping[str, Any]], float | None] = self._collect
+        self.trainer: Any = None
         self._resources: dict[str, str] = {}
 
     def run(self, body: Callable[[], None]) -> None:
         """Bring runners up, call `body` in a thread, take everything down; raises what `body` raised."""
         algorithm = _Body(body)
-        runner = PoolRunner(self.pool, lambda result: self.reward_of(result), self.results.put)
+        runner = PoolRunner(self.pool, lambda *ended: self.reward_of(*ended), self.results.put)
         strategy = SharedMemoryExecutionStrategy(
             n_runners=1, main_thread="algorithm", managed_store=False, graceful_delay=0.5, join_timeout=5.0
         )
-        trainer = Trainer(
+        self.trainer = Trainer(
             n_runners=1,
             algorithm=algorithm,
             runner=runner,
             strategy=strategy,
             store=self.store,
-            tracer=_RecordedElsewhere(),
-            adapter=_NoAdapter(),
+            tracer=RecorderTracer(),
+            adapter=SpanAdapter(lambda trace: ()),
         )
         self.pool.start()
         try:
-            trainer.fit(LitAgent())
+            self.trainer.fit(LitAgent())
         finally:
             self.pool.close()
         if algorithm.error is not None:
@@ -337,7 +392,7 @@ class Runtime:
         async def put() -> list[str]:
             key = repr((endpoint.base_url, endpoint.api_key, endpoint))
             if key not in self._resources:
-                self._resources[key] = (await self.store.add_resources({"llm": resource_of(endpoint)})).resources_id
+                self._resources[key] = (await self.store.add_resources({"llm": lightning_llm(endpoint)})).resources_id
             requests = [
                 EnqueueRolloutRequest(input=dict(i), mode=MODES[mode], resources_id=self._resources[key])
                 for i in inputs
@@ -356,6 +411,6 @@ class Runtime:
         """Run a store operation in this thread."""
         return asyncio.run(coroutine)
 
-    def _collect(self, result: Result) -> float | None:
+    def _collect(self, result: Result, task_input: Mapping[str, Any]) -> float | None:
         self.results.put(result)
         return None

@@ -27,6 +27,7 @@ from agentrig.observers import RunStart, StepEnd
 from agentrig.rewards import Scorer
 from agentrig.rollouts import RolloutEngine
 from agentrig.rundir import RunDirectory
+from agentrig.runtime import Runtime
 from agentrig.tasks import Task
 
 log = logging.getLogger(__name__)
@@ -44,13 +45,14 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 class RunSession:
-    """Implements `agentrig.algorithms.Session`."""
+    """Implements `agentrig.algorithms.Session`; `plan`, `engine` and `runtime` are for bridges."""
 
     def __init__(
         self,
         *,
         plan: Plan,
         engine: RolloutEngine,
+        runtime: Runtime,
         run: RunDirectory,
         hardware: Hardware,
         train_tasks: Sequence[Task],
@@ -68,8 +70,9 @@ class RunSession:
         self.first_step = first_step
         self.checkpoint = checkpoint
         self.stopping = False
-        self._plan, self._engine, self._run = plan, engine, run
-        self._validation_tasks, self._report_tasks = validation_tasks, report_tasks
+        self.plan, self.engine, self.runtime = plan, engine, runtime
+        self._run = run
+        self.validation_tasks, self._report_tasks = validation_tasks, report_tasks
         self._audit = audit
         self._progress: dict[str, Any] = run.read_json("progress.json") if first_step > 1 else {}
         self.lines: list[Mapping[str, Any]] = list(earlier)
@@ -88,10 +91,10 @@ class RunSession:
 
     def plan_steps(self, steps: int) -> None:
         """Tell the observers how long the run will be."""
-        self._plan.registry.notify(
+        self.plan.registry.notify(
             "on_run_start",
             event=RunStart(
-                directory=self.directory, config=self._plan.as_dict(), steps=steps, first_step=self.first_step
+                directory=self.directory, config=self.plan.as_dict(), steps=steps, first_step=self.first_step
             ),
         )
         self._step_start = time.perf_counter()
@@ -101,7 +104,7 @@ class RunSession:
     ) -> list[Rollout]:
         """Run, score, adapt, check and file a batch of rollouts."""
         start = time.perf_counter()
-        rollouts = self._engine.run(tasks, n=n, endpoint=endpoint, step=step, mode=mode)
+        rollouts = self.engine.run(tasks, n=n, endpoint=endpoint, step=step, mode=mode)
         wall = time.perf_counter() - start
         self._run.write_rollouts(rollouts, mode=mode, step=step)
         self._failures.update(count_failures(rollouts))
@@ -111,19 +114,19 @@ class RunSession:
             self._step_time["reward"] += min(reward, wall)
             self._step_time["rollout"] += max(0.0, wall - reward)
             self._step_rollouts += rollouts
-            check_failures(rollouts, self._plan.run.failure_limit, step=step, mode=mode)
-            check_triplets(rollouts, step=step, adapter=self._plan.components["adapter"].spec.name)
+            check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
+            check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
             self._check_rewards(rollouts, step)
         else:
             self._measured += len(rollouts)
-            check_failures(rollouts, self._plan.run.failure_limit, step=step, mode=mode)
+            check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
         return rollouts
 
     def validate(self, endpoint: Endpoint, *, step: int) -> float | None:
         """Measure the accuracy on the validation split."""
-        if not self._validation_tasks:
+        if not self.validation_tasks:
             return None
-        rollouts = self.rollouts(self._validation_tasks, n=1, endpoint=endpoint, step=step, mode="validation")
+        rollouts = self.rollouts(self.validation_tasks, n=1, endpoint=endpoint, step=step, mode="validation")
         self._validated = accuracy_of(rollouts)
         return self._validated
 
@@ -152,14 +155,25 @@ class RunSession:
         """Close a step: write its line, tell the observers, check that the weights moved."""
         if "weight_change" not in metrics:
             raise AgentrigError("end_step needs metrics['weight_change'], the L2 norm of the step's change of weights")
+        self._close_step(step, metrics, time_s)
+        self._changes.append(float(metrics["weight_change"]))
+        check_weights(self._changes, step=step)
+
+    def end_foreign(self, rollouts: Sequence[Rollout]) -> None:
+        """File what an algorithm rolled out that does not know this session (Agent Lightning's own)."""
+        self._run.write_rollouts(rollouts, mode="train", step=1)
+        self._failures.update(count_failures(rollouts))
+        self._step_rollouts = list(rollouts)
+        self._step_time["rollout"] = time.perf_counter() - self._step_start
+        self._close_step(1, {}, {})
+
+    def _close_step(self, step: int, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> None:
         line = self._line(step, metrics, time_s)
         self._run.append_metrics(line)
         self.lines.append(line)
-        self._plan.registry.notify("on_step_end", event=StepEnd(step=step, metrics=line))
-        self._changes.append(float(metrics["weight_change"]))
+        self.plan.registry.notify("on_step_end", event=StepEnd(step=step, metrics=line))
         self._step_rollouts, self._step_time, self._validated = [], defaultdict(float), None
         self._step_start = time.perf_counter()
-        check_weights(self._changes, step=step)
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
         """Save a checkpoint, atomically."""
@@ -191,7 +205,7 @@ class RunSession:
             "transitions_per_rollout": mean([line["transitions_per_rollout"] for line in self.lines]),
             "prompt_tokens": mean([line["prompt_tokens"] for line in self.lines if line["prompt_tokens"]]),
             "response_tokens": mean([line["response_tokens"] for line in self.lines if line["response_tokens"]]),
-            "observer_errors": dict(self._plan.registry.observer_errors),
+            "observer_errors": dict(self.plan.registry.observer_errors),
         }
 
     def _check_rewards(self, rollouts: Sequence[Rollout], step: int) -> None:
@@ -240,6 +254,6 @@ class RunSession:
             scores = self._audit([(r.task, r.outcome) for r in valid])
             audited = [s.value for s in scores if s.value is not None]
             differ = sum(s.value != r.value for s, r in zip(scores, valid, strict=True) if s.value is not None)
-            line["audit"] = {self._plan.run.audit: mean(audited)}
+            line["audit"] = {self.plan.run.audit: mean(audited)}
             line["audit_differs"] = differ
         return line

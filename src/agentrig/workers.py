@@ -51,8 +51,7 @@ class AgentPlan:
 
         registry = load(files=self.files, block=self.block)
         spec = registry.get(AgentSpec, self.name)
-        agent: Agent = spec.build(structure(spec.config, self.config, owner=self.name, section="agent"))
-        return agent
+        return spec.build(structure(spec.config, self.config, owner=self.name, section="agent"))
 
 
 @attrs.frozen(kw_only=True)
@@ -80,7 +79,8 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
     from agentrig.recording import plain, recording
 
     start, clock = time.time(), time.perf_counter()
-    with recording(job.id, token_ids=job.endpoint.token_ids) as recorder:
+    muted = bool(getattr(agent, "records_itself", False))
+    with recording(job.id, token_ids=job.endpoint.token_ids, muted=muted) as recorder:
         try:
             answer = agent(job.input, job.endpoint)
             if inspect.isawaitable(answer):

@@ -1,0 +1,276 @@
+"""What users have written for Agent Lightning 0.3, as agentrig specs, in one line each.
+
+```python
+@hookimpl
+def register_agents():
+    yield lightning.agent(MyLitAgent, name="mine", summary="My LitAgent, unchanged.")
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.adapters import Triplet
+from agentrig.agents import Endpoint
+from agentrig.algorithms import Rollout
+from agentrig.config import setting
+from agentrig.errors import AgentrigError
+from agentrig.hardware import Hardware
+from agentrig.recording import current
+from agentrig.specs import AdapterSpec, AgentSpec, AlgorithmSpec
+from agentrig.tasks import Task, fingerprint
+from agentrig.traces import Trace
+from agentrig.workers import Result
+
+Factory = Callable[[], Any]
+
+
+def agent(
+    cls: Factory, *, name: str, summary: str, resource: str = "main_llm", tracer: Factory | None = None
+) -> AgentSpec:
+    """Return the spec of a `LitAgent`.
+
+    Its `training_rollout` gets the task's input and one resource, the endpoint. The number that it returns
+    (or emits) is the rollout's answer; the reward `own` takes it as the score, any other reward judges anew.
+
+    Args:
+        cls: The `LitAgent` subclass, or anything that makes an instance when called.
+        name: The component's name.
+        summary: One line about it.
+        resource: Under which name the agent looks for the endpoint.
+        tracer: A tracer class of Agent Lightning's, to be used instead of agentrig's own.
+    """
+
+    def build(config: Any) -> Any:
+        return _LitAgentCall(cls(), resource, tracer() if tracer is not None else None)
+
+    return AgentSpec(name=name, summary=summary, build=build, preload=("agentrig.runtime",))
+
+
+def adapter(cls: Factory, *, name: str, summary: str) -> AdapterSpec:
+    """Return the spec of a `TraceAdapter` whose `adapt` gives triplets with token ids."""
+
+    def build(config: Any) -> Any:
+        return _AdapterCall(cls())
+
+    return AdapterSpec(name=name, summary=summary, build=build)
+
+
+def algorithm(cls: Factory, *, name: str, summary: str, resource: str = "main_llm") -> AlgorithmSpec:
+    """Return the spec of an `Algorithm`.
+
+    It gets the store, the adapter, the training and validation inputs as datasets, and as initial resource
+    the endpoint that the run names. Rewards are filed in the store as it expects them.
+    """
+
+    def build(config: Any) -> Any:
+        return _AlgorithmCall(cls(), config, resource)
+
+    return AlgorithmSpec(name=name, summary=summary, config=LightningAlgorithmConfig, build=build)
+
+
+def tracer(cls: Factory, agent_cls: Factory, *, name: str, summary: str, resource: str = "main_llm") -> AgentSpec:
+    """Return the spec of a `LitAgent` that is traced by a tracer of Agent Lightning's."""
+    return agent(agent_cls, name=name, summary=summary, resource=resource, tracer=cls)
+
+
+class _LitAgentCall:
+    """Runs a `LitAgent` where agentrig wants a callable."""
+
+    def __init__(self, lit_agent: Any, resource: str, tracer: Any) -> None:
+        from agentlightning.tracer.base import set_active_tracer
+
+        from agentrig.runtime import RecorderTracer
+
+        self._agent, self._resource = lit_agent, resource
+        self._tracer = tracer
+        self.records_itself = tracer is not None
+        self._lock = threading.Lock()
+        self._host = _Host(tracer or RecorderTracer())  # LitAgent keeps weak references only
+        lit_agent.set_runner(self._host)
+        lit_agent.set_trainer(self._host)
+        if tracer is None:
+            set_active_tracer(self._host.tracer)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of integrations that are not installed
+                tracer.init()
+                tracer.init_worker(0)
+
+    def __call__(self, task_input: Mapping[str, Any], endpoint: Endpoint) -> Any:
+        """Return the number that the agent returned or emitted, or None."""
+        if self._tracer is None:
+            return asyncio.run(self._run(task_input, endpoint))
+        with self._lock:  # their tracers record one rollout at a time
+            return asyncio.run(self._traced(task_input, endpoint))
+
+    async def _traced(self, task_input: Mapping[str, Any], endpoint: Endpoint) -> Any:
+        from agentrig.runtime import final_reward, from_lightning
+
+        recorder = current()
+        try:
+            async with self._tracer.trace_context(name=recorder.rollout_id if recorder else "rollout"):
+                answer = await self._run(task_input, endpoint)
+        finally:
+            spans = self._tracer.get_last_trace()
+            if recorder is not None:
+                recorder.adopt(from_lightning(recorder.rollout_id, spans).spans)
+        return final_reward(spans) if answer is None else answer
+
+    async def _run(self, task_input: Mapping[str, Any], endpoint: Endpoint) -> Any:
+        from agentlightning import Attempt, AttemptedRollout
+
+        from agentrig.runtime import final_reward, lightning_llm, to_lightning
+
+        recorder = current()
+        rollout_id = recorder.rollout_id if recorder else uuid.uuid4().hex
+        now = time.time()
+        attempt = Attempt(rollout_id=rollout_id, attempt_id=f"{rollout_id}-0", sequence_id=1, start_time=now)
+        rollout = AttemptedRollout(
+            rollout_id=rollout_id, input=dict(task_input), start_time=now, mode="train", attempt=attempt
+        )
+        resources = {self._resource: lightning_llm(endpoint)}
+        if self._agent.is_async():
+            result = await self._agent.training_rollout_async(dict(task_input), resources, rollout)
+        else:
+            result = self._agent.training_rollout(dict(task_input), resources, rollout)
+        if isinstance(result, int | float):
+            return float(result)
+        if result is None and recorder is not None and self._tracer is None:
+            return final_reward(to_lightning(recorder.trace(), rollout_id, attempt.attempt_id))
+        return final_reward(result) if result else None
+
+
+@attrs.define
+class _Host:
+    """What a `LitAgent` takes for its runner and its trainer."""
+
+    tracer: Any
+    __weakref__: Any = attrs.field(init=False, hash=False, repr=False, eq=False)
+
+
+class _AdapterCall:
+    """Runs a `TraceAdapter` where agentrig wants `adapter(trace)`."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __call__(self, trace: Trace) -> Sequence[Triplet]:
+        """Return the triplets; an empty trace is not shown to the adapter, which would raise."""
+        from agentrig.runtime import to_lightning
+
+        if not trace.llm_calls():
+            return ()
+        found = []
+        for triplet in self.inner.adapt(to_lightning(trace, trace.rollout_id, f"{trace.rollout_id}-0")):
+            prompt, response = _ids(triplet.prompt), _ids(triplet.response)
+            if not prompt or not response:
+                continue
+            call = next(
+                (
+                    c
+                    for c in trace.llm_calls()
+                    if list(c.attributes.get("response_token_ids", ())) == list(response)
+                    and list(c.attributes.get("prompt_token_ids", ())) == list(prompt)
+                ),
+                None,
+            )
+            logprobs = call.attributes.get("response_logprobs") if call is not None else None
+            found.append(
+                Triplet(
+                    prompt_ids=tuple(prompt),
+                    response_ids=tuple(response),
+                    logprobs=tuple(logprobs) if logprobs else None,
+                    reward=triplet.reward,
+                    node=str(triplet.metadata.get("agent_name") or ""),
+                    span_id=call.id if call is not None else "",
+                )
+            )
+        return found
+
+
+def _ids(part: Any) -> Sequence[int]:
+    return part.get("token_ids") or () if isinstance(part, Mapping) else ()
+
+
+@attrs.frozen(kw_only=True)
+class LightningAlgorithmConfig:
+    """Settings of an algorithm that was written for Agent Lightning."""
+
+    endpoint: str = setting("", help="an OpenAI-compatible server (…/v1); empty for OPENAI_BASE_URL, if that is set")
+    model: str = setting("", help="the model to ask it for; empty for its first")
+    temperature: float = setting(1.0, help="sampling temperature", ge=0)
+
+
+class _AlgorithmCall:
+    """Runs an `Algorithm` of Agent Lightning's on a session."""
+
+    def __init__(self, inner: Any, config: LightningAlgorithmConfig, resource: str) -> None:
+        self._inner, self._config, self._resource = inner, config, resource
+
+    def run(self, session: Any) -> None:
+        """Lend store, adapter and resources; file what was rolled out as one step."""
+        from agentrig.evaluate import environment_endpoint
+        from agentrig.runtime import SpanAdapter, lightning_llm
+
+        session.plan_steps(1)
+        endpoint = environment_endpoint(self._config.endpoint or None, model=self._config.model or None)
+        known = {_key(t.input): t for t in (*session.train_tasks, *session.validation_tasks)}
+        ended: list[Rollout] = []
+
+        def reward_of(result: Result, task_input: Mapping[str, Any]) -> float | None:
+            task = known.get(_key(task_input)) or Task(id=_key(task_input)[:12], input=task_input)
+            rollout = session.engine.judge([result], {result.id: (task, task.id)}, step=1, mode="train")[0]
+            ended.append(rollout)
+            value: float | None = rollout.value
+            return value
+
+        session.runtime.reward_of = reward_of
+        adapter = SpanAdapter(session.engine.adapter)
+        inner = self._inner
+        inner.set_store(session.runtime.store)
+        inner.set_adapter(adapter)
+        inner.set_trainer(session.runtime.trainer)
+        if endpoint is not None:
+            served = attrs.evolve(endpoint, token_ids=True).with_sampling(temperature=self._config.temperature)
+            inner.set_initial_resources({self._resource: lightning_llm(served)})
+        train = [dict(t.input) for t in session.train_tasks]
+        validation = [dict(t.input) for t in session.validation_tasks]
+        if inner.is_async():
+            asyncio.run(inner.run(train_dataset=train, val_dataset=validation))
+        else:
+            inner.run(train_dataset=train, val_dataset=validation)
+        session.end_foreign(ended)
+
+    @contextmanager
+    def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> Iterator[Endpoint]:
+        """Lend the endpoint that the run names.
+
+        Raises:
+            AgentrigError: It names none, or a checkpoint was asked for.
+        """
+        from agentrig.evaluate import environment_endpoint
+
+        endpoint = environment_endpoint(self._config.endpoint or None, model=self._config.model or None)
+        if endpoint is None or checkpoint is not None:
+            raise AgentrigError("this algorithm serves no checkpoints; give algorithm.endpoint or OPENAI_BASE_URL")
+        yield endpoint
+
+
+def _key(task_input: Mapping[str, Any]) -> str:
+    return fingerprint([Task(id="", input=json.loads(json.dumps(dict(task_input))))])
+
+
+__all__ = ["LightningAlgorithmConfig", "adapter", "agent", "algorithm", "tracer"]

@@ -1,0 +1,103 @@
+"""Imports Agent Lightning without litellm, which is two thirds of its import time and is not used here.
+
+Agent Lightning 0.3 imports litellm and litellm's whole proxy server at its own import (12 of 17 CPU seconds
+on two slow cores, and a look at the network), for its `LLMProxy` alone. Here litellm is stood in for while
+Agent Lightning is imported; the stand-ins are then taken away, and whoever asks for `LLMProxy` gets the
+real one, imported at that moment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+_PROXY = "agentlightning.llm_proxy"
+_INSTRUMENTATION = "agentlightning.instrumentation.litellm"
+
+
+class _StandIn(ModuleType):
+    """A module in which every name is a class without content."""
+
+    __path__ = []  # noqa: RUF012  (what makes a module a package)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = type(name, (), {"__module__": self.__name__})
+        setattr(self, name, value)
+        return value
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name == _INSTRUMENTATION:
+            raise ImportError("litellm is not imported yet")  # Agent Lightning goes on without it
+        if name.split(".")[0] != "litellm":
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run."""
+
+
+@contextmanager
+def _without_litellm() -> Iterator[None]:
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [n for n, m in sys.modules.items() if isinstance(m, _StandIn)]:
+            del sys.modules[name]
+
+
+def _real_proxy(name: str) -> Any:
+    """Import the parts that need litellm; the `__getattr__` of the package `agentlightning`."""
+    if name not in ("LLMProxy", "llm_proxy"):
+        raise AttributeError(f"module 'agentlightning' has no attribute {name!r}")
+    module = importlib.import_module(_PROXY)
+    instrumentation: Any = sys.modules["agentlightning.instrumentation"]
+    instrumentation.litellm = importlib.import_module(_INSTRUMENTATION)
+    instrumentation.LITELLM_INSTALLED = True
+    trainer = sys.modules.get("agentlightning.trainer.trainer")
+    if trainer is not None:
+        trainer.LLMProxy = module.LLMProxy  # type: ignore[attr-defined]  # its isinstance checks
+    package = sys.modules["agentlightning"]
+    package.LLMProxy, package.llm_proxy = module.LLMProxy, module  # type: ignore[attr-defined]
+    return getattr(package, name)
+
+
+def import_lightning() -> ModuleType:
+    """Return the package `agentlightning`, imported without reaching for the network.
+
+    An import that somebody made before, with litellm, is taken as it is.
+    """
+    loaded = sys.modules.get("agentlightning")
+    if loaded is not None:
+        return loaded
+    # Imports of litellm and AgentOps fetch a price list and send telemetry unless told not to.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    os.environ.setdefault("AGENTOPS_TELEMETRY", "False")
+    already = "litellm" in sys.modules
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its dependencies warn of one another; nothing a user could mend
+        if already:
+            return importlib.import_module("agentlightning")
+        with _without_litellm():
+            package = importlib.import_module("agentlightning")
+    del sys.modules[_PROXY], package.llm_proxy
+    del package.LLMProxy
+    package.__getattr__ = _real_proxy  # type: ignore[method-assign]
+    return package
