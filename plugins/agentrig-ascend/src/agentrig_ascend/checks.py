@@ -1,0 +1,123 @@
+"""What the doctor looks at where torch_npu or an NPU may be."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from agentrig.doctor import Finding, Situation, ask
+from agentrig_ascend.probe import SET_ENV, cann_home, cann_version, driver_version
+
+LOADS = """
+import json
+import torch
+import torch_npu
+print(json.dumps({"torch": torch.__version__, "torch_npu": torch_npu.__version__, "devices": torch.npu.device_count()}))
+"""
+
+
+def on_ascend(situation: Situation) -> bool:
+    """Whether the run would use an NPU."""
+    return situation.hardware is not None and situation.hardware.name == "ascend"
+
+
+def check_torch_npu(situation: Situation) -> Iterator[Finding]:
+    """Does torch_npu load? Checked on every host: a broken one breaks `import torch` for all."""
+    version = situation.versions.get("torch_npu")
+    if version is None:
+        if on_ascend(situation):
+            cure = "pip install the torch_npu of one stack in docs/hardware.md"
+            yield Finding(check="torch_npu", result="problem", evidence="not installed", cure=cure)
+        return
+    torch = situation.versions.get("torch", "none")
+    if re.split(r"[+]|\.post|\.dev|rc", version)[0] != re.split(r"[+]|\.post|\.dev|rc", torch)[0]:
+        yield Finding(
+            check="torch_npu",
+            result="problem" if on_ascend(situation) else "warning",
+            evidence=f"torch_npu {version} beside torch {torch}: it is built against the torch of its own number",
+            cure=f"install torch {re.split('[+]|[.]post|[.]dev|rc', version)[0]}, or another torch_npu",
+        )
+    answer = ask(LOADS, environ=situation.environ)
+    if answer.ok:
+        evidence = f"torch_npu {version} loads; {answer.data['devices']} device(s)"
+        yield Finding(check="torch_npu", result="ok", evidence=evidence)
+        return
+    known = situation.symptom(answer.error)
+    yield Finding(
+        check="torch_npu",
+        result="problem",
+        evidence=f"torch_npu {version} does not load: {answer.reason}" + (f" ({known.cause})" if known else ""),
+        cure=known.cure if known else f"{SET_ENV}, or pip uninstall torch_npu",
+    )
+
+
+def check_cann(situation: Situation) -> Iterator[Finding]:
+    """Is CANN there and sourced, and the driver mounted?"""
+    if not on_ascend(situation):
+        return
+    home = cann_home(situation.environ)
+    if home is None or not home.is_dir():
+        evidence = f"ASCEND_HOME_PATH is {home or 'not set'}"
+        yield Finding(check="CANN", result="problem", evidence=evidence, cure=SET_ENV)
+    else:
+        version = cann_version(home)
+        library = home / "lib64" / "libhccl.so"
+        if version is None or not library.exists():
+            evidence = (
+                f"{home}: version {version or 'unknown'}, {library} {'is there' if library.exists() else 'missing'}"
+            )
+            yield Finding(
+                check="CANN", result="problem", evidence=evidence, cure="install the CANN toolkit and kernels"
+            )
+        else:
+            yield Finding(check="CANN", result="ok", evidence=f"{version} at {home}")
+    if "ATB_HOME_PATH" not in situation.environ:
+        evidence = "ATB_HOME_PATH is not set: vllm-ascend wants the transformer boost library"
+        cure = "source /usr/local/Ascend/nnal/atb/set_env.sh"
+        yield Finding(check="CANN nnal", result="warning", evidence=evidence, cure=cure)
+    driver = driver_version()
+    if driver:
+        yield Finding(check="NPU driver", result="ok", evidence=driver)
+    else:
+        cure = "mount /usr/local/Ascend/driver into the container"
+        evidence = "no /usr/local/Ascend/driver/version.info"
+        yield Finding(check="NPU driver", result="problem", evidence=evidence, cure=cure)
+
+
+def check_hccl_ports(situation: Situation) -> Iterator[Finding]:
+    """Are HCCL's port ranges well-formed, and apart from the range that the system gives out itself?"""
+    if not on_ascend(situation):
+        return
+    for name in ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE"):
+        value = situation.environ.get(name) or situation.setting("hardware", "socket_ports", "auto")
+        if value == "auto":
+            yield Finding(check="HCCL ports", result="ok", evidence=f"{name}: auto")
+            continue
+        spans = [re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip()) for part in value.split(",")]
+        ports = [(int(m[1]), int(m[2] or m[1])) for m in spans if m]
+        if len(ports) != len(spans) or any(not 1023 < low <= high <= 65535 for low, high in ports):
+            evidence = f"{name}={value} is not a list of ports and ranges between 1024 and 65535"
+            cure = "auto, or such as 60000-60050"
+            yield Finding(check="HCCL ports", result="problem", evidence=evidence, cure=cure)
+            continue
+        low_system, high_system = ephemeral_ports()
+        clash = [f"{low}-{high}" for low, high in ports if low <= high_system and high >= low_system]
+        if clash:
+            yield Finding(
+                check="HCCL ports",
+                result="warning",
+                evidence=f"{name}={value} overlaps the system's own {low_system}-{high_system}",
+                cure=f"sysctl -w net.ipv4.ip_local_reserved_ports={','.join(clash)}",
+            )
+        else:
+            yield Finding(check="HCCL ports", result="ok", evidence=f"{name}={value}")
+
+
+def ephemeral_ports(path: str = "/proc/sys/net/ipv4/ip_local_port_range") -> tuple[int, int]:
+    """Return the lowest and highest port that the kernel hands out to outgoing connections."""
+    if not os.path.exists(path):
+        return 32768, 60999
+    with open(path, encoding="ascii") as file:
+        low, high = file.read().split()
+    return int(low), int(high)
