@@ -86,9 +86,16 @@ class Session(Protocol):
     stopping: bool
 
     def rollouts(
-        self, tasks: Sequence[Task], *, n: int, endpoint: Endpoint, step: int, mode: Mode = "train"
+        self, tasks: Sequence[Task], *, n: int, endpoint: Endpoint | Sequence[Endpoint], step: int, mode: Mode = "train"
     ) -> list[Rollout]:
-        """Run the agent n times on each task against an endpoint; block until all have ended.
+        """Run the agent n times on each task; block until all have ended.
+
+        Args:
+            tasks: What to run.
+            n: The group's size.
+            endpoint: One server, or several replicas: a whole group goes to the same one, in turn.
+            step: The training step.
+            mode: What the rollouts are for.
 
         Returns:
             `len(tasks) * n` rollouts, the n of one task side by side, failures included.
@@ -99,11 +106,13 @@ class Session(Protocol):
         """
         ...
 
-    def validate(self, endpoint: Endpoint, *, step: int) -> float | None:
+    def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
         """Return the accuracy on the validation split (greedy unless the run says otherwise)."""
         ...
 
-    def report(self, endpoint: Endpoint, *, when: Literal["before", "after"], step: int) -> float | None:
+    def report(
+        self, endpoint: Endpoint | Sequence[Endpoint], *, when: Literal["before", "after"], step: int
+    ) -> float | None:
         """Measure the held-out accuracy that `summary.json` states; once before and once after training."""
         ...
 
@@ -135,7 +144,11 @@ class Session(Protocol):
 
 
 class Algorithm(Protocol):
-    """What `AlgorithmSpec.build` returns."""
+    """What `AlgorithmSpec.build` returns.
+
+    It may also have an attribute `pool`: a callable with the arguments of `agentrig.workers.Pool`, used in
+    its place (runners elsewhere than on this machine).
+    """
 
     def run(self, session: Session) -> None:
         """Train: roll out, learn, `end_step`, until the configured steps are done or `session.stopping`."""

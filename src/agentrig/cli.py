@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ KINDS = ("tasks", "agent", "reward", "adapter", "algorithm", "hardware")
 class Group(click.Group):
     """Prints agentrig's own errors without a traceback, and brings commands of other modules lazily."""
 
-    lazy: ClassVar[dict[str, str]] = {"doctor": "agentrig.doctor:doctor", "export": "agentrig.export:export"}
+    lazy: ClassVar[dict[str, str]] = {"doctor": "agentrig.doctor:doctor"}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order in which a newcomer meets them."""
@@ -116,7 +117,8 @@ def warn_of_failures(registry: Registry) -> None:
 @configured
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with a run directory.")
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end, and no display.")
-def train(words: Sequence[str], resume: Path | None, as_json: bool, **options: Any) -> None:
+@click.option("--yes", is_flag=True, help="Stop what stands in the way (a stale Ray cluster) without asking.")
+def train(words: Sequence[str], resume: Path | None, as_json: bool, yes: bool, **options: Any) -> None:
     r"""Train, with the recipe `mini` unless another is named.
 
     \b
@@ -128,6 +130,8 @@ def train(words: Sequence[str], resume: Path | None, as_json: bool, **options: A
     from agentrig import run
     from agentrig.errors import ConfigError
 
+    if yes:
+        os.environ["AGENTRIG_YES"] = "1"
     if resume is not None:
         source = words[0] if words and "=" not in words[0] else None
         if source or any(options[k] for k in (*KINDS, "files")):
@@ -373,6 +377,26 @@ def _default(default: Any) -> Any:
     if default is attrs.NOTHING:
         return "required"
     return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
+
+
+@main.command()
+@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("target", type=click.Path(path_type=Path))
+def export(run: Path, target: Path) -> None:
+    r"""Copy a run's latest checkpoint as a Hugging Face directory that vLLM and transformers load.
+
+    \b
+    agentrig export runs/mini-20260101-120000 my-model
+    """
+    import shutil
+
+    from agentrig.errors import ConfigError
+
+    checkpoint = find_checkpoint(run)
+    if target.exists():
+        raise ConfigError(f"{target} is there already")
+    shutil.copytree(str(checkpoint), target, ignore=shutil.ignore_patterns("trainer", "keep"))
+    click.echo(f"{checkpoint} -> {target}")
 
 
 @main.command()

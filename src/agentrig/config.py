@@ -162,6 +162,8 @@ def read_run_file(path: Path) -> dict[str, Any]:
 def parse_override(text: str) -> tuple[str, str, Any]:
     """Split `section.key=value`; the value is read as TOML (`3e-4`, `true`, `[1, 2]`), else as text.
 
+    A key with dots, `section.table.rest.of.it=value`, sets `rest.of.it` in the table of that name.
+
     Raises:
         ConfigError: It has not that form, or there is no such section.
     """
@@ -174,7 +176,8 @@ def parse_override(text: str) -> tuple[str, str, Any]:
         value = tomllib.loads(f"x = {right}")["x"]
     except tomllib.TOMLDecodeError:
         value = right
-    return section, key, value
+    table, nested, inner = key.partition(".")
+    return (section, table, {inner: value}) if nested else (section, key, value)
 
 
 def _check_section(section: str) -> None:
@@ -335,7 +338,10 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
         _check_section(section)
         if "use" in keys and into[section].get("use") not in (None, keys["use"]):
             into[section] = {}
-        into[section].update(keys)
+        for key, value in keys.items():
+            old = into[section].get(key)
+            both = isinstance(value, Mapping) and isinstance(old, Mapping)
+            into[section][key] = {**old, **value} if both else value
 
 
 def _auto_hardware(registry: Registry, algorithm: Component) -> str:

@@ -37,14 +37,20 @@ class RolloutEngine:
         self.adapter = adapter
         self._runtime, self._scorer, self._on_rollout = runtime, scorer, on_rollout
 
-    def run(self, tasks: Sequence[Task], *, n: int, endpoint: Endpoint, step: int, mode: Mode) -> list[Rollout]:
+    def run(
+        self, tasks: Sequence[Task], *, n: int, endpoint: Endpoint | Sequence[Endpoint], step: int, mode: Mode
+    ) -> list[Rollout]:
         """Run the agent n times on each task; the n rollouts of a task are side by side in the result.
 
         The reward judges what has ended while the rest still runs. Every rollout comes back once,
-        failures included.
+        failures included. Of several endpoints a whole group gets the same one, in turn: that balances
+        the servers and lets each cache its groups' prompts.
         """
+        endpoints = [endpoint] if isinstance(endpoint, Endpoint) else list(endpoint)
         work = [(task, f"{mode}-{step}-{i}") for i, task in enumerate(tasks) for _ in range(n)]
-        ids = self._runtime.enqueue([task.input for task, _ in work], endpoint=endpoint, mode=mode)
+        targets = [endpoints[i % len(endpoints)] for i in range(len(tasks)) for _ in range(n)]
+        inputs = [(task.input, target) for (task, _), target in zip(work, targets, strict=True)]
+        ids = self._runtime.enqueue(inputs, mode=mode)
         waiting = dict(zip(ids, work, strict=True))
         done: dict[str, Rollout] = {}
         while len(done) < len(ids):

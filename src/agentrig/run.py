@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrig.adapters import Adapter
 from agentrig.algorithms import Algorithm
 from agentrig.config import Plan, resolve
 from agentrig.errors import ConfigError, RunStopped
@@ -24,6 +25,10 @@ from agentrig.rewards import Scorer
 from agentrig.rundir import RunDirectory, manifest
 from agentrig.tasks import Task, Tasks, overlap
 from agentrig.workers import AgentPlan, Pool
+
+if TYPE_CHECKING:
+    from agentrig.rollouts import RolloutEngine
+    from agentrig.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +74,7 @@ def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
     audit = Scorer(audit_reward(plan), budget_s=plan.run.reward_budget_s) if plan.run.audit else None
     adapter = plan.build("adapter")
     algorithm: Algorithm = plan.build("algorithm")
-    engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter)
+    engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, algorithm=algorithm)
     session = RunSession(
         plan=plan,
         engine=engine,
@@ -181,13 +186,16 @@ def audit_reward(plan: Plan) -> Any:
     return spec.build(spec.config())
 
 
-def make_engine(plan: Plan, *, scorer: Scorer, adapter: Any) -> tuple[Any, Any]:
+def make_engine(
+    plan: Plan, *, scorer: Scorer, adapter: Adapter, algorithm: Algorithm | None = None
+) -> tuple[RolloutEngine, Runtime]:
     """Return the rollout engine and the runtime that it works on; imports Agent Lightning."""
     from agentrig.rollouts import RolloutEngine
     from agentrig.runtime import Runtime
 
     spec: Any = plan.components["agent"].spec
-    pool = Pool(
+    make_pool = getattr(algorithm, "pool", None) or Pool
+    pool = make_pool(
         agent_plan(plan),
         n=plan.runners.n,
         threads=plan.runners.threads,

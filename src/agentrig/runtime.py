@@ -77,7 +77,7 @@ class Store(InMemoryLightningStore):
 
 def to_lightning(trace: Trace, rollout_id: str, attempt_id: str) -> list[LightningSpan]:
     """Return a trace's spans as Agent Lightning's, with the attribute names that its adapters read."""
-    trace_id = rollout_id.encode().hex()[-32:].rjust(32, "0")
+    trace_id = rollout_id.encode().hex()[-32:].rjust(32, "0")  # any 16 bytes do
     resource = OtelResource(attributes={}, schema_url="")
     return [
         LightningSpan.model_construct(
@@ -386,22 +386,25 @@ class Runtime:
         if algorithm.error is not None:
             raise algorithm.error
 
-    def enqueue(self, inputs: Sequence[Any], *, endpoint: Endpoint, mode: str) -> list[str]:
-        """Put rollouts into the store; returns their ids, in order."""
+    def enqueue(self, inputs: Sequence[tuple[Mapping[str, Any], Endpoint]], *, mode: str) -> list[str]:
+        """Put rollouts into the store, each with its endpoint; returns their ids, in order."""
 
         async def put() -> list[str]:
-            key = repr((endpoint.base_url, endpoint.api_key, endpoint))
-            if key not in self._resources:
-                self._resources[key] = (await self.store.add_resources({"llm": lightning_llm(endpoint)})).resources_id
             requests = [
-                EnqueueRolloutRequest(input=dict(i), mode=MODES[mode], resources_id=self._resources[key])
-                for i in inputs
+                EnqueueRolloutRequest(input=dict(i), mode=MODES[mode], resources_id=await self._resource(endpoint))
+                for i, endpoint in inputs
             ]
             return [r.rollout_id for r in await self.store.enqueue_many_rollouts(requests)]
 
         ids = self.call(put())
         self.pool.wake()
         return ids
+
+    async def _resource(self, endpoint: Endpoint) -> str:
+        key = repr((endpoint, endpoint.api_key))
+        if key not in self._resources:
+            self._resources[key] = (await self.store.add_resources({"llm": lightning_llm(endpoint)})).resources_id
+        return self._resources[key]
 
     def forget(self, rollout_ids: Sequence[str]) -> None:
         """Drop finished rollouts from the store."""

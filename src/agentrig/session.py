@@ -100,7 +100,7 @@ class RunSession:
         self._step_start = time.perf_counter()
 
     def rollouts(
-        self, tasks: Sequence[Task], *, n: int, endpoint: Endpoint, step: int, mode: Mode = "train"
+        self, tasks: Sequence[Task], *, n: int, endpoint: Endpoint | Sequence[Endpoint], step: int, mode: Mode = "train"
     ) -> list[Rollout]:
         """Run, score, adapt, check and file a batch of rollouts."""
         start = time.perf_counter()
@@ -122,15 +122,23 @@ class RunSession:
             check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
         return rollouts
 
-    def validate(self, endpoint: Endpoint, *, step: int) -> float | None:
+    def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
         """Measure the accuracy on the validation split."""
         if not self.validation_tasks:
             return None
         rollouts = self.rollouts(self.validation_tasks, n=1, endpoint=endpoint, step=step, mode="validation")
-        self._validated = accuracy_of(rollouts)
-        return self._validated
+        accuracy = accuracy_of(rollouts)
+        if step < self.first_step:  # before the first step: it belongs to no line
+            self._progress["validation_before"] = accuracy
+            self._run.write_json("progress.json", self._progress)
+            self._step_start = time.perf_counter()
+        else:
+            self._validated = accuracy
+        return accuracy
 
-    def report(self, endpoint: Endpoint, *, when: Literal["before", "after"], step: int) -> float | None:
+    def report(
+        self, endpoint: Endpoint | Sequence[Endpoint], *, when: Literal["before", "after"], step: int
+    ) -> float | None:
         """Measure the held-out accuracy; a resumed run keeps what it measured before its first step."""
         if when in self._progress and when == "before":
             return float(self._progress[when]["accuracy"])
@@ -195,6 +203,7 @@ class RunSession:
                 "after": after.get("accuracy"),
                 "n": after.get("n", before.get("n", 0)),
             },
+            "validation_before": self._progress.get("validation_before"),
             "reward": {"before": before.get("reward"), "after": after.get("reward")},
             "steps": len(self.lines),
             "wall_s": wall_s,
