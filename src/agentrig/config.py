@@ -349,9 +349,9 @@ def _auto_hardware(registry: Registry, algorithm: Component) -> str:
     from agentrig.hardware import select
 
     able: Sequence[str] = getattr(algorithm.spec, "hardware", ())
-    candidates = [
+    installed = [
         cast(Any, c.spec).build(c.spec.config())
         for c in registry.components("hardware")
         if not able or c.spec.name in able
     ]
-    return str(select("auto", candidates).name)
+    return str(select("auto", [h for h in installed if h.carries(algorithm.spec.name)]).name)

@@ -133,6 +133,8 @@ def ready_hardware(plan: Plan) -> Hardware:
     spec: Any = plan.components["algorithm"].spec
     if spec.hardware and hardware.name not in spec.hardware:
         raise ConfigError(f"algorithm {spec.name} runs on {', '.join(spec.hardware)}, not on {hardware.name}")
+    if not hardware.carries(spec.name):
+        raise ConfigError(f"hardware {hardware.name} carries {', '.join(hardware.algorithms)}, not {spec.name}")
     probe = hardware.probe()
     if not probe.available:
         seen = "\n".join(f"  {line}" for line in (*probe.evidence, *probe.problems))
