@@ -1,0 +1,86 @@
+"""An example of third-party hardware: an accelerator that maps onto the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import attrs
+
+from agentrig import HardwareSpec, hookimpl, setting
+from agentrig.doctor import Check, Finding, Situation
+from agentrig.hardware import Context, Device, Hardware, Probe, Stack
+
+
+@attrs.frozen(kw_only=True)
+class FakeConfig:
+    """Settings of `fake`: the section `[hardware]` of a run file."""
+
+    threads: int = setting(1, help="torch threads", ge=1)
+
+
+@attrs.frozen(kw_only=True)
+class Fake(Hardware):
+    """An accelerator that is really the CPU."""
+
+    config: FakeConfig = attrs.field(factory=FakeConfig)
+    name: str = "fake"
+    vendor: str = "nobody"
+    torch_device: str = "cpu"
+    collective_backend: str | None = "gloo"
+    visible_devices: str | None = "FAKE_VISIBLE_DEVICES"
+    ray_resource: str = "FAKE"
+
+    @property
+    def threads(self) -> int:
+        """How many threads torch should use."""
+        return self.config.threads
+
+    def probe(self) -> Probe:
+        """Count the devices; a real plugin looks at device files and its vendor's tool, and never imports torch."""
+        value = os.environ.get("FAKE_ACCELERATORS")
+        evidence = (f"FAKE_ACCELERATORS={value}" if value is not None else "FAKE_ACCELERATORS is not set",)
+        if value is None:
+            return Probe(available=False, evidence=evidence)
+        if not value.isdigit():
+            problem = f"FAKE_ACCELERATORS={value} is not a number: export FAKE_ACCELERATORS=1"
+            return Probe(available=False, evidence=evidence, problems=(problem,))
+        devices = tuple(Device(name=f"fake accelerator {i}") for i in range(int(value)))
+        return Probe(available=bool(devices), devices=devices, evidence=evidence)
+
+    def environment(self, context: Context | None = None) -> Mapping[str, str]:
+        """Return the variables to set before torch is imported, on top of the visible devices."""
+        return {**Hardware.environment(self, context), "OMP_NUM_THREADS": str(self.threads)}
+
+    def stacks(self) -> Sequence[Stack]:
+        """Return the sets of versions that were seen to work."""
+        return (
+            Stack(
+                name="fake accelerator on torch 2.13",
+                proof="contract-tested",
+                versions={"torch": ">=2.11,<3"},
+                algorithms=("grpo",),
+                source="this example's test",
+            ),
+        )
+
+    def checks(self) -> Sequence[Check]:
+        """Return a check of its own for `agentrig doctor`."""
+        return (check_fake_driver,)
+
+
+def check_fake_driver(situation: Situation) -> Iterator[Finding]:
+    """Say that the driver is fine: there is none."""
+    if situation.hardware is not None and situation.hardware.name == "fake":
+        yield Finding(check="fake driver", result="ok", evidence="there is none, and none is needed")
+
+
+@hookimpl
+def register_hardware() -> Iterable[HardwareSpec]:
+    """Bring `fake`."""
+    yield HardwareSpec(
+        name="fake",
+        summary="An accelerator that is really the CPU.",
+        config=FakeConfig,
+        build=lambda config: Fake(config=config),
+    )
