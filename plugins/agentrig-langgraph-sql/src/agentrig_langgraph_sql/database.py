@@ -97,15 +97,19 @@ def _cell(value: Any, limit: int) -> str:
 
 
 @contextmanager
-def connect(path: str | Path) -> Iterator[sqlite3.Connection]:
+def connect(path: str | Path, *, wait_s: float = 5.0) -> Iterator[sqlite3.Connection]:
     """Open an SQLite file that nothing done through the connection can change, and close it at the end.
+
+    Args:
+        path: The file.
+        wait_s: How long to wait for a writer elsewhere to let go of the file.
 
     Raises:
         DatabaseBroken: SQLite can't open or read the file.
     """
     uri = f"{Path(path).absolute().as_uri()}?mode=ro"
     try:
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(uri, uri=True, timeout=wait_s, isolation_level=None, check_same_thread=False)
     except sqlite3.OperationalError as error:
         raise DatabaseBroken(f"{path}: {error}") from error
     with closing(connection):
@@ -149,7 +153,7 @@ def run_query(
         refused.append(action)
         return sqlite3.SQLITE_DENY
 
-    with connect(database) as connection:
+    with connect(database, wait_s=timeout_s) as connection:
         connection.set_authorizer(authorize)
         connection.set_progress_handler(lambda: time.monotonic() > deadline, _OPCODES_A_CHECK)
         try:

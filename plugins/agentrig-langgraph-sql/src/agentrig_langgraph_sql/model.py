@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 import attrs
-from langchain_openai import ChatOpenAI  # only imported when the agent is built
+from langchain_openai import ChatOpenAI
+from openai import DefaultHttpxClient  # noqa: TID253  (only imported when the agent is built)
 
 from agentrig_langgraph_sql.prompts import Message
 
@@ -48,13 +49,13 @@ class LLM:
             openai.OpenAIError: The endpoint can't be reached or refused the call.
             LLMError: It answered with something that is no chat completion.
         """
-        chat = _chat(self.base_url, self.model, self.api_key, self.timeout_s, self.max_retries)
+        chat = _chat(os.getpid(), self.base_url, self.model, self.api_key, self.timeout_s, self.max_retries)
         options: dict[str, Any] = {"extra_body": dict(self.sampling)}
         if self.headers:
             options["extra_headers"] = dict(self.headers)
         try:
             reply = chat.invoke(list(messages), **options)
-        except (TypeError, ValueError, LookupError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
             # What langchain-openai raises on a body without choices or messages, or that is no JSON.
             raise LLMError(
                 f"{self.base_url} answered with something that is no chat completion ({type(error).__name__}: {error});"
@@ -78,20 +79,27 @@ class _Chat(ChatOpenAI):
         return {**payload, "messages": [], "extra_body": body}
 
 
-# One client a server is shared by all threads (httpx's clients may be), so rollouts reuse its connections.
+class _Client(DefaultHttpxClient):
+    """An `httpx.Client` that closes its connections when nobody holds it any more."""
+
+    def __del__(self) -> None:
+        if not self.is_closed:
+            self.close()
+
+
+# One client a server is shared by all threads (httpx's may be), so that rollouts reuse its connections. The process is
+# part of the key: a forked runner must neither use its parent's connections, as langchain-openai's own cache would
+# have it do, nor close them.
 @lru_cache(maxsize=64)
-def _chat(base_url: str, model: str, api_key: str, timeout_s: float, max_retries: int) -> ChatOpenAI:
+def _chat(_process: int, base_url: str, model: str, api_key: str, timeout_s: float, max_retries: int) -> ChatOpenAI:
     return _Chat(
         base_url=base_url,
         model=model,
         api_key=api_key,  # type: ignore[arg-type]  # a plain str is made a SecretStr
         timeout=timeout_s,
         max_retries=max_retries,
+        http_client=_Client(),
         use_responses_api=False,
         disable_streaming=True,
         cache=False,
     )
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_chat.cache_clear)  # two processes must not share a connection

@@ -1,0 +1,107 @@
+"""A zoo to ask about, and a server that speaks the OpenAI chat API and says what a test tells it to."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class ChatServer:
+    """Answers each call with the next of `replies` (the last one again and again), or with what a function returns.
+
+    A reply is the message's text; or a status and a body; or a number: seconds to wait before an empty message.
+    """
+
+    def __init__(self) -> None:
+        self.replies: Sequence[Any] | Callable[[dict[str, Any]], Any] = ["SELECT 1"]
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
+        self.clients: list[int] = []
+        self._lock = threading.Lock()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            wbufsize = -1  # head and body in one packet; two would wait for each other's acknowledgement
+
+            def do_POST(self) -> None:
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                status, body = outer._answer(self, request)
+                try:
+                    self.send_response(status)
+                    kind = "application/json" if body[:1] in (b"{", b"[") else "text/html"
+                    self.send_header("Content-Type", kind)
+                    self.send_header("Content-Length", str(len(body)))
+                    self.end_headers()
+                    self.wfile.write(body)
+                except OSError:
+                    self.close_connection = True  # the client did not want to wait
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def _answer(self, handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> tuple[int, bytes]:
+        with self._lock:
+            number = len(self.requests)
+            self.requests.append(request)
+            self.paths.append(handler.path)
+            self.headers.append({name.lower(): value for name, value in handler.headers.items()})
+            self.clients.append(handler.client_address[1])
+        reply = self.replies(request) if callable(self.replies) else self.replies[min(number, len(self.replies) - 1)]
+        if isinstance(reply, float):
+            time.sleep(reply)
+            reply = ""
+        if isinstance(reply, tuple):
+            return reply
+        message = {"role": "assistant", "content": reply}
+        return 200, json.dumps(
+            {
+                "id": f"chatcmpl-{number}",
+                "object": "chat.completion",
+                "created": 1,
+                "model": request["model"],
+                "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+                "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+            }
+        ).encode()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def chat_server() -> Iterator[ChatServer]:
+    server = ChatServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    path = tmp_path / "zoo.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript(
+        """
+        CREATE TABLE species (id INTEGER PRIMARY KEY, name TEXT, legs INTEGER);
+        CREATE TABLE animal (id INTEGER PRIMARY KEY, name TEXT, species_id INT REFERENCES species (id), born INT);
+        INSERT INTO species VALUES (1, 'cat', 4), (2, 'crane', 2), (3, 'snake', 0);
+        INSERT INTO animal VALUES (1, 'Tom', 1, 2019), (2, 'Ann', 2, 2020), (3, 'Kaa', 3, NULL), (4, 'Leo', 1, 2021);
+        """
+    )
+    connection.close()
+    return path

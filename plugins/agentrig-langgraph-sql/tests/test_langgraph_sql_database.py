@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from agentrig_langgraph_sql.database import DatabaseBroken, Result, connect, run_query
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT "
+
+
+def test_a_query_gives_columns_and_rows(zoo: Path) -> None:
+    result = run_query(zoo, "SELECT name, born FROM animal WHERE id > 2 ORDER BY id")
+    assert result == Result(columns=["name", "born"], rows=[("Kaa", None), ("Leo", 2021)])
+    assert result.text() == "name | born\nKaa | NULL\nLeo | 2021"
+    assert result.text(header=False) == "Kaa | NULL\nLeo | 2021"
+
+
+def test_no_rows_are_told_from_no_query(zoo: Path) -> None:
+    assert run_query(zoo, "SELECT name FROM animal WHERE id = 9").text() == "name\n(no rows)"
+    assert run_query(zoo, "SELECT name FROM animal WHERE id = 9").text(header=False) == "(no rows)"
+    assert run_query(zoo, "  \n").text() == "Error: the query is empty"
+    assert run_query(zoo, "-- nothing").text() == "Error: the statement returns no rows; write a SELECT"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "DELETE FROM animal",
+        "UPDATE animal SET name = 'x'",
+        "INSERT INTO animal SELECT id + 10, name, species_id, born FROM animal",
+        "INSERT INTO animal VALUES (9, 'x', 1, 1) RETURNING id",
+        "DROP TABLE animal",
+        "CREATE TABLE other (a)",
+        "CREATE TEMP TABLE other AS SELECT 1",
+        "ATTACH DATABASE 'other.sqlite' AS other",
+        "VACUUM INTO 'other.sqlite'",
+        "PRAGMA journal_mode = WAL",
+        "PRAGMA writable_schema = ON",
+        "BEGIN EXCLUSIVE",
+        "SELECT load_extension('evil')",
+    ],
+)
+def test_whatever_would_write_is_refused(zoo: Path, query: str) -> None:
+    before = zoo.read_bytes()
+    assert run_query(zoo, query).text() == "Error: only a SELECT that reads the tables is allowed"
+    assert zoo.read_bytes() == before
+    assert sorted(p.name for p in zoo.parent.iterdir()) == ["zoo.sqlite"]
+
+
+def test_the_file_is_safe_even_without_the_authorizer(zoo: Path) -> None:
+    with connect(zoo) as connection, pytest.raises(sqlite3.OperationalError, match="readonly"):
+        connection.execute("DELETE FROM animal")
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("SELECT nme FROM animal", "no such column: nme"),
+        ("SELECT 1; DELETE FROM animal", "one statement at a time"),
+        ("SELEC 1", "syntax error"),
+        ("SELECT 'a\0'", "null character"),
+        ("SELECT '\ud800'", "surrogates"),
+        ("SELECT zeroblob(1000000000)", "too big"),
+        ("SELECT abs(-9223372036854775808)", "integer overflow"),
+    ],
+)
+def test_what_the_query_did_wrong_is_text_for_the_model(zoo: Path, query: str, words: str) -> None:
+    text = run_query(zoo, query).text()
+    assert text.startswith("Error: ")
+    assert words in text
+
+
+@pytest.mark.parametrize("query", [ENDLESS + "count(*) FROM n", ENDLESS + "i FROM n WHERE i < 0"])
+def test_an_endless_query_is_stopped(zoo: Path, query: str) -> None:
+    start = time.monotonic()
+    assert run_query(zoo, query, timeout_s=0.2).text() == "Error: the query was stopped after 0.2 s"
+    assert time.monotonic() - start < 2
+
+
+def test_only_as_many_rows_are_fetched_as_allowed(zoo: Path) -> None:
+    result = run_query(zoo, ENDLESS + "i FROM n", max_rows=3)
+    assert (len(result.rows), result.more) == (3, True)
+    assert result.text() == "i\n1\n2\n3\n... (cut off: 3 of more than 3 rows shown)"
+
+
+def test_big_values_end_the_fetching(zoo: Path) -> None:
+    result = run_query(zoo, ENDLESS + "zeroblob(1000) FROM n", max_rows=10**9, max_chars=10_000)
+    assert (len(result.rows), result.more) == (10, True)
+
+
+@pytest.mark.parametrize("limit", [64, 100, 333, 2048])
+@pytest.mark.parametrize("header", [True, False])
+def test_a_long_result_is_cut_after_a_row_and_says_so(zoo: Path, limit: int, header: bool) -> None:
+    result = run_query(zoo, ENDLESS + "i, 'number ' || i AS words FROM n LIMIT 900")
+    *lines, note = result.text(limit, header=header).splitlines()
+    assert len("\n".join([*lines, note])) <= limit
+    rows = lines[1:] if header else lines
+    assert rows == [f"{i} | number {i}" for i in range(1, len(rows) + 1)]
+    assert note == f"... (cut off: {len(rows)} of 900 rows shown)"
+
+
+def test_a_long_row_shows_its_beginning(zoo: Path) -> None:
+    text = run_query(zoo, "SELECT printf('%.*c', 5000, 'x') AS x").text(100)
+    assert len(text) == 100
+    assert text.startswith("x\nxxxx")
+    assert text.endswith("\n... (cut off: 0 of 1 rows shown)")
+
+
+def test_a_long_error_is_cut_too() -> None:
+    text = Result(error="x" * 5000).text(100)
+    assert len(text) == 100
+    assert text.endswith("(cut off)")
+
+
+def test_cells_stay_on_their_line(zoo: Path) -> None:
+    text = run_query(zoo, "SELECT 'a' || char(13, 10) || 'b' AS t, x'00ff' AS b, 1.5 AS f").text(header=False)
+    assert text == "a\\r\\nb | x'00ff' | 1.5"
+
+
+def test_text_that_is_no_utf_8_is_read(zoo: Path) -> None:
+    assert run_query(zoo, "SELECT CAST(x'41ff42' AS TEXT) AS t").rows == [("A�B",)]
+
+
+def test_a_missing_or_damaged_file_is_the_environments_fault(zoo: Path, tmp_path: Path) -> None:
+    with pytest.raises(DatabaseBroken, match=r"nowhere\.sqlite: unable to open"):
+        run_query(tmp_path / "nowhere.sqlite", "SELECT 1")
+    assert not (tmp_path / "nowhere.sqlite").exists()
+    broken = tmp_path / "broken.sqlite"
+    broken.write_bytes(b"this is no database" * 100)
+    with pytest.raises(DatabaseBroken, match="not a database"):
+        run_query(broken, "SELECT * FROM animal")
+
+
+def test_a_locked_file_is_the_environments_fault(zoo: Path) -> None:
+    writer = sqlite3.connect(zoo, isolation_level=None)
+    writer.execute("BEGIN EXCLUSIVE")
+    try:
+        with pytest.raises(DatabaseBroken, match="locked"):
+            run_query(zoo, "SELECT * FROM animal", timeout_s=0.2)
+    finally:
+        writer.close()
+
+
+def test_a_path_with_odd_characters_opens(zoo: Path) -> None:
+    odd = zoo.with_name("a ?#%20b.sqlite")
+    zoo.rename(odd)
+    assert run_query(odd, "SELECT count(*) AS n FROM animal").rows == [(4,)]
+
+
+def test_threads_do_not_disturb_each_other(zoo: Path) -> None:
+    seen: list[object] = []
+
+    def read(number: int) -> None:
+        seen.extend(run_query(zoo, f"SELECT {number} + 0 * count(*) AS n FROM animal").rows[0] for _ in range(20))
+
+    threads = [threading.Thread(target=read, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == sorted([(n,) for n in range(4)] * 20)  # type: ignore[type-var]

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from agentrig_langgraph_sql.graph import Limits, Question, build_graph, mermaid
+from agentrig_langgraph_sql.model import LLM, LLMError
+from agentrig_langgraph_sql.prompts import FULL, SHORT
+from agentrig_langgraph_sql.schema import schema_text
+
+YES, NO = "Fine.\nVERDICT: CORRECT", "The legs are missing.\nVERDICT: INCORRECT"
+
+
+def sql(query: str) -> str:
+    return f"Here:\n```sql\n{query}\n```"
+
+
+def llm_at(server: Any, **changes: Any) -> LLM:
+    return LLM(**{"base_url": server.url, "model": "zookeeper", "max_retries": 0, **changes})
+
+
+def question_about(zoo: Path) -> Question:
+    return Question(question="Which species has most legs?", database=str(zoo))
+
+
+def said(request: dict[str, Any]) -> str:
+    return "\n".join(message["content"] for message in request["messages"])
+
+
+def test_an_accepted_query_ends_the_first_turn(chat_server: Any, zoo: Path) -> None:
+    chat_server.replies = [sql("SELECT name FROM species ORDER BY legs DESC LIMIT 1"), YES]
+    graph = build_graph(llm_at(chat_server))
+    nodes = [node for update in graph.stream(question_about(zoo), stream_mode="updates") for node in update]
+    assert nodes == ["write_query", "execute_query", "check_query"]
+    chat_server.requests.clear()
+    answer = graph.invoke(question_about(zoo))
+    assert answer["query"] == "SELECT name FROM species ORDER BY legs DESC LIMIT 1"
+    assert (answer["result"], answer["correct"], answer["turn"]) == ("name\ncat", True, 1)
+    assert len(chat_server.requests) == 2
+
+
+def test_each_node_is_told_what_it_needs(chat_server: Any, zoo: Path) -> None:
+    chat_server.replies = [sql("SELECT legs FROM specis"), NO, sql("SELECT legs FROM species"), YES]
+    build_graph(llm_at(chat_server)).invoke(question_about(zoo))
+    write, check, rewrite, again = map(said, chat_server.requests)
+    for text in (write, check, rewrite, again):
+        assert "Which species has most legs?" in text
+        assert "CREATE TABLE species (id INTEGER PRIMARY KEY, name TEXT, legs INTEGER);" in text
+        assert "SQLite" in text
+        assert "database zoo" in text
+    assert "SELECT legs FROM specis\n" in check
+    assert "Error: no such table: specis" in check
+    assert "Error: no such table: specis" in rewrite
+    assert "The legs are missing." in rewrite
+    assert "legs\n4\n2\n0" in again
+
+
+def test_rewriting_goes_on_until_a_check_accepts(chat_server: Any, zoo: Path) -> None:
+    chat_server.replies = [sql("SELECT 1"), NO, sql("SELECT 2"), NO, sql("SELECT 3"), YES, "never asked"]
+    answer = build_graph(llm_at(chat_server), limits=Limits(max_turns=5)).invoke(question_about(zoo))
+    assert (answer["query"], answer["turn"], answer["correct"]) == ("SELECT 3", 3, True)
+    assert len(chat_server.requests) == 6
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 33])
+def test_it_ends_after_max_turns_whatever_the_check_says(chat_server: Any, zoo: Path, turns: int) -> None:
+    chat_server.replies = lambda request: NO if len(chat_server.requests) % 2 == 0 else sql("SELECT 1")
+    answer = build_graph(llm_at(chat_server), limits=Limits(max_turns=turns)).invoke(question_about(zoo))
+    assert (answer["turn"], answer["correct"]) == (turns, False)
+    assert len(chat_server.requests) == 2 * turns
+
+
+def test_a_rewrite_without_a_block_keeps_the_former_query(chat_server: Any, zoo: Path) -> None:
+    chat_server.replies = [sql("SELECT 7"), NO, "I would not change it.", YES]
+    answer = build_graph(llm_at(chat_server)).invoke(question_about(zoo))
+    assert (answer["query"], answer["turn"]) == ("SELECT 7", 2)
+
+
+def test_short_replies_are_bare(chat_server: Any, zoo: Path) -> None:
+    chat_server.replies = ["SELECT 1", "incorrect", "SELECT name FROM animal LIMIT 1", "correct"]
+    answer = build_graph(llm_at(chat_server), prompts=SHORT).invoke(question_about(zoo))
+    assert (answer["query"], answer["turn"], answer["correct"]) == ("SELECT name FROM animal LIMIT 1", 2, True)
+    assert [len(request["messages"]) for request in chat_server.requests] == [1, 1, 1, 1]
+    schema = schema_text(zoo, style=SHORT.schema_style)
+    assert [said(request).count(schema) for request in chat_server.requests] == [1, 0, 1, 0]
+
+
+def test_schema_and_result_are_cut_as_limited(chat_server: Any, zoo: Path) -> None:
+    chat_server.replies = [sql("SELECT a.* FROM animal a, animal b, animal c"), YES]
+    limits = Limits(table_info_truncate=80, execution_truncate=100)
+    answer = build_graph(llm_at(chat_server), limits=limits).invoke(question_about(zoo))
+    assert len(answer["result"]) <= 100
+    assert "of 64 rows shown" in answer["result"]
+    assert "CREATE TABLE" not in said(chat_server.requests[0])
+
+
+@pytest.mark.parametrize("empty", ["", None, "  \n"])
+def test_an_empty_reply_is_an_empty_query_that_fails(chat_server: Any, zoo: Path, empty: str | None) -> None:
+    chat_server.replies = [empty, NO]
+    answer = build_graph(llm_at(chat_server), limits=Limits(max_turns=1)).invoke(question_about(zoo))
+    assert answer["query"] == ""
+    assert "Error: the query is empty" in said(chat_server.requests[1])
+
+
+def test_the_model_can_come_with_each_call(chat_server: Any, zoo: Path) -> None:
+    graph = build_graph()
+    chat_server.replies = [sql("SELECT 1"), YES]
+    assert graph.invoke(question_about(zoo), context={"llm": llm_at(chat_server, model="one")})["query"] == "SELECT 1"
+    graph.invoke(question_about(zoo), context={"llm": llm_at(chat_server, model="two")})
+    assert [request["model"] for request in chat_server.requests[:3]] == ["one", "one", "two"]
+    with pytest.raises(ValueError, match="built without a model"):
+        graph.invoke(question_about(zoo))
+
+
+def test_sampling_headers_and_key_go_with_every_call(chat_server: Any, zoo: Path) -> None:
+    sampling = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 17, "stop": [";"], "seed": 5, "min_p": 0.1}
+    llm = llm_at(chat_server, sampling=sampling, headers={"X-Zoo": "open"}, api_key="sesame")
+    chat_server.replies = [sql("SELECT 1"), NO, sql("SELECT 1"), YES]
+    build_graph(llm).invoke(question_about(zoo))
+    assert len(chat_server.requests) == 4
+    for request, headers, path in zip(chat_server.requests, chat_server.headers, chat_server.paths, strict=True):
+        assert path == "/v1/chat/completions"
+        assert {**request, "messages": None} == {
+            **sampling,
+            "model": "zookeeper",
+            "messages": None,
+            "stream": False,
+        } or {
+            **request,
+            "messages": None,
+        } == {**sampling, "model": "zookeeper", "messages": None}
+        assert headers["authorization"] == "Bearer sesame"
+        assert headers["x-zoo"] == "open"
+
+
+def test_connections_are_kept(chat_server: Any, zoo: Path) -> None:
+    chat_server.replies = [sql("SELECT 1"), YES]
+    graph = build_graph()
+    for seed in range(5):
+        graph.invoke(question_about(zoo), context={"llm": llm_at(chat_server, sampling={"seed": seed})})
+    assert len(set(chat_server.clients)) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, openai.BadRequestError),
+        (401, openai.AuthenticationError),
+        (404, openai.NotFoundError),
+        (429, openai.RateLimitError),
+        (500, openai.InternalServerError),
+    ],
+)
+def test_a_refused_call_raises(chat_server: Any, zoo: Path, status: int, error: type[Exception]) -> None:
+    chat_server.replies = [(status, json.dumps({"error": {"message": "closed today"}}).encode())]
+    with pytest.raises(error, match="closed today"):
+        build_graph(llm_at(chat_server)).invoke(question_about(zoo))
+
+
+def test_a_failure_in_a_later_node_raises_too(chat_server: Any, zoo: Path) -> None:
+    chat_server.replies = [sql("SELECT 1"), NO, (503, b'{"error": {"message": "asleep"}}')]
+    with pytest.raises(openai.InternalServerError, match="asleep"):
+        build_graph(llm_at(chat_server)).invoke(question_about(zoo))
+
+
+def test_a_server_that_is_not_there_raises(zoo: Path) -> None:
+    llm = LLM(base_url="http://127.0.0.1:9/v1", model="m", max_retries=0)
+    with pytest.raises(openai.APIConnectionError):
+        build_graph(llm).invoke(question_about(zoo))
+
+
+def test_a_call_that_takes_too_long_raises(chat_server: Any, zoo: Path) -> None:
+    chat_server.replies = [1.0]
+    with pytest.raises(openai.APITimeoutError):
+        build_graph(llm_at(chat_server, timeout_s=0.2)).invoke(question_about(zoo))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>hello</html>",
+        b'{"choices": []}',
+        b'{"choices": null}',
+        b'{"id": "x"}',
+        b"{broken",
+        b"[]",
+        b'{"choices": [{"index": 0}]}',
+        b'{"error": {"message": "no such model"}}',
+    ],
+)
+def test_an_answer_that_is_no_completion_raises(chat_server: Any, zoo: Path, body: bytes) -> None:
+    chat_server.replies = [(200, body)]
+    with pytest.raises((LLMError, openai.OpenAIError)):
+        build_graph(llm_at(chat_server)).invoke(question_about(zoo))
+
+
+def test_a_passing_fault_is_tried_again(chat_server: Any, zoo: Path) -> None:
+    chat_server.replies = [(503, b'{"error": {"message": "asleep"}}'), sql("SELECT 1"), YES]
+    answer = build_graph(llm_at(chat_server, max_retries=1)).invoke(question_about(zoo))
+    assert answer["query"] == "SELECT 1"
+    assert len(chat_server.requests) == 3
+
+
+def test_the_picture_needs_no_model() -> None:
+    picture = mermaid(build_graph(prompts=FULL))
+    for edge in (
+        "__start__ --> write_query",
+        "write_query --> execute_query",
+        "execute_query --> check_query",
+        "check_query -.-> rewrite_query",
+        "check_query -.-> __end__",
+        "rewrite_query --> execute_query",
+    ):
+        assert edge in picture

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+from agentrig_langgraph_sql.database import DatabaseBroken
+from agentrig_langgraph_sql.schema import Table, quoted, render, schema_text
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SPIDER = Path(os.environ.get("AGENTRIG_SPIDER_DIR") or Path(__file__).parents[4] / "shared" / "spider")
+
+
+def test_the_statements_are_the_databases_own(zoo: Path) -> None:
+    assert schema_text(zoo) == (
+        "CREATE TABLE species (id INTEGER PRIMARY KEY, name TEXT, legs INTEGER);\n\n"
+        "CREATE TABLE animal (id INTEGER PRIMARY KEY, name TEXT, species_id INT REFERENCES species (id), born INT);"
+    )
+
+
+def test_the_compact_form_is_a_table_a_line(zoo: Path) -> None:
+    assert schema_text(zoo, style="compact") == "species(id,name,legs)\nanimal(id,name,species_id,born)"
+
+
+def test_every_name_of_the_spaced_form_follows_a_space(zoo: Path) -> None:
+    assert schema_text(zoo, style="spaced") == "table species: id name legs\ntable animal: id name species_id born"
+
+
+def test_views_and_odd_names_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "odd.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript('CREATE TABLE "two words" ("a b" INTEGER, c); CREATE VIEW v AS SELECT c FROM "two words";')
+    connection.close()
+    assert schema_text(path, style="compact") == '"two words"("a b",c)\nv(c)'
+    assert schema_text(path).endswith('CREATE VIEW v AS SELECT c FROM "two words";')
+
+
+def test_a_quoted_name_means_the_same_name() -> None:
+    connection = sqlite3.connect(":memory:")
+    try:
+        for name in ("plain", "two words", 'a"b', "1st", "é"):
+            assert connection.execute(f"SELECT 1 AS {quoted(name)}").description[0][0] == name
+    finally:
+        connection.close()
+
+
+def test_a_changed_file_is_read_again(zoo: Path) -> None:
+    before = schema_text(zoo, style="compact")
+    connection = sqlite3.connect(zoo)
+    connection.execute("CREATE TABLE keeper (name)")
+    connection.commit()
+    connection.close()
+    assert schema_text(zoo, style="compact") == f"{before}\nkeeper(name)"
+
+
+def test_an_unchanged_file_is_read_once(zoo: Path) -> None:
+    first = schema_text(zoo)
+    assert schema_text(str(zoo)) is first
+
+
+def test_what_is_missing_is_named(zoo: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        schema_text(tmp_path / "nowhere.sqlite")
+    with pytest.raises(ValueError, match="use one of create, compact, spaced"):
+        schema_text(zoo, style="short")
+    damaged = tmp_path / "damaged.sqlite"
+    damaged.write_bytes(b"no database" * 100)
+    with pytest.raises(DatabaseBroken):
+        schema_text(damaged)
+
+
+TABLES = st.lists(
+    st.builds(
+        lambda name, columns: Table(
+            name, columns, f"CREATE TABLE {name} (\n  {', '.join(f'{c} TEXT' for c in columns)}\n)"
+        ),
+        st.from_regex(r"[a-z]{1,12}", fullmatch=True),
+        st.lists(st.from_regex(r"[a-z]{1,20}", fullmatch=True), min_size=1, max_size=8),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(deadline=None, max_examples=50)  # a shared machine may stall any example
+@given(TABLES, st.integers(100, 1500))
+def test_a_statement_is_whole_or_absent_and_a_loss_is_announced(tables: list[Table], limit: int) -> None:
+    text = render(tables, style="create", limit=limit)
+    assert len(text) <= limit
+    statements = [f"{table.sql};" for table in tables]
+    if text in ("\n\n".join(statements), "\n".join(table.compact for table in tables)):
+        return  # nothing lost, or nothing but the statements' form
+    rest = text
+    for statement in sorted(set(statements), key=len, reverse=True):
+        rest = rest.replace(statement, "")
+    assert "CREATE TABLE" not in rest  # whatever begins is whole
+    assert "too long" in text or "left out" in text
+
+
+@settings(deadline=None, max_examples=50)  # a shared machine may stall any example
+@given(TABLES, st.integers(100, 600))
+def test_the_compact_form_keeps_whole_lines(tables: list[Table], limit: int) -> None:
+    text = render(tables, style="compact", limit=limit)
+    assert len(text) <= limit
+    lines = text.splitlines()
+    whole = [table.compact for table in tables]
+    if lines != whole:
+        assert lines[:-1] == whole[: len(lines) - 1]
+        assert lines[-1] == f"-- {len(whole) - len(lines) + 1} more tables left out"
+
+
+def test_tables_that_do_not_fit_are_still_named() -> None:
+    wide = Table("wide", ["a", "b"], "CREATE TABLE wide (a TEXT, b TEXT) -- " + "x" * 500)
+    narrow = Table("narrow", ["c"], "CREATE TABLE narrow (c TEXT)")
+    assert render([wide, narrow], style="create", limit=200) == (
+        "CREATE TABLE narrow (c TEXT);\n\n"
+        "-- The schema is too long to show in full: these tables only by name and columns.\n"
+        "-- wide(a,b)"
+    )
+
+
+@pytest.mark.skipif(not SPIDER.is_dir(), reason="needs Spider: set AGENTRIG_SPIDER_DIR")
+def test_every_spider_schema_fits_with_all_its_tables() -> None:
+    for path in SPIDER.glob("*database/*/*.sqlite"):
+        compact = schema_text(path, style="compact", limit=10**6).splitlines()
+        text = schema_text(path, limit=2048)
+        assert len(text) <= 2048
+        if "left out" not in text:
+            assert text.count("CREATE ") + text.count("\n-- ") >= len(compact), path
