@@ -1,0 +1,50 @@
+# setup, train and test work on a machine that has Python 3.11, git and make; each runs setup first when needed.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PLUGINS := $(sort $(wildcard plugins/agentrig-*))
+READY := $(VENV)/.ready
+
+.PHONY: setup train test docs bench lint lock clean
+
+setup: $(READY)
+
+# torch comes first and alone: the version is the one whose CPU build is known to work here. The rest is the exact set
+# of requirements/cpu.lock, installed without resolution because agentops and TransferQueue disagree on `packaging`.
+$(READY): requirements/cpu.lock pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 13) else \
+	  "agentrig needs Python 3.11 or 3.12; this is %d.%d. Name another: make PYTHON=python3.11 setup" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check uv==0.13.8 "$$(grep '^torch==' requirements/torch.txt)"
+	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r requirements/cpu.lock
+	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e . $(addprefix -e ,$(PLUGINS))
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib || true
+	@touch $@
+
+train: setup
+	$(BIN)/agentrig train
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: setup
+	$(BIN)/python -m pytest -q tests/docs
+	$(BIN)/mkdocs build --strict
+
+bench: setup
+	$(BIN)/python tests/benchmarks/rollouts.py
+	$(BIN)/python tests/benchmarks/rollouts.py --memory 5000
+	$(BIN)/python tests/benchmarks/exec_match.py
+	$(BIN)/python tests/benchmarks/embedded_server.py
+
+# Write down what is installed now, after trying it.
+lock: setup
+	$(BIN)/uv pip freeze --python $(BIN)/python --exclude-editable | grep -v -e '^torch==' -e '^uv==' > requirements/cpu.lock
+
+clean:
+	rm -rf $(VENV) site
