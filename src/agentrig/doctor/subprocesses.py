@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -28,9 +29,12 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """The last line of the error: usually the exception."""
-        lines = [line for line in self.error.splitlines() if line.strip()]
-        return lines[-1].strip() if lines else ""
+        """The exception that ended it and, where that hides another, the first one of the chain."""
+        lines = [line.strip() for line in self.error.splitlines() if line.strip()]
+        raised = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
+        if not raised:
+            return lines[-1] if lines else ""
+        return raised[-1] if raised[0] == raised[-1] else f"{raised[-1]} <- {raised[0]}"
 
 
 def ask(code: str, *arguments: str, environ: Mapping[str, str] | None = None, timeout_s: float = 180.0) -> Answer:

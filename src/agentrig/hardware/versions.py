@@ -65,7 +65,9 @@ class Override:
         """Return it as Hydra's command line has it: `key=value`, `+key=value` or `~key`."""
         if self.delete:
             return f"~{self.key}"
-        value = {True: "true", False: "false", None: "null"}.get(self.value, self.value)
+        value = "null" if self.value is None else self.value
+        if isinstance(value, bool):
+            value = str(value).lower()
         return f"{'+' if self.add else ''}{self.key}={value}"
 
 

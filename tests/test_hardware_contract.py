@@ -1,0 +1,178 @@
+import os
+import subprocess
+import sys
+
+import attrs
+import pytest
+
+from agentrig.config import structure
+from agentrig.errors import ConfigError
+from agentrig.hardware import (
+    Context,
+    Cpu,
+    CpuConfig,
+    Hardware,
+    Override,
+    Probe,
+    Stack,
+    apply_overrides,
+    cpu_spec,
+    installed,
+    ray_environment,
+)
+from agentrig.hardware.versions import fits, nearest_stack
+from agentrig.hardware.workers import SETUP_VARIABLE, resolve, set_up_worker
+
+
+@attrs.frozen(kw_only=True)
+class Board(Hardware):
+    name: str = "board"
+    torch_device: str = "cuda"
+    visible_devices: str | None = "BOARD_VISIBLE"
+    ray_resource: str = "GPU"
+    setup: str | None = None
+
+    def probe(self) -> Probe:
+        return Probe(available=True)
+
+    def worker_setup(self, versions):
+        return self.setup
+
+    def all_overrides(self):
+        return (
+            Override(key="a.old", value=1, reason="r", versions={"verl": "<0.8"}),
+            Override(key="a.new", value=True, add=True, reason="r", versions={"verl": ">=0.8"}),
+            Override(key="a.gone", delete=True, reason="r"),
+        )
+
+
+def test_hardware_cannot_be_built_without_a_probe():
+    with pytest.raises(TypeError, match="probe"):
+        Hardware(name="x", torch_device="cpu")
+
+
+def test_ray_options_differ_by_resource():
+    assert Cpu().ray_options(3) == {"num_cpus": 3}
+    assert Board().ray_options(2) == {"num_gpus": 2}
+    assert Board(ray_resource="NPU").ray_options(2) == {"resources": {"NPU": 2}}
+
+
+def test_visible_devices_follow_the_order_that_the_runtime_accepts():
+    assert Board().visible([3, 1]) == {"BOARD_VISIBLE": "3,1"}
+    assert Board(visible_order="ascending").visible([3, 1]) == {"BOARD_VISIBLE": "1,3"}
+    assert Cpu().visible([0]) == {}
+    assert Board().environment(Context(role="worker", devices=[2])) == {"BOARD_VISIBLE": "2"}
+    assert Board().environment() == {}
+
+
+def test_hardware_may_carry_only_some_algorithms():
+    assert Board().carries("grpo")
+    assert not Board(algorithms=("verl",)).carries("grpo")
+
+
+def test_overrides_hold_for_versions():
+    assert [o.hydra() for o in Board().overrides({"verl": "0.5.0"})] == ["a.old=1", "~a.gone"]
+    assert [o.hydra() for o in Board().overrides({"verl": "0.9.1"})] == ["+a.new=true", "~a.gone"]
+    assert [o.hydra() for o in Board().overrides({})] == ["~a.gone"]
+
+
+def test_overrides_are_applied_to_dotted_settings():
+    before = {"a.old": 0, "a.gone": 1, "b": 2}
+    after = apply_overrides(before, Board().overrides({"verl": "0.5.0"}))
+    assert after == {"a.old": 1, "b": 2}
+    assert before["a.gone"] == 1
+    assert "a.gone" not in apply_overrides({}, Board().overrides({}))
+
+
+@pytest.mark.parametrize(
+    ("version", "specifier", "expected"),
+    [
+        ("8.2.RC1", "==8.2rc1", True),
+        ("2.7.1+cpu", "==2.7.1", True),
+        ("2.7.1.dev20250724", "==2.7.1.dev20250724", True),
+        ("0.10.0rc1", "<0.10.0rc1", False),
+        ("0.9.2rc1", ">=0.9.1,<0.10.0rc1", True),
+        ("unknown", ">=0", False),
+    ],
+)
+def test_versions_are_compared_as_pep_440_says(version, specifier, expected):
+    assert fits(version, specifier) is expected
+
+
+STACKS = (
+    Stack(name="old", proof="contract-tested", versions={"python": "==3.11.*", "torch": "==2.7.*", "verl": "==0.5.*"}),
+    Stack(name="new", proof="contract-tested", versions={"python": "==3.12.*", "torch": "==2.10.*", "verl": "==0.9.*"}),
+)
+
+
+def test_the_nearest_stack_has_the_most_matches_and_then_the_fewest_mismatches():
+    assert nearest_stack(STACKS, {"python": "3.11.9", "torch": "2.7.1", "verl": "0.6.0"}).name == "old"
+    assert nearest_stack(STACKS, {"verl": "0.9.1"}).name == "new"
+    assert nearest_stack(STACKS, {"torch": "2.13.0"}).name == "new"
+    assert nearest_stack((), {}) is None
+
+
+def test_a_stack_says_what_does_not_fit_and_what_to_install():
+    assert STACKS[0].mismatches({"python": "3.11.9", "torch": "2.13.0"}) == {"torch": "==2.7.*"}
+    assert STACKS[0].requirements() == ["torch==2.7.*", "verl==0.5.*"]
+
+
+def test_installed_reads_metadata_and_skips_what_is_missing():
+    found = installed(["pytest", "no-such-distribution"])
+    assert found["pytest"] == pytest.__version__
+    assert "no-such-distribution" not in found
+    assert found["python"].startswith("3.")
+
+
+def test_the_cpu_sets_threads_and_checks_its_keys():
+    assert Cpu(config=CpuConfig(threads=3)).environment()["OMP_NUM_THREADS"] == "3"
+    assert Cpu().probe().available
+    assert Cpu().probe().devices[0].memory > 2**30
+    assert cpu_spec().build(CpuConfig(threads=2)).threads == 2
+    with pytest.raises(ConfigError, match='Did you mean "threads"'):
+        structure(CpuConfig, {"thread": 2}, owner="cpu", section="hardware")
+
+
+def test_importing_hardware_imports_no_torch():
+    code = "import sys, agentrig.hardware, agentrig.doctor; print(sorted(set(sys.modules) & {'torch', 'ray', 'verl'}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_worker_set_up_is_chained_behind_the_hook_that_is_there(monkeypatch):
+    # These three stand in for set-up functions: each takes no argument and returns without an effect.
+    runtime = ray_environment(
+        Board(setup="gc:collect"),
+        {},
+        {"worker_process_setup_hook": "os.getpid", "env_vars": {"KEEP": "1"}, "working_dir": "."},
+    )
+    assert runtime["worker_process_setup_hook"] == "agentrig.hardware.workers.set_up_worker"
+    assert runtime["env_vars"] == {"KEEP": "1", SETUP_VARIABLE: "os.getpid,gc:collect"}
+    assert runtime["working_dir"] == "."
+    again = ray_environment(Board(setup="os:getcwd"), {}, runtime)
+    assert again["env_vars"][SETUP_VARIABLE] == "os.getpid,gc:collect,os:getcwd"
+    monkeypatch.setenv(SETUP_VARIABLE, again["env_vars"][SETUP_VARIABLE])
+    set_up_worker()
+
+
+def test_a_worker_set_up_follows_a_callable_hook(tmp_path, monkeypatch):
+    (tmp_path / "second_set_up.py").write_text("import os\ndef go():\n    os.environ['SECOND'] = os.environ['FIRST']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("FIRST", raising=False)
+    monkeypatch.setenv("SECOND", "")
+    runtime = ray_environment(
+        Board(setup="second_set_up:go"),
+        {},
+        {"worker_process_setup_hook": lambda: monkeypatch.setenv("FIRST", "was first")},
+    )
+    runtime["worker_process_setup_hook"]()
+    assert os.environ["SECOND"] == "was first"
+
+
+def test_a_set_up_function_that_is_not_there_says_so():
+    with pytest.raises(ConfigError, match='"nowhere:go" cannot be loaded'):
+        resolve("nowhere:go")
+
+
+def test_nothing_is_added_where_nothing_is_wanted():
+    assert ray_environment(Board(), {}) == {}
