@@ -188,7 +188,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
     tee = _async_tee(library.AsyncByteStream) if is_async else _tee(library.SyncByteStream)
     send = client.send
 
-    def prepare(self: Any, request: Any) -> tuple[Recorder, Any, dict[str, Any]] | None:
+    def prepare(self: Any, request: Any) -> tuple[Recorder, Any, dict[str, Any], bool] | None:
         recorder = _active.get()
         if recorder is None or request.method != "POST" or not request.url.path.endswith("/chat/completions"):
             return None
@@ -196,13 +196,14 @@ def _tap(library: Any, *, is_async: bool) -> None:
             body = json.loads(request.content)
         except ValueError:
             return None
+        own = "logprobs" in body or "return_token_ids" in body
         if recorder.token_ids:
             body = {**body, "return_token_ids": True, "logprobs": True}
             headers = {k: v for k, v in request.headers.items() if k.lower() not in ("content-length", "host")}
             asked = self.build_request(request.method, request.url, headers=headers, json=body)
             asked.extensions = request.extensions
             request = asked
-        return recorder, request, body
+        return recorder, request, body, own
 
     if is_async:
 
@@ -210,7 +211,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
             prepared = prepare(self, request)
             if prepared is None:
                 return await send(self, request, **options)
-            recorder, request, body = prepared
+            recorder, request, body, own = prepared
             start = time.time()
             try:
                 response = await send(self, request, **options)
@@ -221,7 +222,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
                 response.stream = tee(response.stream, partial(_record_stream, recorder, start, body))
                 return response
             await response.aread()
-            _record(recorder, start, body, response.status_code, response.content)
+            _record(recorder, start, body, response, own=own)
             return response
 
         client.send = asend
@@ -231,7 +232,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
         prepared = prepare(self, request)
         if prepared is None:
             return send(self, request, **options)
-        recorder, request, body = prepared
+        recorder, request, body, own = prepared
         start = time.time()
         try:
             response = send(self, request, **options)
@@ -242,22 +243,30 @@ def _tap(library: Any, *, is_async: bool) -> None:
             response.stream = tee(response.stream, partial(_record_stream, recorder, start, body))
             return response
         response.read()
-        _record(recorder, start, body, response.status_code, response.content)
+        _record(recorder, start, body, response, own=own)
         return response
 
     client.send = ssend
 
 
-def _record(recorder: Recorder, start: float, request: dict[str, Any], status: int, content: bytes) -> None:
-    """Record one finished call from its response body."""
+def _record(recorder: Recorder, start: float, request: dict[str, Any], answer: Any, *, own: bool) -> None:
+    """Record one finished call from its response; `own` when the agent itself asked for ids or log-probabilities.
+
+    When it did not, it does not get them either: the SDKs would make an object of every token, which
+    for a few hundred tokens costs more CPU time than the rest of the rollout.
+    """
     if recorder.muted:
         return
+    content, status = answer.content, answer.status_code
     try:
         response = json.loads(content)
-    except ValueError:
-        response = {"text": content[:2000].decode("utf-8", "replace")}
+        tokens = _tokens(response)
+    except (ValueError, LookupError, AttributeError, TypeError):  # no JSON, or no completion: the agent's to judge
+        response, tokens = {"text": content[:2000].decode("utf-8", "replace")}, {}
+    if recorder.token_ids and not own and tokens.get("response_token_ids"):
+        answer._content = json.dumps(response).encode()
     error = None if status < 400 else f"HTTP {status}: {content[:500].decode('utf-8', 'replace')}"
-    recorder.add(LLM_CALL, start, {"request": request, "response": response, **_tokens(response)}, error=error)
+    recorder.add(LLM_CALL, start, {"request": request, "response": response, **tokens}, error=error)
 
 
 def _tokens(response: dict[str, Any]) -> dict[str, Any]:
