@@ -1,0 +1,268 @@
+"""The live display: an observer that shows a run's steps, figures and failures as they come.
+
+On a terminal a panel that is redrawn, elsewhere (CI, a pipe) one plain line a step. Rollouts end in
+threads of their own, many a second, so an event only counts; drawing is left to rich's own thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from agentrig import hookimpl
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from agentrig.algorithms import Rollout
+    from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
+
+SMOOTHING = 16
+"""The reward is shown beside its mean over so many steps."""
+
+_DOING = {
+    "report": "measuring held-out accuracy",
+    "validation": "validating",
+    "train": "rolling out",
+    "dev": "running",
+}
+
+
+class LiveDisplay:
+    """Shows a run as it goes on; register it with `registry.add_observer(LiveDisplay(), "display")`.
+
+    Args:
+        console: Where to write; standard output by default.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._lock = threading.Lock()
+        self._live: Live | None = None
+        self._directory: Path | None = None
+        self._steps: int | None = None
+        self._first_step = 1
+        self._last: Mapping[str, Any] = {}
+        self._rewards: list[float] = []
+        self._step_times: list[float] = []
+        self._validation: tuple[int, float] | None = None
+        self._failures: Counter[str] = Counter()
+        self._doing = ""
+        self._ended = 0  # rollouts of the batch under way
+        self._right = 0
+        self._start = time.monotonic()
+
+    # --- events ---------------------------------------------------------------------------------
+
+    @hookimpl
+    def on_run_start(self, event: RunStart) -> None:
+        """Say what starts, and open the panel."""
+        with self._lock:
+            self._directory = event.directory
+            self._steps, self._first_step = event.steps, event.first_step
+            self._start = time.monotonic()
+        steps = "" if event.steps is None else f", {event.steps} steps"
+        again = f", going on at step {event.first_step}" if event.first_step > 1 else ""
+        self._say(f"run {event.directory}{steps}{again}")
+        self._open()
+
+    @hookimpl
+    def on_rollout_end(self, rollout: Rollout) -> None:
+        """Count; called from worker threads, once for every rollout."""
+        doing = _DOING.get(rollout.mode, rollout.mode)
+        if rollout.mode == "report":
+            doing += " before training" if rollout.step == 0 else " after training"
+        with self._lock:
+            changed = doing != self._doing
+            if changed:
+                self._doing, self._ended, self._right = doing, 0, 0
+            self._ended += 1
+            if rollout.failure is not None:
+                self._failures[rollout.failure] += 1
+            elif (rollout.value or 0.0) >= 1.0:
+                self._right += 1
+        # Where nothing is redrawn, a long measurement would look like a standstill.
+        if changed and rollout.mode == "report" and not self._console.is_terminal:
+            self._say(f"{doing} …")
+
+    @hookimpl
+    def on_step_end(self, event: StepEnd) -> None:
+        """Take the step's figures; print its line where nothing is redrawn."""
+        metrics = event.metrics
+        with self._lock:
+            self._last = metrics
+            reward, seconds, accuracy = (metrics.get(k) for k in ("reward", "step_s", "validation_accuracy"))
+            if reward is not None:
+                self._rewards = [*self._rewards, float(reward)][-SMOOTHING:]
+            if seconds is not None:
+                self._step_times = [*self._step_times, float(seconds)][-SMOOTHING:]
+            if accuracy is not None:
+                self._validation = (event.step, float(accuracy))
+            self._doing, self._ended, self._right = "", 0, 0
+        if not self._console.is_terminal:
+            self._say(self._line(metrics))
+        elif accuracy is not None:
+            self._say(f"step {event.step}: validation accuracy {_percent(accuracy)}")
+
+    @hookimpl
+    def on_run_end(self, event: RunEnd) -> None:
+        """Close the panel and state the outcome."""
+        self.close()
+        self._say(final_line(event.summary, event.directory))
+
+    @hookimpl
+    def on_run_error(self, event: RunError) -> None:
+        """Close the panel and say where the run stands; the error itself is the command line's to print."""
+        self.close()
+        step = self._last.get("step")
+        where = "before its first step ended" if step is None else f"after step {step}"
+        self._say(f"run ended {where} by {type(event.error).__name__}: {event.directory}")
+
+    def close(self) -> None:
+        """Close the panel; harmless when there is none."""
+        with self._lock:
+            live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    # --- drawing --------------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        """Print a line as it is: no markup, no folding where it may be a log."""
+        self._console.print(Text(text), soft_wrap=True, highlight=False)
+
+    def _open(self) -> None:
+        if not self._console.is_terminal:
+            return
+        from rich.live import Live
+
+        live = Live(get_renderable=self.panel, console=self._console, refresh_per_second=4, transient=True)
+        with self._lock:
+            self._live = live
+        live.start()
+
+    def panel(self) -> Group:
+        """Return the panel as it stands now."""
+        with self._lock:
+            m = dict(self._last)
+            done = int(m.get("step") or self._first_step - 1)
+            rows = [
+                ("reward", self._reward()),
+                ("validation", self._validated()),
+                ("speed", _speed(m)),
+                ("time", _split(m)),
+                ("failures", _counted(self._failures)),
+            ]
+            if self._doing:
+                rows.insert(0, ("now", f"{self._doing}: {self._ended} rollouts, {self._right} right"))
+            steps, eta = self._steps, self._eta(done)
+            elapsed = time.monotonic() - self._start
+        figures = Table.grid(padding=(0, 2, 0, 0))
+        for label, text in rows:
+            if text:
+                style = "yellow" if label == "failures" else ""
+                figures.add_row(Text(label, style="dim"), Text(text, style=style))
+        return Group(_bar(done, steps, elapsed, eta), figures)
+
+    def _line(self, m: Mapping[str, Any]) -> str:
+        """Return a step as one plain line."""
+        with self._lock:
+            done = int(m.get("step") or 0)
+            of = f"/{self._steps}" if self._steps else ""
+            width = len(str(self._steps or ""))
+            failed = _counted(Counter(m.get("failures") or {}))
+            eta = self._eta(done)
+            validation = m.get("validation_accuracy")
+            parts = [
+                f"step {done:>{width}}{of}",
+                f"reward {self._reward()}",
+                "" if validation is None else f"validation {_percent(validation)}",
+                _speed(m),
+                _split(m),
+                f"failed {failed}" if failed else "",
+                "" if eta is None else f"eta {_clock(eta)}",
+            ]
+        return "  ".join(p for p in parts if p)
+
+    def _reward(self) -> str:
+        if not self._rewards:
+            return ""
+        mean = sum(self._rewards) / len(self._rewards)
+        return f"{self._rewards[-1]:.3f} (mean of {len(self._rewards)}: {mean:.3f})"
+
+    def _validated(self) -> str:
+        return "" if self._validation is None else f"{_percent(self._validation[1])} at step {self._validation[0]}"
+
+    def _eta(self, done: int) -> float | None:
+        """Return the seconds that the rest takes at the pace of the latest steps."""
+        if self._steps is None or not self._step_times or done >= self._steps:
+            return None
+        return (self._steps - done) * sum(self._step_times) / len(self._step_times)
+
+
+def final_line(summary: Mapping[str, Any], directory: Path) -> str:
+    """Return a finished run in one line: accuracy before → after, steps, time, failures, the report's path."""
+    accuracy = summary.get("accuracy") or {}
+    before, after = accuracy.get("before"), accuracy.get("after")
+    gain = (
+        "" if before is None or after is None else f" ({100 * (after - before):+.1f} points, n = {accuracy.get('n')})"
+    )
+    failed = _counted(Counter(summary.get("failures") or {}))
+    parts = [
+        f"accuracy {_percent(before)} → {_percent(after)}{gain}",
+        f"{summary.get('steps', '?')} steps in {_clock(summary.get('wall_s') or 0.0)}",
+        f"failed {failed}" if failed else "",
+        f"report {directory / 'report.html'}",
+    ]
+    return " · ".join(p for p in parts if p)
+
+
+def _bar(done: int, steps: int | None, elapsed: float, eta: float | None) -> Table:
+    line = Table.grid(padding=(0, 2, 0, 0))
+    rest = "" if eta is None else f"eta {_clock(eta)}"
+    if steps is None:
+        line.add_row(Text(f"step {done}", style="bold"), Text(_clock(elapsed)))
+        return line
+    bar = ProgressBar(total=max(1, steps), completed=done, width=36)
+    line.add_row(Text(f"step {done} of {steps}", style="bold"), bar, Text(_clock(elapsed)), Text(rest, style="bold"))
+    return line
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}%"
+
+
+def _speed(m: Mapping[str, Any]) -> str:
+    rollouts, tokens = m.get("rollouts_per_s"), m.get("tokens_per_s")
+    parts = [f"{rollouts:.1f} rollouts/s" if rollouts is not None else "", f"{tokens:,.0f} tokens/s" if tokens else ""]
+    return "  ".join(p for p in parts if p)
+
+
+def _split(m: Mapping[str, Any]) -> str:
+    """Return the parts of the step's time as shares of its wall time."""
+    wall = m.get("step_s")
+    if not wall:
+        return ""
+    shares = [f"{part} {100 * seconds / wall:.0f}%" for part, seconds in (m.get("time_s") or {}).items()]
+    return f"{wall:.1f} s: " + ", ".join(shares) if shares else f"{wall:.1f} s"
+
+
+def _counted(failures: Counter[str]) -> str:
+    total = failures.total()
+    return f"{total} ({', '.join(f'{n} {kind}' for kind, n in failures.most_common())})" if total else ""
+
+
+def _clock(seconds: float) -> str:
+    whole = round(seconds)
+    return (
+        f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}" if whole >= 3600 else f"{whole // 60}:{whole % 60:02}"
+    )

@@ -1,0 +1,47 @@
+"""The report: what a user sees of a run once it is there, or of several beside each other.
+
+Reads run directories (docs/report.md) and nothing else, so it can be built at any time, also of a
+run that is still going on or that was cut off: what is missing is said on the page.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrig.report.reading import read_run
+from agentrig.report.table import compare, compare_text
+
+__all__ = ["build_report", "compare", "compare_text"]
+
+
+def build_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the report of a run, or one that compares several, and its plots.
+
+    Args:
+        run_dirs: At least one run directory.
+        out: The page's path; `report.html` in the run's directory by default, and
+            `comparison/report.html` beside the first of several. The plots go to `plots/` beside it.
+
+    Returns:
+        The page's path: one HTML file that needs no other.
+
+    Raises:
+        AgentrigError: One of them is no run directory.
+    """
+    from agentrig.report.page import render
+    from agentrig.report.plots import draw_all
+
+    if not run_dirs:
+        raise ValueError("build_report needs at least one run directory")
+    runs = [read_run(Path(d)) for d in run_dirs]
+    if out is None:
+        first = runs[0].directory
+        out = (first if len(runs) == 1 else first.parent / "comparison") / "report.html"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    page = render(runs, draw_all(runs, out.parent / "plots"))
+    part = out.with_name(f".{out.name}.part")
+    part.write_text(page, "utf-8")
+    os.replace(part, out)
+    return out

@@ -1,0 +1,145 @@
+"""How plots are rendered: the same drawing once as PNG, and once as SVG for a page in light and dark.
+
+For the page the SVG's colours become CSS variables. They are drawn in stand-in colours that occur
+nowhere else, and replaced by name afterwards.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrig.report.reading import RunData
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH = 6.2
+"""Of every plot, in inches."""
+
+
+@attrs.frozen(kw_only=True)
+class Colors:
+    """The colours of one rendering: a run's or a part's series, text, grid, and the paper behind."""
+
+    series: Sequence[str]
+    ink: str
+    muted: str
+    grid: str
+    paper: str
+
+
+# Chosen to differ in lightness as well as in hue, so that they stay apart in print and for colour-blind readers.
+LIGHT = Colors(
+    series=("#1f5fa8", "#c8591a", "#2c8a5b", "#8a4fa3", "#a8891a", "#b23a5e"),
+    ink="#1c1e21",
+    muted="#62666d",
+    grid="#e2e4e8",
+    paper="#ffffff",
+)
+STAND_INS = Colors(
+    series=tuple(f"#0a0b{i:02x}" for i in range(1, 7)), ink="#0a0c01", muted="#0a0c02", grid="#0a0c03", paper="#0a0c04"
+)
+_VARIABLES = {
+    **{color: f"var(--series-{i})" for i, color in enumerate(STAND_INS.series, 1)},
+    STAND_INS.ink: "var(--ink)",
+    STAND_INS.muted: "var(--muted)",
+    STAND_INS.grid: "var(--grid)",
+    STAND_INS.paper: "var(--paper)",
+}
+
+Draw = Callable[["Figure", Sequence[RunData], Colors], bool]
+"""Draws into a figure; False when the runs have nothing to draw."""
+
+
+def render(draw: Draw, runs: Sequence[RunData], colors: Colors, height: float, form: str, name: str) -> bytes | None:
+    """Return a drawing as an image file's bytes, or None when there is nothing to draw.
+
+    Args:
+        draw: What to draw.
+        runs: Of which runs.
+        colors: `LIGHT` for a file of its own, `STAND_INS` for the page.
+        height: In inches.
+        form: `png` or `svg`.
+        name: The plot's name; keeps its ids apart from those of other plots.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    options: Any = {
+        "font.size": 10.0,
+        "svg.fonttype": "none",  # text stays text: it takes the page's font and can be searched
+        "svg.hashsalt": name,  # ids of clip paths must differ between the plots of a page
+        "text.parse_math": False,  # a run may have a `$` in its name
+    }
+    with matplotlib.rc_context(options), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # glyphs of a run's name that the font lacks
+        figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor=colors.paper)
+        FigureCanvasAgg(figure)
+        if not draw(figure, runs, colors):
+            return None
+        buffer = io.BytesIO()
+        metadata = {"Date": None} if form == "svg" else {}
+        figure.savefig(buffer, format=form, dpi=160, metadata=metadata, transparent=form == "svg")
+    return buffer.getvalue()
+
+
+def for_page(svg: str, name: str) -> str:
+    """Return matplotlib's SVG as an element of the page: no prologue, metadata, ids or sizes; colours by name."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # would be the same in every plot; nothing refers to them
+    svg = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img">', svg, count=1)
+    for color, variable in _VARIABLES.items():
+        svg = svg.replace(color, variable)
+    return svg.replace('role="img"', f'role="img" aria-label="{name} plot"', 1)
+
+
+def color_of(colors: Colors, i: int) -> str:
+    """Return the colour of the i-th series; they begin again after the last."""
+    return colors.series[i % len(colors.series)]
+
+
+def short(name: str, limit: int = 36) -> str:
+    """Return a run's name for a legend: cut, and never taken for a private label, which legends leave out."""
+    name = f"\u200b{name}" if name.startswith("_") else name
+    return name if len(name) <= limit else name[: limit - 1] + "…"
+
+
+def finish(axes: Axes, colors: Colors, *, ylabel: str = "", xlabel: str = "step", grid: Any = "y") -> None:
+    """Give axes the report's look: a light grid, no frame, a legend above when there is something to tell apart."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.patch.set_visible(False)
+    axes.set_axisbelow(True)
+    axes.grid(axis=grid, color=colors.grid, lw=0.8)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(colors.muted)
+    axes.tick_params(colors=colors.muted, length=0, labelsize=9)
+    axes.set_xlabel(xlabel, color=colors.muted)
+    axes.set_ylabel(ylabel, color=colors.muted)
+    if xlabel.startswith("step"):
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(
+            handles,
+            labels,
+            frameon=False,
+            fontsize=9,
+            labelcolor=colors.ink,
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=len(labels) if sum(map(len, labels)) < 64 else 2,
+            borderaxespad=0.2,
+            columnspacing=1.4,
+            handlelength=1.6,
+        )

@@ -1,0 +1,149 @@
+"""What a reader should know before trusting a run: its learning checks, warnings and failures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from agentrig.report import figures
+from agentrig.report.reading import RunData, mapping, number, rollout_rows
+from agentrig.report.samples import Pairs
+
+CONSTANT_LIMIT = 0.8
+"""A larger share of groups without a difference in reward leaves little to learn from."""
+
+PART_LIMIT = 0.05
+"""A larger share of failed rollouts is worth a look, long before `run.failure_limit` stops the run."""
+
+
+@attrs.frozen
+class Finding:
+    """One line of the page: `ok`, or `warn` for what a reader must not miss."""
+
+    level: Literal["ok", "warn"]
+    text: str
+
+
+def findings(run: RunData, pairs: Pairs | None) -> list[Finding]:
+    """Return what the run's own warnings and its figures say about whether it learned."""
+    warnings = [*_strings(run.manifest.get("warnings")), *_strings(run.summary.get("warnings"))]
+    found = [Finding("warn", text) for text in dict.fromkeys(warnings)]
+    if run.error:
+        found.append(Finding("warn", f"{run.error.get('error')}: {run.error.get('message')}"))
+    if run.steps:
+        found += [*_trained(run), *_weights(run), *_constant(run), *_failed(run)]
+    if pairs is not None:
+        found += _changed(pairs)
+    for plugin, count in mapping(run.summary.get("observer_errors")).items():
+        found.append(Finding("warn", f"observer {plugin} failed {count} times; the run went on without it"))
+    return found
+
+
+def _strings(value: Any) -> list[str]:
+    return [str(v) for v in value] if isinstance(value, list) else []
+
+
+def _trained(run: RunData) -> list[Finding]:
+    trained = figures.totals(run, "nodes", "trained")
+    total = sum(trained.values())
+    if not total:
+        return [Finding("warn", "no call was trained on: no step logged a triplet")]
+    empty = [int(r["step"]) for r in run.steps if number(r.get("transitions_per_rollout")) == 0]
+    if empty:
+        return [Finding("warn", f"{len(empty)} steps had nothing to train on, the first is step {empty[0]}")]
+    return [Finding("ok", f"every step had calls to train on, {total:,} in all ({', '.join(sorted(trained))})")]
+
+
+def _weights(run: RunData) -> list[Finding]:
+    steps, values = figures.series(run, "algorithm", "weight_change")
+    logged = [r for r in run.steps if "weight_change" in mapping(r.get("algorithm"))]
+    if len(values) < len(logged):
+        return [Finding("warn", "the weights' change was not a number in some step: training diverged")]
+    if not values:
+        return []
+    still = [s for s, v in zip(steps, values, strict=True) if v == 0]
+    if still:
+        return [Finding("warn", f"the weights stood still in {len(still)} steps, the first is step {still[0]}")]
+    return [Finding("ok", f"the weights moved in every step (L2 norm {min(values):.2g} to {max(values):.2g})")]
+
+
+def _constant(run: RunData) -> list[Finding]:
+    _, values = figures.series(run, "constant_groups")
+    if not values:
+        return []
+    last = figures.mean(values[-figures.SMOOTHING :]) or 0.0
+    text = (
+        f"{last:.0%} of the groups had one and the same reward in the last {min(len(values), figures.SMOOTHING)} steps"
+    )
+    if last > CONSTANT_LIMIT:
+        return [Finding("warn", f"{text}: little was left to learn from")]
+    return [Finding("ok", text)]
+
+
+def _failed(run: RunData) -> list[Finding]:
+    rollouts = sum(int(number(r.get("rollouts")) or 0) for r in run.steps)
+    failed = sum(figures.totals(run, "failures").values())
+    if not rollouts:
+        return []
+    text = (
+        f"{failed:,} of {rollouts:,} training rollouts failed ({failed / rollouts:.1%}) and were kept out of learning"
+    )
+    return [Finding("warn" if failed > PART_LIMIT * rollouts else "ok", text)]
+
+
+def _changed(pairs: Pairs) -> list[Finding]:
+    p = figures.sign_test(pairs.better, pairs.worse)
+    text = (
+        f"of {pairs.judged:,} tasks measured at both ends, {pairs.better:,} went from wrong to right and "
+        f"{pairs.worse:,} from right to wrong (sign test p {_p(p)})"
+    )
+    if p > 0.05:
+        return [Finding("warn", f"{text}: chance alone could have done this")]
+    return [Finding("ok" if pairs.better > pairs.worse else "warn", text)]
+
+
+def _p(p: float) -> str:
+    return f"= {p:.2f}" if p >= 0.01 else "< 0.01" if p >= 0.001 else "< 0.001"
+
+
+@attrs.frozen(kw_only=True)
+class Failed:
+    """One kind of failure.
+
+    Attributes:
+        counts: Mode to how many rollouts failed so.
+        example: What one of them said.
+    """
+
+    kind: str
+    counts: Mapping[str, int]
+    example: str
+
+
+@attrs.frozen(kw_only=True)
+class Failures:
+    """All failures of a run, and how many rollouts there are of each mode."""
+
+    kinds: list[Failed]
+    rollouts: Mapping[str, int]
+
+
+def failures_by_kind(run: RunData, missing: list[str]) -> Failures:
+    """Count the failures in the rollout files, the most frequent kind first."""
+    counts: dict[str, Counter[str]] = {}
+    examples: dict[str, str] = {}
+    rollouts: Counter[str] = Counter()
+    for row in rollout_rows(run.files, ("failure", "message", "details"), missing=missing):
+        rollouts[row["mode"]] += 1
+        kind = row["failure"]
+        if kind:
+            counts.setdefault(kind, Counter())[row["mode"]] += 1
+            examples.setdefault(kind, str(row["message"] or mapping(row["details"]).get("reason") or ""))
+    order = sorted(counts, key=lambda kind: (-counts[kind].total(), kind))
+    return Failures(
+        kinds=[Failed(kind=k, counts=counts[k], example=examples[k]) for k in order],
+        rollouts=rollouts,
+    )

@@ -1,0 +1,258 @@
+"""The page: a run's figures, findings and samples set into the template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from agentrig.report import figures, table
+from agentrig.report.findings import failures_by_kind, findings
+from agentrig.report.plots import audits
+from agentrig.report.reading import RunData, mapping, number
+from agentrig.report.samples import before_after, partings
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+CAPTIONS = {
+    "accuracy": "Accuracy by step. Held-out tasks are measured once before and once after training.",
+    "reward": "Training reward: the mean over a step's rollouts that were scored. Pale: each step; strong: mean of 16.",
+    "time": "Wall time of a step by part.",
+    "lengths": "Mean tokens of a trained call, and trained calls a rollout. Pale: each step; strong: mean of 16.",
+}
+
+
+def render(runs: Sequence[RunData], svgs: Mapping[str, str]) -> str:
+    """Return the page of one run, or of several that it compares.
+
+    Args:
+        runs: At least one.
+        svgs: Plot name to SVG text, as `agentrig.report.plots.draw_all` returns them.
+    """
+    from markupsafe import Markup
+
+    rows = [table.row_of(run) for run in runs]
+    views = [_view(run, row) for run, row in zip(runs, rows, strict=True)]
+    return _template().render(
+        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
+        runs=views,
+        columns=table.COLUMNS,
+        cells=[table.cells(row) for row in rows],
+        plots=[(name, Markup(svg), CAPTIONS[name]) for name, svg in svgs.items()],
+        absent_plots=[name for name in CAPTIONS if name not in svgs],
+        differences=differences(runs) if len(runs) > 1 else [],
+    )
+
+
+@lru_cache(maxsize=1)
+def _template() -> Template:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("agentrig.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(count=count, seconds=duration, percent=table.percent, figure=figure)
+    return environment.get_template("page.html.j2")
+
+
+def _view(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
+    missing = list(run.missing)
+    pairs = before_after(run, missing)
+    failures = failures_by_kind(run, missing)
+    parted = partings(run, missing) if audits(run) else []
+    if pairs is None and run.files:
+        missing.append("no tasks were measured both before and after training, so none can be set side by side")
+    found = findings(run, pairs)
+    status = figures.status(run)
+    return {
+        "name": run.name,
+        "recipe": run.recipe,
+        "status": status,
+        "good": status == "finished",
+        "about": _about(run),
+        "accuracy": row["accuracy"],
+        "split": _split(run),
+        "tiles": _tiles(run, row, failures.rollouts),
+        "warnings": [f.text for f in found if f.level == "warn"],
+        "checks": [f.text for f in found if f.level == "ok"],
+        "failures": failures,
+        "time": _time_rows(run),
+        "nodes": _node_rows(run),
+        "audit": _audit_rows(run),
+        "partings": parted,
+        "algorithm": _algorithm_rows(run),
+        "pairs": pairs,
+        "config": run.config_text,
+        "manifest": json.dumps(run.manifest, indent=2, ensure_ascii=False) if run.manifest else "",
+        "missing": list(dict.fromkeys(missing)),
+    }
+
+
+def _about(run: RunData) -> list[tuple[str, str]]:
+    """Return what the run ran: components, hardware, versions, data."""
+    manifest = run.manifest
+    hardware = mapping(manifest.get("hardware"))
+    names = figures.devices(run)
+    found = [("components", _components(run)), ("model", str(manifest.get("model") or ""))]
+    found.append(("hardware", ": ".join(p for p in (str(hardware.get("name") or ""), _grouped(names)) if p)))
+    versions = {
+        "agentrig": manifest.get("agentrig"),
+        "python": manifest.get("python"),
+        **mapping(manifest.get("packages")),
+    }
+    found.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)))
+    found.append(("plugins", ", ".join(_plugin(p) for p in manifest.get("plugins") or () if isinstance(p, Mapping))))
+    data = mapping(manifest.get("data"))
+    found.append(("data", ", ".join(_data(role, mapping(d)) for role, d in data.items())))
+    seed = manifest.get("seed", run.setting("run", "seed"))
+    found.append(("seed", "" if seed is None else str(seed)))
+    found.append(("started", str(manifest.get("created") or "")))
+    return [(name, text) for name, text in found if text]
+
+
+def _components(run: RunData) -> str:
+    components = mapping(run.manifest.get("components"))
+    return ", ".join(f"{kind} {mapping(c).get('name')}" for kind, c in components.items())
+
+
+def _plugin(plugin: Mapping[str, Any]) -> str:
+    text = f"{plugin.get('distribution')} {plugin.get('version')}"
+    return text if plugin.get("status", "ok") == "ok" else f"{text} ({plugin['status']})"
+
+
+def _data(role: str, data: Mapping[str, Any]) -> str:
+    split = f" ({data['split']})" if data.get("split") else ""
+    return f"{role}{split} {count(data.get('tasks'))} tasks, {str(data.get('fingerprint') or '')[:12]}"
+
+
+def _grouped(names: Sequence[str]) -> str:
+    unique = dict.fromkeys(names)
+    return ", ".join(f"{names.count(name)} × {name}" if names.count(name) > 1 else name for name in unique)
+
+
+def _split(run: RunData) -> str:
+    stated = mapping(mapping(run.manifest.get("data")).get("report")).get("split") or run.setting("run", "report")
+    return f"held-out split {stated}" if stated else "held-out split"
+
+
+def _tiles(run: RunData, row: Mapping[str, Any], rollouts: Mapping[str, int]) -> list[tuple[str, str, str]]:
+    """Return the small headline figures: label, figure, remark."""
+    reward = figures.change(run, "reward")
+    wall = row["hours"]
+    tokens = figures.mean(figures.series(run, "tokens_per_s")[1])
+    speed = figures.mean(figures.series(run, "rollouts_per_s")[1])
+    best = row["accuracy"]["best_validation"]
+    failed = sum(row["failures"].values())
+    total = row["rollouts"] if row["rollouts"] is not None else sum(rollouts.values())
+    tiles = [
+        ("steps", count(row["steps"]), f"{table.plain(row['s_per_step'], 1)} s each"),
+        ("wall time", table.NOTHING if wall is None else duration(3600 * wall), ""),
+        ("rollouts", count(total), f"{failed:,} failed"),
+    ]
+    if reward is not None:
+        tiles.append(("training reward", f"{reward.first:.3f} → {reward.last:.3f}", "first and last steps"))
+    if best is not None:
+        tiles.append(("best validation", f"{table.percent(best)}%", ""))
+    if speed is not None:
+        tiles.append(("rollouts a second", figure(speed), "" if tokens is None else f"{count(round(tokens))} tokens/s"))
+    return tiles
+
+
+def _time_rows(run: RunData) -> list[tuple[str, float | None, float | None]]:
+    """Return part, mean seconds a step, share of the steps' wall time."""
+    split, shares = figures.time_split(run), figures.time_share(run)
+    return [(part, split.get(part), shares.get(part)) for part in dict.fromkeys([*split, *shares])]
+
+
+def _node_rows(run: RunData) -> list[tuple[str, int, int]]:
+    """Return node, calls seen, calls trained; the busiest first."""
+    seen, trained = figures.totals(run, "nodes", "seen"), figures.totals(run, "nodes", "trained")
+    names = sorted(seen.keys() | trained.keys(), key=lambda n: (-seen.get(n, 0), n))
+    return [(name, seen.get(name, 0), trained.get(name, 0)) for name in names]
+
+
+def _audit_rows(run: RunData) -> list[dict[str, Any]]:
+    differ = [number(row.get("audit_differs")) for row in run.steps]
+    counted = [(d, number(r.get("rollouts")) or 0) for d, r in zip(differ, run.steps, strict=True) if d is not None]
+    trained = figures.mean(figures.series(run, "reward")[1])
+    return [
+        {
+            "name": name,
+            "mean": figures.mean(figures.series(run, "audit", name)[1]),
+            "trained": trained,
+            "differ": int(sum(d for d, _ in counted)) if counted else None,
+            "of": int(sum(n for _, n in counted)),
+        }
+        for name in audits(run)
+    ]
+
+
+def _algorithm_rows(run: RunData) -> list[dict[str, Any]]:
+    names = dict.fromkeys(name for row in run.steps for name in mapping(row.get("algorithm")))
+    rows = []
+    for name in names:
+        _, values = figures.series(run, "algorithm", name)
+        if values:
+            found = {"first": values[0], "last": values[-1], "least": min(values), "most": max(values)}
+            rows.append({"name": name, "points": spark(values), **found})
+    return rows
+
+
+def spark(values: Sequence[float], width: int = 120, height: int = 22) -> str:
+    """Return an SVG polyline's points for a small curve of the values; empty below two of them."""
+    if len(values) < 2:
+        return ""
+    low, span = min(values), (max(values) - min(values)) or 1.0
+    across = (width - 2) / (len(values) - 1)
+    return " ".join(
+        f"{1 + i * across:.1f},{height - 2 - (height - 4) * (v - low) / span:.1f}" for i, v in enumerate(values)
+    )
+
+
+def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
+    """Return the settings in which runs differ: `section.key` and each run's value."""
+    flat = [dict(_flat(run.config)) for run in runs]
+    keys = sorted({key for settings in flat for key in settings})
+    rows = [(key, [settings.get(key, table.NOTHING) for settings in flat]) for key in keys if key != "run.name"]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
+    found = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found += _flat(value, f"{above}{key}.")
+        else:
+            found.append((f"{above}{key}", json.dumps(value, ensure_ascii=False, default=str)))
+    return found
+
+
+def count(value: Any) -> str:
+    """Return a whole number with thousands apart."""
+    found = number(value)
+    return table.NOTHING if found is None else f"{int(found):,}".replace(",", "\u2009")
+
+
+def duration(seconds: float) -> str:
+    """Return `3 ms`, `45 s`, `8 min 12 s` or `13 h 4 min`."""
+    if seconds < 0.1:
+        return f"{max(0.0, 1000 * seconds):.0f} ms"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def figure(value: float | None) -> str:
+    """Return a number with three digits, large ones whole."""
+    if value is None:
+        return table.NOTHING
+    return count(round(value)) if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,0 +1,251 @@
+"""Run directories, read as they are: what is missing or broken is noted, never an error."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.errors import AgentrigError
+
+FIGURES = ("id", "task_id", "failure", "message", "status", "value", "details", "audit")
+"""The columns that are read of every rollout; its input, answer and spans only for the few that are shown."""
+
+_FILE = re.compile(r"(train|validation|report|dev)-(\d+)\.parquet")
+
+
+@attrs.frozen(kw_only=True)
+class RolloutFile:
+    """One Parquet file of `rollouts/`: all rollouts of a mode and step."""
+
+    mode: str
+    step: int
+    path: Path
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class RunData:
+    """What a run directory holds.
+
+    Attributes:
+        directory: The run directory.
+        config: `config.toml`, section to keys.
+        config_text: The same file, word for word.
+        manifest: `manifest.json`.
+        steps: The lines of `metrics.jsonl` in order of their step; of a step that was run twice
+            (a run that was resumed) the later line.
+        summary: `summary.json`; empty until the run has ended.
+        progress: `progress.json`: the held-out measurements made so far, under `before` and `after`.
+        error: `error.json`: what ended the run; empty when nothing did, or when it was resumed since.
+        files: The rollout files, by mode and step.
+        missing: What is not there or cannot be read, a sentence each.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    config_text: str
+    manifest: Mapping[str, Any]
+    steps: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any]
+    progress: Mapping[str, Any]
+    error: Mapping[str, Any]
+    files: Sequence[RolloutFile]
+    missing: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        """The run's name: the manifest's, else the directory's."""
+        return str(self.manifest.get("name") or self.directory.name)
+
+    @property
+    def recipe(self) -> str:
+        """The recipe's name, or an empty string."""
+        return str(self.manifest.get("recipe") or "")
+
+    def setting(self, section: str, key: str) -> Any:
+        """Return a key of the configuration, or None."""
+        return mapping(self.config.get(section)).get(key)
+
+    def of_mode(self, mode: str) -> list[RolloutFile]:
+        """Return the rollout files of a mode, by step."""
+        return sorted((f for f in self.files if f.mode == mode), key=lambda f: f.step)
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return the value when it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def number(value: Any) -> float | None:
+    """Return the value as a float when it is a finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def read_run(directory: Path) -> RunData:
+    """Read a run directory without its rollouts.
+
+    Raises:
+        AgentrigError: There is no such directory, or nothing in it that a run writes.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise AgentrigError(f"there is no run directory {directory}; `agentrig train` makes them below runs/")
+    missing: list[str] = []
+    text = _text(directory / "config.toml", missing)
+    try:
+        config = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        config = {}
+        missing.append(f"config.toml is not TOML: {error}")
+    manifest = _json(directory / "manifest.json", missing)
+    lines = _text(directory / "metrics.jsonl", missing)
+    files = list(_rollout_files(directory / "rollouts"))
+    if not (text or manifest or lines or files):
+        raise AgentrigError(
+            f"{directory} is not a run directory: it has no config.toml, manifest.json, metrics.jsonl or rollouts/"
+        )
+    steps = _steps(lines, missing)
+    if not steps:
+        missing.append("no training step has ended yet")
+    if (directory / "summary.json").exists():
+        summary = _json(directory / "summary.json", missing)
+    else:
+        summary = {}
+        missing.append("summary.json is not there: the run is still going on, or it was cut off")
+    if not files:
+        missing.append("rollouts/ holds no rollouts")
+    return RunData(
+        directory=directory,
+        config=config,
+        config_text=text,
+        manifest=manifest,
+        steps=steps,
+        summary=summary,
+        progress=_optional(directory / "progress.json", missing),
+        error=_optional(directory / "error.json", missing) if _is_current(directory) else {},
+        files=files,
+        missing=missing,
+    )
+
+
+def rollout_rows(
+    files: Collection[RolloutFile],
+    columns: Sequence[str] = FIGURES,
+    *,
+    ids: Collection[str] | None = None,
+    missing: list[str] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yield rollouts of Parquet files as dicts; JSON columns are decoded.
+
+    Args:
+        files: The files to read, one after the other.
+        columns: Which columns, beside `mode` and `step`; those that a file lacks are None.
+        ids: Only the rollouts with these ids.
+        missing: Files that cannot be read are noted here.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    for file in files:
+        try:
+            with pyarrow.parquet.ParquetFile(file.path) as parquet:
+                there = [c for c in columns if c in parquet.schema_arrow.names]
+                rows = [row for batch in parquet.iter_batches(columns=there) for row in _picked(batch.to_pylist(), ids)]
+        except (OSError, pyarrow.ArrowException) as error:
+            if missing is not None:
+                missing.append(f"rollouts/{file.path.name} cannot be read: {_first_line(error)}")
+            continue
+        for row in rows:
+            decoded = {c: _decoded(c, row.get(c)) for c in columns}
+            yield decoded | {"mode": file.mode, "step": file.step}
+
+
+JSON_COLUMNS = frozenset({"components", "details", "input", "answer", "spans", "audit"})
+
+
+def _picked(rows: Sequence[dict[str, Any]], ids: Collection[str] | None) -> Iterator[dict[str, Any]]:
+    return (row for row in rows if ids is None or row.get("id") in ids)
+
+
+def _decoded(column: str, value: Any) -> Any:
+    if column not in JSON_COLUMNS or not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _text(path: Path, missing: list[str]) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError as error:
+        missing.append(f"{path.name} cannot be read: {error.strerror or error}")
+        return ""
+
+
+def _json(path: Path, missing: list[str]) -> dict[str, Any]:
+    text = _text(path, missing)
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        missing.append(f"{path.name} is not JSON: {error}")
+        return {}
+    if not isinstance(value, dict):
+        missing.append(f"{path.name} does not hold an object")
+        return {}
+    return value
+
+
+def _optional(path: Path, missing: list[str]) -> dict[str, Any]:
+    return _json(path, missing) if path.exists() else {}
+
+
+def _is_current(directory: Path) -> bool:
+    """Whether the error is of the run's last start: a resumed run writes its manifest anew."""
+    error, manifest = directory / "error.json", directory / "manifest.json"
+    try:
+        return not manifest.exists() or error.stat().st_mtime >= manifest.stat().st_mtime
+    except OSError:
+        return False
+
+
+def _steps(lines: str, missing: list[str]) -> list[dict[str, Any]]:
+    by_step: dict[int, dict[str, Any]] = {}
+    broken = 0
+    for line in lines.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            broken += 1
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            by_step[row["step"]] = row
+        else:
+            broken += 1
+    if broken:
+        missing.append(f"metrics.jsonl has {broken} line{'s' * (broken > 1)} that cannot be read; left out")
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _rollout_files(folder: Path) -> Iterator[RolloutFile]:
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        match = _FILE.fullmatch(path.name)
+        if match:
+            yield RolloutFile(mode=match[1], step=int(match[2]), path=path)

@@ -1,0 +1,156 @@
+"""A few rollouts, told step by step: the same task before and after training, and where rewards part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from agentrig.report.reading import RolloutFile, RunData, mapping, number, rollout_rows
+from agentrig.report.stories import STORY, TEXT_LIMIT, Story, cut, question, story
+
+
+@attrs.frozen(kw_only=True)
+class Pair:
+    """The same task before and after training."""
+
+    title: str
+    facts: Sequence[tuple[str, str]]
+    outcome: str
+    before: Story
+    after: Story
+
+
+@attrs.frozen(kw_only=True)
+class Pairs:
+    """Tasks before and after, and how all of them changed.
+
+    Attributes:
+        where: `held-out` or `validation`, and the two steps.
+        shown: The few that are told.
+        better: Tasks that were wrong before and right after.
+        worse: Tasks that were right before and wrong after.
+        judged: Tasks that were judged both times.
+    """
+
+    where: str
+    shown: Sequence[Pair]
+    better: int
+    worse: int
+    judged: int
+
+
+_KINDS = {
+    (False, True): ("wrong before, right after", 3),
+    (True, False): ("right before, wrong after", 1),
+    (False, False): ("wrong both times", 1),
+    (True, True): ("right both times", 1),
+}
+
+
+def before_after(run: RunData, missing: list[str]) -> Pairs | None:
+    """Choose tasks that were measured at both ends of a run, and tell their rollouts.
+
+    Held-out rollouts when they were made before and after, else the first and last validation. The
+    choice is the first tasks of each kind in order of their id, losses among them, so that it
+    neither changes from one build to the next nor flatters.
+
+    Args:
+        run: The run.
+        missing: What cannot be read is noted here.
+    """
+    ends = _ends(run)
+    if ends is None:
+        return None
+    first, last = ends
+    before = {r["task_id"]: r for r in rollout_rows([first], ("id", "task_id", "failure", "value"), missing=missing)}
+    after = {r["task_id"]: r for r in rollout_rows([last], ("id", "task_id", "failure", "value"), missing=missing)}
+    groups: dict[tuple[bool, bool], list[str]] = {kind: [] for kind in _KINDS}
+    for task in sorted(before.keys() & after.keys(), key=str):
+        values = number(before[task]["value"]), number(after[task]["value"])
+        if values[0] is not None and values[1] is not None:
+            groups[values[0] >= 1, values[1] >= 1].append(task)
+    chosen = [(task, name) for kind, (name, count) in _KINDS.items() for task in groups[kind][:count]]
+    wanted = {str(rows[task]["id"]) for task, _ in chosen for rows in (before, after)}
+    told = {r["id"]: r for r in rollout_rows([first, last], STORY, ids=wanted, missing=missing)}
+    shown = [
+        _pair(told[before[task]["id"]], told[after[task]["id"]], name)
+        for task, name in chosen
+        if before[task]["id"] in told and after[task]["id"] in told
+    ]
+    split = "held-out" if first.mode == "report" else "validation"
+    return Pairs(
+        where=f"{split} split, step {first.step} and step {last.step}",
+        shown=shown,
+        better=len(groups[False, True]),
+        worse=len(groups[True, False]),
+        judged=sum(map(len, groups.values())),
+    )
+
+
+def _ends(run: RunData) -> tuple[RolloutFile, RolloutFile] | None:
+    for mode in ("report", "validation"):
+        files = run.of_mode(mode)
+        if len(files) >= 2:
+            return files[0], files[-1]
+    return None
+
+
+def _pair(before: Mapping[str, Any], after: Mapping[str, Any], outcome: str) -> Pair:
+    title, facts = question(before)
+    return Pair(title=title, facts=facts, outcome=outcome, before=story(before), after=story(after))
+
+
+@attrs.frozen(kw_only=True)
+class Parting:
+    """A rollout that two rewards judged differently."""
+
+    step: int
+    title: str
+    answer: str
+    trained: str
+    audit: str
+
+
+def partings(run: RunData, missing: list[str], *, limit: int = 6) -> list[Parting]:
+    """Return the latest rollouts whose audit value differs from the one that was trained on.
+
+    Needs the Parquet column `audit`: reward name to `{"status", "value", "details"}` as JSON.
+    """
+    found: list[Parting] = []
+    for file in reversed(run.of_mode("train")):
+        ids = {
+            str(row["id"])
+            for row in rollout_rows([file], ("id", "value", "audit"), missing=missing)
+            if any(_parts(row["value"], verdict) for verdict in mapping(row["audit"]).values())
+        }
+        for row in rollout_rows([file], ("id", "task_id", "value", "input", "answer", "audit"), ids=ids) if ids else ():
+            found.append(_parting(row))
+            if len(found) == limit:
+                return found
+    return found
+
+
+def _parts(value: Any, verdict: Any) -> bool:
+    return bool(mapping(verdict).get("value") != value)
+
+
+def _parting(row: Mapping[str, Any]) -> Parting:
+    title, _ = question(row)
+    answer = row["answer"] if isinstance(row["answer"], str) else json.dumps(row["answer"], ensure_ascii=False)
+    audits = [_verdict(name, mapping(v)) for name, v in mapping(row["audit"]).items()]
+    return Parting(
+        step=row["step"],
+        title=title,
+        answer=cut(answer, TEXT_LIMIT),
+        trained=f"{row['value']:g}" if number(row["value"]) is not None else "–",
+        audit="; ".join(audits),
+    )
+
+
+def _verdict(name: str, verdict: Mapping[str, Any]) -> str:
+    value = number(verdict.get("value"))
+    reason = mapping(verdict.get("details")).get("reason")
+    return f"{name} {'invalid' if value is None else f'{value:g}'}" + (f" ({reason})" if reason else "")

@@ -1,0 +1,155 @@
+"""One rollout, told step by step from its spans."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from agentrig.report.reading import mapping, number
+from agentrig.traces import LLM_CALL, NODE
+
+STORY = ("id", "task_id", "failure", "message", "status", "value", "components", "details", "input", "answer", "spans")
+"""The columns that a story needs."""
+
+TEXT_LIMIT = 1200
+"""Longest text of one field on the page, in characters."""
+
+
+@attrs.frozen(kw_only=True)
+class Step:
+    """One node that the agent went through, or one call to the model outside any node.
+
+    Attributes:
+        name: The node's name.
+        seconds: Its wall time.
+        texts: Name and text of what it put out (SQL, a result, a remark).
+        facts: Short values that it put out (a verdict, a turn).
+        error: The exception in words, or None.
+    """
+
+    name: str
+    seconds: float
+    texts: Sequence[tuple[str, str]] = ()
+    facts: Sequence[tuple[str, str]] = ()
+    error: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Story:
+    """One rollout, as the page tells it.
+
+    Attributes:
+        verdict: `right`, `wrong`, `part` (a value between) or `failed`.
+        answer: What the agent answered; empty when a step has put out the same.
+        score: The score in words.
+        reasons: What the reward or the failure says of it.
+    """
+
+    steps: Sequence[Step]
+    answer: str
+    verdict: str
+    score: str
+    reasons: Sequence[tuple[str, str]]
+
+
+def question(row: Mapping[str, Any]) -> tuple[str, list[tuple[str, str]]]:
+    """Return what the task asks, and the short rest of its input; paths by their last part."""
+    given = mapping(row.get("input"))
+    title = next((given[k] for k in ("question", "prompt", "instruction", "text") if isinstance(given.get(k), str)), "")
+    facts = [("task", str(row.get("task_id")))]
+    for key, value in given.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if text and text != title and not text.startswith("/") and len(text) <= 80:
+            facts.append((key, text))
+    return title or str(row.get("task_id")), facts
+
+
+def story(row: Mapping[str, Any]) -> Story:
+    """Tell one rollout."""
+    value, failure = number(row.get("value")), row.get("failure")
+    if failure:
+        verdict, score = "failed", f"{failure}: not scored"
+    elif value is None:
+        verdict, score = "failed", "not scored"
+    else:
+        verdict = "right" if value >= 1 else "wrong" if value <= 0 else "part"
+        score = f"{value:g}" + ("" if row.get("status") in ("ok", None) else f" ({row['status']})")
+    reasons = [("message", str(row["message"]))] if row.get("message") else []
+    for key, item in {**mapping(row.get("components")), **mapping(row.get("details"))}.items():
+        if item not in (None, "", {}, []):
+            reasons.append(
+                (str(key), cut(item if isinstance(item, str) else json.dumps(item, ensure_ascii=False), 300))
+            )
+    answer = row.get("answer")
+    text = answer if isinstance(answer, str) else "" if answer is None else json.dumps(answer, ensure_ascii=False)
+    steps = steps_of(row.get("spans"))
+    told = {text for step in steps for _, text in step.texts}
+    answer_text = cut(text, TEXT_LIMIT)
+    return Story(
+        steps=steps,
+        answer="" if answer_text in told else answer_text,
+        verdict=verdict,
+        score=score,
+        reasons=reasons,
+    )
+
+
+def steps_of(spans: Any) -> list[Step]:
+    """Return the nodes of a trace that put something out, in order; or its calls where there are no nodes.
+
+    The graph itself (a node around nodes) and routing functions, which put out the next node's
+    name, tell nothing that its nodes don't.
+    """
+    found = [s for s in spans if isinstance(s, Mapping)] if isinstance(spans, list) else []
+    nodes = [s for s in found if _node(s)]
+    around = {s.get("parent") for s in nodes if isinstance(_attributes(s).get("output"), Mapping)}
+    leaves = [s for s in nodes if s.get("id") not in around and (s.get("error") or _tells(s))]
+    steps = [_step(s, str(_node(s)), _attributes(s).get("output")) for s in leaves]
+    if steps:
+        return steps
+    return [_step(s, "call", {"reply": reply_of(_attributes(s))}) for s in found if s.get("name") == LLM_CALL]
+
+
+def reply_of(attributes: Mapping[str, Any]) -> str:
+    """Return the text that the model replied in a call."""
+    choices = mapping(attributes.get("response")).get("choices")
+    first = mapping(choices[0]) if isinstance(choices, list) and choices else {}
+    content = mapping(first.get("message")).get("content")
+    return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
+
+
+def _attributes(span: Mapping[str, Any]) -> Mapping[str, Any]:
+    return mapping(span.get("attributes"))
+
+
+def _node(span: Mapping[str, Any]) -> str | None:
+    name = _attributes(span).get(NODE) or _attributes(span).get("agent.name")
+    return name if isinstance(name, str) else None
+
+
+def _tells(span: Mapping[str, Any]) -> bool:
+    return bool(mapping(_attributes(span).get("output")))
+
+
+def _step(span: Mapping[str, Any], name: str, output: Any) -> Step:
+    texts, facts = [], []
+    for key, value in mapping(output).items():
+        if isinstance(value, str) and value:
+            texts.append((str(key), cut(value, TEXT_LIMIT)))
+        elif isinstance(value, bool):
+            facts.append((str(key), "yes" if value else "no"))
+        elif isinstance(value, (int, float)):
+            facts.append((str(key), f"{value:g}"))
+        elif value:
+            texts.append((str(key), cut(json.dumps(value, ensure_ascii=False), TEXT_LIMIT)))
+    seconds = (number(span.get("end")) or 0.0) - (number(span.get("start")) or 0.0)
+    error = span.get("error")
+    return Step(name=name, seconds=seconds, texts=texts, facts=facts, error=str(error) if error else None)
+
+
+def cut(text: str, limit: int) -> str:
+    """Return the text, or its beginning and how long it was."""
+    return text if len(text) <= limit else f"{text[:limit]} … (cut from {len(text)} characters)"

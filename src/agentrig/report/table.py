@@ -1,0 +1,179 @@
+"""The results table: the columns of the reference's published results, a row a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.report import figures
+from agentrig.report.reading import RunData, mapping, read_run
+
+NOTHING = "–"
+"""What stands for a figure that a run does not have."""
+
+COLUMNS = {
+    "run": "Run",
+    "model": "Model",
+    "context": "Context",
+    "turns": "Turns",
+    "trained": "Trained",
+    "accuracy": "Accuracy before → after",
+    "transitions_per_rollout": "Transitions a rollout",
+    "prompt_tokens": "Prompt tokens",
+    "response_tokens": "Response tokens",
+    "gpus": "GPUs",
+    "steps": "Steps",
+    "hours": "Hours",
+    "s_per_step": "s/step",
+    "rollout_share": "Rollout %",
+    "update_share": "Update %",
+}
+"""Key to heading, in the order of the table."""
+
+
+def row_of(run: RunData) -> dict[str, Any]:
+    """Return a run's figures as JSON values; None where the run does not have one.
+
+    Shares are fractions; `first` and `last` are means over the run's first and last steps
+    (`agentrig.report.figures.change`).
+    """
+    _, seconds = figures.series(run, "step_s")
+    shares = figures.time_share(run)
+    return {
+        "run": run.name,
+        "directory": str(run.directory),
+        "recipe": run.recipe or None,
+        "status": figures.status(run),
+        "model": figures.model_name(run),
+        "context": figures.find_setting(
+            mapping(run.config.get("algorithm")), "context", "max_model_len", "max_prompt_length", "max_prompt_tokens"
+        ),
+        "turns": run.setting("agent", "max_turns"),
+        "trained": sorted(figures.totals(run, "nodes", "trained")) or None,
+        "accuracy": attrs.asdict(figures.accuracy(run)),
+        "transitions_per_rollout": _change(run, "transitions_per_rollout"),
+        "prompt_tokens": _change(run, "prompt_tokens"),
+        "response_tokens": _change(run, "response_tokens"),
+        "gpus": figures.accelerators(run),
+        "steps": len(run.steps) or run.summary.get("steps"),
+        "hours": figures.hours(run),
+        "s_per_step": figures.mean(seconds),
+        "rollout_share": shares.get("rollout"),
+        "reward_share": shares.get("reward"),
+        "update_share": shares.get("update"),
+        "rollouts": run.summary.get("rollouts"),
+        "failures": failures(run),
+        "missing": list(run.missing),
+    }
+
+
+def failures(run: RunData) -> dict[str, int]:
+    """Return how many rollouts failed, by kind: the summary's count, else that of the training steps."""
+    stated = mapping(run.summary.get("failures"))
+    return {str(k): int(v) for k, v in stated.items()} if run.summary else figures.totals(run, "failures")
+
+
+def _change(run: RunData, key: str) -> dict[str, float] | None:
+    found = figures.change(run, key)
+    return None if found is None else {"first": found.first, "last": found.last}
+
+
+def cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row of `row_of` as text, by column."""
+    found = row["accuracy"]
+    trained = row["trained"]
+    gpus = row["gpus"]
+    return {
+        "run": row["run"],
+        "model": row["model"] or NOTHING,
+        "context": NOTHING if row["context"] is None else str(row["context"]),
+        "turns": NOTHING if row["turns"] is None else str(row["turns"]),
+        "trained": ", ".join(trained) if trained else NOTHING,
+        "accuracy": f"{percent(found['before'])} → {percent(found['after'])}",
+        "transitions_per_rollout": _arrow(row["transitions_per_rollout"], 2),
+        "prompt_tokens": _arrow(row["prompt_tokens"], 1),
+        "response_tokens": _arrow(row["response_tokens"], 1),
+        "gpus": NOTHING if gpus is None else "0 (cpu)" if gpus == 0 else str(gpus),
+        "steps": NOTHING if row["steps"] is None else str(row["steps"]),
+        "hours": plain(row["hours"], 2),
+        "s_per_step": plain(row["s_per_step"], 1),
+        "rollout_share": percent(row["rollout_share"]),
+        "update_share": percent(row["update_share"]),
+    }
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """Return a fraction in percent, without the sign; a dash for None."""
+    return NOTHING if share is None else f"{100 * share:.{digits}f}"
+
+
+def plain(value: float | None, digits: int) -> str:
+    """Return a number with so many decimals; a dash for None."""
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def _arrow(found: Mapping[str, float] | None, digits: int) -> str:
+    if found is None:
+        return NOTHING
+    first, last = plain(found["first"], digits), plain(found["last"], digits)
+    return first if first == last else f"{first} → {last}"
+
+
+def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return one dict of JSON values a run: what `agentrig report RUN … --json` prints.
+
+    Raises:
+        AgentrigError: One of them is no run directory.
+    """
+    return [row_of(read_run(Path(d))) for d in run_dirs]
+
+
+def compare_text(run_dirs: Sequence[Path], *, width: int | None = None) -> str:
+    """Return the results table for a terminal, without control codes: a column a run, so that it fits.
+
+    Args:
+        run_dirs: The runs.
+        width: In characters; None for the terminal's own.
+
+    Raises:
+        AgentrigError: One of them is no run directory.
+    """
+    import io
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = compare(run_dirs)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for row in rows:
+        table.add_column(Text(row["run"]), overflow="fold")
+    as_text = [cells(row) for row in rows]
+    intervals = ("before_ci95", "after_ci95")
+    for key, heading in COLUMNS.items():
+        if key != "run":
+            table.add_row(heading, *(Text(cell[key]) for cell in as_text))
+        if key == "accuracy":
+            spans = [" → ".join(_interval(row["accuracy"][i]) for i in intervals) for row in rows]
+            table.add_row("  95% intervals", *map(Text, spans))
+            table.add_row("  n", *(str(row["accuracy"]["n"] or NOTHING) for row in rows))
+    table.add_row("Failures", *(Text(counted(row["failures"])) for row in rows))
+    table.add_row("Status", *(Text(row["status"]) for row in rows))
+    buffer = io.StringIO()
+    Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Return `3 (2 deadline, 1 llm-error)`, or `0`."""
+    total = sum(counts.values())
+    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if n)
+    return f"{total} ({kinds})" if kinds else str(total)
+
+
+def _interval(found: Sequence[float] | None) -> str:
+    return NOTHING if found is None else f"{percent(found[0])}–{percent(found[1])}"
