@@ -17,7 +17,7 @@ from agentrig_spider.rewards.execution import (
     run_query,
 )
 from agentrig_spider.rewards.golds import Gold, Golds, is_volatile
-from agentrig_spider.rewards.lexing import official_text, order_matters
+from agentrig_spider.rewards.lexing import TooLong, official_text, order_matters
 from agentrig_spider.rewards.matching import OutOfTime, same_result
 from agentrig_spider.rewards.sqlite import Fingerprint, QueryFailed, fingerprint
 
@@ -78,7 +78,10 @@ class ExecMatch:
         deadline = started + budget
         if not isinstance(predicted, str):
             raise Unsound(f"the prediction is no text but {type(predicted).__name__}; the agent must return SQL as str")
-        gold_text = official_text(gold)
+        try:
+            gold_text = official_text(gold)
+        except TooLong as error:
+            raise Unsound(f"the gold query: {error}") from None
         if gold_text is None:
             raise Unsound("the gold query is empty")
         suite = [(path, _mark(path)) for path in databases(database)]
@@ -86,7 +89,10 @@ class ExecMatch:
         for (path, _), result in zip(suite, golds, strict=True):
             if result.fetched is None:
                 raise Unsound(f"the gold query fails on {Path(path).name}: {result.failure}")
-        text = official_text(predicted)
+        try:
+            text = official_text(predicted)
+        except TooLong as error:
+            return _verdict(0.0, str(error), executes=False)
         if text is None:
             return _verdict(0.0, "the prediction is empty", executes=False)
         if text == gold_text and not is_volatile(text):
@@ -131,6 +137,10 @@ class ExecMatch:
         return self._golds.get((path, mark, sql), make, deadline=deadline)
 
 
+_FOLDERS: dict[str, tuple[int, list[str]]] = {}
+_SETTLED_NS = 100_000_000
+
+
 def databases(database: str | os.PathLike[str]) -> Sequence[str]:
     """Return the test databases: the file itself, then the others of its folder that contain `.sqlite`.
 
@@ -140,12 +150,20 @@ def databases(database: str | os.PathLike[str]) -> Sequence[str]:
     path = os.path.abspath(os.fspath(database))
     folder, name = os.path.split(path)
     try:
-        names = os.listdir(folder)
+        changed = os.stat(folder).st_mtime_ns
+        known = _FOLDERS.get(folder)
+        if known is not None and known[0] == changed:
+            names = known[1]
+        else:
+            names = sorted(other for other in os.listdir(folder) if ".sqlite" in other)
+            # A folder's time has a granularity: one that changed just now may change again within it.
+            if time.time_ns() - changed > _SETTLED_NS:
+                if len(_FOLDERS) > 10_000:
+                    _FOLDERS.clear()
+                _FOLDERS[folder] = (changed, names)
     except OSError as error:
         raise Unsound(f"the database {path} can't be read: {error}") from None
-    if name not in names:
-        raise Unsound(f"the database {path} does not exist")
-    return [path, *(os.path.join(folder, other) for other in sorted(names) if ".sqlite" in other and other != name)]
+    return [path, *(os.path.join(folder, other) for other in names if other != name)]
 
 
 def _mark(path: str) -> Fingerprint:

@@ -12,12 +12,18 @@ import attrs
 
 from agentrig_spider.rewards.sqlite import Fetched
 
-_VOLATILE = re.compile(r"random|now|current_|changes|last_insert_rowid", re.IGNORECASE)
+_CLOCK = re.compile(r"""\bnow\b|\b(?:date|time|datetime|julianday|unixepoch)\s*\(\s*\)|\bstrftime\s*\([^,]*\)""")
+_CHANGING = ("random", "current_date", "current_time", "changes(", "last_insert_rowid")
 
 
 def is_volatile(sql: str) -> bool:
     """Return whether a query may return something else the next time, on the same data."""
-    return _VOLATILE.search(sql) is not None
+    lowered = sql.lower()
+    if any(word in lowered for word in _CHANGING):
+        return True
+    # The regular expression is slow; most queries have no word that could match it.
+    maybe = "now" in lowered or "strftime" in lowered or "()" in lowered.replace(" ", "")
+    return maybe and _CLOCK.search(lowered) is not None
 
 
 @attrs.frozen
@@ -49,7 +55,7 @@ class Golds:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, tuple[Gold, int]] = OrderedDict()
         self._cells = 0
-        self._running: dict[Hashable, threading.Event] = {}
+        self._running: dict[Hashable, threading.Lock] = {}
 
     def get(self, key: Hashable, make: Callable[[], Gold], *, deadline: float) -> Gold:
         """Return the gold under `key`; make it once, however many threads ask at once."""
@@ -65,9 +71,12 @@ class Golds:
                     self._remove(key)
                 running = self._running.get(key)
                 if running is None:
-                    done = self._running[key] = threading.Event()
+                    done = self._running[key] = threading.Lock()
+                    done.acquire()
                     break
-            if not running.wait(max(0.0, deadline - time.monotonic())):
+            if running.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                running.release()
+            else:
                 return Gold(failure="another thread runs the gold query and it takes longer than the budget")
         try:
             gold = make()
@@ -76,7 +85,7 @@ class Golds:
         finally:
             with self._lock:
                 del self._running[key]
-            done.set()
+            done.release()
 
     def _keep(self, key: Hashable, gold: Gold) -> None:
         cells = 1 if gold.fetched is None else 1 + len(gold.fetched.rows) * gold.fetched.columns

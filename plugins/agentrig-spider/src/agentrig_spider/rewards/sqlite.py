@@ -7,6 +7,7 @@ values, many steps) raises `Escalate` and is run again in a worker process that 
 from __future__ import annotations
 
 import os
+import resource
 import sqlite3
 import threading
 import time
@@ -144,8 +145,7 @@ def open_read_only(path: str) -> sqlite3.Connection:
     )
     # Sorted and temporary rows stay in memory, where the step limit bounds them; never a temporary file.
     connection.execute("PRAGMA temp_store = MEMORY")
-    connection.execute("PRAGMA query_only = ON")
-    connection.execute("PRAGMA cache_size = -1024")
+    connection.execute("PRAGMA cache_size = -512")
     # Reads the schema now: later it would have to keep within the limits that queries have.
     connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
     return connection
@@ -167,7 +167,7 @@ def fingerprint(path: str) -> Fingerprint:
 class Pool:
     """Idle connections, at most one user each; threads take one, use it alone and give it back."""
 
-    def __init__(self, size: int = 64) -> None:
+    def __init__(self, size: int) -> None:
         self._size = size
         self._lock = threading.Lock()
         self._idle: OrderedDict[tuple[str, Fingerprint], list[Connection]] = OrderedDict()
@@ -205,6 +205,12 @@ class Pool:
         self._count = 0
 
 
-POOL = Pool()
+def _pool_size() -> int:
+    """Leave most of the process's file descriptors to others."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 256 if soft == resource.RLIM_INFINITY else max(8, min(256, soft // 4))
+
+
+POOL = Pool(_pool_size())
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=POOL.forget)

@@ -1,0 +1,276 @@
+"""CPU seconds a pair of the official evaluator's steps and of `ExecMatch`, side by side, and how ExecMatch scales.
+
+    python tests/benchmarks/exec_match.py [--pairs FILE] [--official PATH] [--repeat N] [--json]
+
+The pairs are those of `exec_pairs.jsonl` in the Spider folder, each distinct (database, gold, prediction)
+once. The official side is its algorithm written anew here for measuring (parse, open, run, compare); with
+`--official` it is the reader's own copy of the official code (the folder that holds `exec_eval.py`).
+CPU seconds count this process and its children, user and system.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import re
+import resource
+import sqlite3
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+Pair = tuple[str, str, str]
+Judge = Callable[[str, str, str], int]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def spider_folder() -> Path:
+    """Return the Spider folder: `AGENTRIG_SPIDER_DIR`, else `shared/spider` beside the repository."""
+    return Path(os.environ.get("AGENTRIG_SPIDER_DIR", ROOT.parent / "shared" / "spider"))
+
+
+# ---------------------------------------------------------------- the official steps
+
+
+def strip_distinct(sql: str) -> str:
+    """Parse with sqlparse and put the first statement's tokens together again without `distinct`."""
+    import sqlparse
+
+    leaves = sqlparse.parse(sql)[0].flatten()
+    return "".join(leaf.value for leaf in leaves if leaf.value.lower() != "distinct")
+
+
+def execute(path: str, sql: str) -> list[tuple[Any, ...]] | Exception:
+    """Run a query on a connection of its own."""
+    sql = re.sub(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", "2020", sql, flags=re.IGNORECASE)
+    connection = sqlite3.connect(path)
+    connection.text_factory = lambda data: data.decode(errors="ignore")
+    try:
+        return connection.execute(sql).fetchall()
+    except Exception as error:
+        return error
+    finally:
+        connection.close()
+
+
+def permutations(gold: Sequence[tuple[Any, ...]], predicted: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, ...]]:
+    """Yield the column orders that the official search tries, thinned by twenty sampled rows."""
+    width = len(gold[0])
+    allowed = [set(range(width)) for _ in range(width)]
+    if width > 3:
+        values = [{row[index] for row in gold} for index in range(width)]
+        for _ in range(20):
+            sample = random.choice(predicted)
+            for index, other in itertools.product(range(width), range(width)):
+                if sample[other] not in values[index]:
+                    allowed[index].discard(other)
+    return itertools.product(*allowed)
+
+
+def same_denotation(gold: list[tuple[Any, ...]], predicted: list[tuple[Any, ...]], ordered: bool) -> bool:
+    """Compare two results by search over column orders."""
+    if not gold and not predicted:
+        return True
+    if len(gold) != len(predicted) or len(gold[0]) != len(predicted[0]):
+        return False
+
+    def sorted_cells(row: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(sorted(row, key=lambda cell: str(cell) + str(type(cell))))
+
+    first, second = [sorted_cells(row) for row in gold], [sorted_cells(row) for row in predicted]
+    if (first != second) if ordered else (set(first) != set(second)):
+        return False
+    for order in permutations(gold, predicted):
+        if len(set(order)) < len(order):
+            continue
+        moved = [tuple(row[index] for index in order) for row in predicted]
+        if ordered:
+            if gold == moved:
+                return True
+        elif set(gold) == set(moved):
+            counts: dict[tuple[Any, ...], int] = defaultdict(int)
+            for row in gold:
+                counts[row] += 1
+            for row in moved:
+                counts[row] -= 1
+            if not any(count < 0 for count in counts.values()):
+                return True
+    return False
+
+
+def official_steps(predicted: str, gold: str, database: str) -> int:
+    """Judge one pair as the official evaluator does in its default settings."""
+    texts = []
+    for sql in (predicted, gold):
+        for loose, tight in (("> =", ">="), ("< =", "<="), ("! =", "!=")):
+            sql = sql.replace(loose, tight)
+        texts.append(strip_distinct(sql))
+    ordered = "order by" in texts[1].lower()
+    folder = os.path.dirname(database)
+    for name in os.listdir(folder):
+        if ".sqlite" not in name:
+            continue
+        wanted = execute(os.path.join(folder, name), texts[1])
+        got = execute(os.path.join(folder, name), texts[0])
+        if isinstance(wanted, Exception):
+            raise AssertionError(f"gold query fails: {wanted}")
+        if isinstance(got, Exception) or not same_denotation(wanted, got, ordered):
+            return 0
+    return 1
+
+
+def official_copy(folder: str) -> Judge:
+    """Return the judge of a reader's own copy of the official code."""
+    sys.path.insert(0, folder)
+    from exec_eval import eval_exec_match  # type: ignore[import-not-found]
+
+    def judge(predicted: str, gold: str, database: str) -> int:
+        return int(
+            eval_exec_match(
+                db=database,
+                p_str=predicted,
+                g_str=gold,
+                plug_value=False,
+                keep_distinct=False,
+                progress_bar_for_each_datapoint=False,
+            )
+        )
+
+    return judge
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def cpu_seconds() -> float:
+    """Return user and system seconds of this process and of its children that have ended."""
+    uses = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    return sum(use.ru_utime + use.ru_stime for use in uses)
+
+
+def measure(judge: Judge, pairs: Sequence[Pair]) -> tuple[list[int], float, float]:
+    """Return verdicts, CPU seconds and wall seconds of one pass."""
+    cpu, wall = cpu_seconds(), time.perf_counter()
+    verdicts = [judge(*pair) for pair in pairs]
+    return verdicts, cpu_seconds() - cpu, time.perf_counter() - wall
+
+
+def ours() -> Judge:
+    """Return a judge with empty caches."""
+    from agentrig_spider import ExecMatch
+
+    match = ExecMatch()
+
+    def judge(predicted: str, gold: str, database: str) -> int:
+        score = match.score(predicted, gold, database)
+        return -1 if score.value is None else int(score.value)
+
+    return judge
+
+
+def close_workers() -> None:
+    """End ExecMatch's worker processes, so that their CPU time is counted."""
+    from agentrig_spider.rewards.sandbox import WORKERS
+
+    WORKERS.close()
+
+
+def threads(pairs: Sequence[Pair], count: int, repeat: int) -> float:
+    """Return pairs a second with so many threads and warm golds."""
+    judge = ours()
+    for pair in pairs:
+        judge(*pair)
+    start = time.perf_counter()
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(lambda pair: judge(*pair), list(pairs) * repeat, chunksize=8))
+    return len(pairs) * repeat / (time.perf_counter() - start)
+
+
+def _process(pairs: Sequence[Pair], repeat: int, ready: Any, go: Any, done: Any) -> None:
+    judge = ours()
+    for pair in pairs:
+        judge(*pair)
+    ready.put(None)
+    go.wait()
+    start = time.perf_counter()
+    for pair in list(pairs) * repeat:
+        judge(*pair)
+    done.put(time.perf_counter() - start)
+    close_workers()
+
+
+def processes(pairs: Sequence[Pair], count: int, repeat: int) -> float:
+    """Return pairs a second with so many processes, each with warm golds of its own."""
+    context = multiprocessing.get_context("spawn")
+    ready, done, go = context.Queue(), context.Queue(), context.Event()
+    running = [context.Process(target=_process, args=(pairs, repeat, ready, go, done)) for _ in range(count)]
+    for process in running:
+        process.start()
+    for _ in running:
+        ready.get()
+    go.set()
+    slowest = max(done.get() for _ in running)
+    for process in running:
+        process.join()
+    return len(pairs) * repeat * count / slowest
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=Path, default=None, help="a JSON-lines file as exec_pairs.jsonl")
+    parser.add_argument("--official", default=None, help="folder of the official code (exec_eval.py)")
+    parser.add_argument("--repeat", type=int, default=3, help="passes; the fastest counts")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    folder = spider_folder()
+    rows = [json.loads(line) for line in (options.pairs or folder / "exec_pairs.jsonl").read_text().splitlines()]
+    pairs = list(dict.fromkeys((row["pred"], row["gold"], str(folder / row["db"])) for row in rows))
+    official = official_copy(options.official) if options.official else official_steps
+
+    best: dict[str, tuple[float, float]] = {}
+    verdicts: dict[str, list[int]] = {}
+
+    def keep(name: str, judge: Judge) -> None:
+        verdicts[name], cpu, wall = measure(judge, pairs)
+        close_cpu = cpu_seconds()
+        close_workers()
+        cpu += cpu_seconds() - close_cpu
+        best[name] = min(best.get(name, (cpu, wall)), (cpu, wall))
+
+    for _ in range(options.repeat):
+        keep("official", official)
+        judge = ours()
+        keep("cold", judge)
+        keep("warm", judge)
+    differing = sum(a != b for a, b in zip(verdicts["official"], verdicts["cold"], strict=True))
+    figures: dict[str, Any] = {
+        "pairs": len(pairs),
+        "differing_verdicts": differing,
+        "official_cpu_ms": 1e3 * best["official"][0] / len(pairs),
+        "cold_cpu_ms": 1e3 * best["cold"][0] / len(pairs),
+        "warm_cpu_ms": 1e3 * best["warm"][0] / len(pairs),
+        "cold_times_fewer": best["official"][0] / best["cold"][0],
+        "warm_times_fewer": best["official"][0] / best["warm"][0],
+        "pairs_a_second_by_processes": {str(n): processes(pairs, n, options.repeat) for n in (1, 2)},
+        "pairs_a_second_by_threads": {str(n): threads(pairs, n, options.repeat) for n in (1, 2, 4, 8)},
+        "cpus": len(os.sched_getaffinity(0)),
+        "sqlite": sqlite3.sqlite_version,
+        "python": sys.version.split()[0],
+    }
+    print(json.dumps(figures, indent=None if options.json else 2))
+    if differing:
+        names = Counter(f"{a} -> {b}" for a, b in zip(verdicts["official"], verdicts["cold"], strict=True) if a != b)
+        print(f"verdicts differ: {dict(names)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
