@@ -1,0 +1,101 @@
+import importlib
+import sys
+
+import pytest
+from agentrig_ascend import Ascend, AscendConfig
+
+from agentrig.hardware import Context, ray_environment
+from agentrig.hardware.versions import nearest_stack
+from agentrig.hardware.workers import SETUP_VARIABLE, set_up_worker
+
+
+def test_the_fields_are_separate():
+    ascend = Ascend()
+    assert (ascend.name, ascend.vendor, ascend.torch_device) == ("ascend", "Huawei", "npu")
+    assert (ascend.collective_backend, ascend.verl_platform) == ("hccl", "huawei")
+    assert ascend.ray_options(2) == {"resources": {"NPU": 2}}
+    assert ascend.visible([3, 0]) == {"ASCEND_RT_VISIBLE_DEVICES": "0,3"}
+    assert not ascend.carries("grpo")
+
+
+@pytest.mark.parametrize(
+    ("verl", "expected"),
+    [("0.5.0", "auto"), ("0.6.1", "auto"), ("0.7.1", None), ("0.9.1", None)],
+)
+def test_port_ranges_are_left_to_verl_where_it_sets_them(verl, expected):
+    variables = Ascend().environment(Context(role="worker", versions={"verl": verl}))
+    assert variables.get("HCCL_HOST_SOCKET_PORT_RANGE") == expected
+    assert variables.get("HCCL_NPU_SOCKET_PORT_RANGE") == expected
+
+
+def test_a_range_of_the_users_always_wins():
+    ascend = Ascend(config=AscendConfig(socket_ports="60000-60050"))
+    for verl in ("0.5.0", "0.9.1"):
+        variables = ascend.environment(Context(role="worker", versions={"verl": verl}))
+        assert variables["HCCL_NPU_SOCKET_PORT_RANGE"] == "60000-60050"
+
+
+def test_the_rollouts_switches_follow_the_versions():
+    old = Ascend().environment(Context(role="rollout", versions={"verl": "0.5.0", "vllm": "0.10.0"}))
+    new = Ascend().environment(Context(role="rollout", versions={"verl": "0.9.1", "vllm": "0.23.0"}))
+    assert old["VLLM_ASCEND_ENABLE_NZ"] == "0"
+    assert old["VLLM_ALL2ALL_BACKEND"] == "flashinfer_all2allv"
+    assert "NCCL_CUMEM_ENABLE" not in old
+    assert new["NCCL_CUMEM_ENABLE"] == "0"
+    assert new["VLLM_ASCEND_AUTO_DETECT_QUANTIZATION"] == "0"
+    assert "VLLM_ASCEND_ENABLE_NZ" not in new
+    assert new["VERL_PLATFORM"] == "huawei"
+
+
+def test_ray_may_be_kept_from_setting_visibility():
+    assert "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES" not in Ascend().environment()
+    kept = Ascend(config=AscendConfig(ray_keeps_visibility=True)).environment()
+    assert kept["RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("version", "needed"),
+    [("0.9.1", True), ("0.9.2rc1", True), ("0.10.0rc1", False), ("0.23.0", False), (None, False)],
+)
+def test_patches_are_set_up_only_for_the_versions_that_need_them(version, needed):
+    versions = {"vllm-ascend": version} if version else {}
+    assert Ascend().worker_setup(versions) == ("agentrig_ascend.patches:apply" if needed else None)
+
+
+def test_the_patches_are_imported_in_the_worker(tmp_path, monkeypatch):
+    """A stand-in package takes vllm-ascend's place and notes that its patches were imported, and in which order."""
+    patch = tmp_path / "vllm_ascend" / "patch"
+    patch.mkdir(parents=True)
+    (tmp_path / "vllm_ascend" / "__init__.py").write_text("seen = []\n")
+    (patch / "__init__.py").touch()
+    for name in ("platform", "worker"):
+        (patch / f"{name}.py").write_text(f"import vllm_ascend\nvllm_ascend.seen.append({name!r})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    runtime = ray_environment(Ascend(), {"vllm-ascend": "0.9.2rc1"})
+    monkeypatch.setenv(SETUP_VARIABLE, runtime["env_vars"][SETUP_VARIABLE])
+    try:
+        set_up_worker()
+        assert importlib.import_module("vllm_ascend").seen == ["platform", "worker"]
+    finally:
+        for name in [n for n in sys.modules if n.partition(".")[0] == "vllm_ascend"]:
+            del sys.modules[name]
+
+
+def test_no_stack_claims_hardware():
+    stacks = Ascend().stacks()
+    assert len(stacks) == 3
+    assert {s.proof for s in stacks} == {"contract-tested"}
+    for stack in stacks:
+        assert stack.clashes
+        assert "vllm-ascend" + stack.versions["vllm-ascend"] in stack.requirements()
+
+
+def test_the_nearest_stack_is_found_by_cann_too():
+    assert nearest_stack(Ascend().stacks(), {"cann": "8.2.RC1", "python": "3.11.9"}).name == "verl 0.5 on CANN 8.2"
+    assert nearest_stack(Ascend().stacks(), {"cann": "9.1.0"}).name == "verl 0.9 on CANN 9.1"
+
+
+def test_every_symptom_compiles_and_has_a_cure():
+    for symptom in Ascend().symptoms:
+        assert symptom.cause
+        assert symptom.cure

@@ -1,0 +1,116 @@
+import json
+import os
+import stat
+import subprocess
+import sys
+from types import SimpleNamespace
+from types import SimpleNamespace
+
+import pytest
+from agentrig_cuda import Cuda, CudaConfig
+from agentrig_cuda.checks import check_flash_attention, check_unwanted_ascend
+
+from agentrig.config import structure
+from agentrig.doctor import Situation
+from agentrig.errors import ConfigError
+
+
+def install(folder, name, version, *, entry_points="", modules=None):
+    """Put a distribution that does nothing on a path: metadata and modules, as an installer leaves them."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    if entry_points:
+        (info / "entry_points.txt").write_text(entry_points)
+    for module, text in (modules or {}).items():
+        (folder / f"{module}.py").write_text(text)
+    return folder
+
+
+def test_the_fields_are_separate():
+    cuda = Cuda()
+    assert (cuda.name, cuda.vendor, cuda.torch_device) == ("cuda", "NVIDIA", "cuda")
+    assert (cuda.collective_backend, cuda.verl_platform) == ("nccl", "nvidia")
+    assert cuda.ray_options(2) == {"num_gpus": 2}
+    assert cuda.visible([1, 0]) == {"CUDA_VISIBLE_DEVICES": "1,0"}
+    assert cuda.dtypes[0] == "bfloat16"
+
+
+def test_attention_follows_what_is_installed(tmp_path, monkeypatch):
+    assert Cuda().attention[0] == "sdpa"
+    assert [o.hydra() for o in Cuda().overrides({"verl": "0.9.1"})] == [
+        "+actor_rollout_ref.model.override_config.attn_implementation=sdpa",
+        "actor_rollout_ref.model.use_remove_padding=false",
+    ]
+    monkeypatch.syspath_prepend(install(tmp_path, "flash-attn", "2.8.3"))
+    assert Cuda().attention[0] == "flash_attention_2"
+    assert Cuda().overrides({"verl": "0.9.1"}) == []
+
+
+def test_attention_can_be_said():
+    assert Cuda(config=CudaConfig(attention="eager")).attention == ("eager",)
+    with pytest.raises(ConfigError, match="must be in"):
+        structure(CudaConfig, {"attention": "flash"}, owner="cuda", section="hardware")
+
+
+def test_a_flash_attention_that_was_built_for_another_torch_is_explained(tmp_path, monkeypatch):
+    error = "/x/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"
+    modules = {"flash_attn_2_cuda": f"raise ImportError({error!r})\n"}
+    install(tmp_path, "flash-attn", "2.8.3", modules=modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    hardware = Cuda()
+    situation = Situation(hardware=hardware, candidates=[hardware], versions={"flash-attn": "2.8.3"}, environ=environ)
+    (finding,) = check_flash_attention(situation)
+    assert finding.result == "problem"
+    assert "undefined symbol" in finding.evidence
+    assert "built against another torch" in finding.evidence
+    assert "--force-reinstall flash-attn" in finding.cure
+
+
+def test_flash_attention_that_is_asked_for_and_missing_is_a_problem():
+    plan = SimpleNamespace(configs={"hardware": CudaConfig(attention="flash_attention_2")})
+    situation = Situation(hardware=Cuda(), plan=plan, versions={})
+    (finding,) = check_flash_attention(situation)
+    assert finding.result == "problem"
+
+
+def test_vllm_ascend_beside_cuda_is_found(tmp_path, monkeypatch):
+    points = "[vllm.platform_plugins]\nascend = vllm_ascend:register\n"
+    monkeypatch.syspath_prepend(install(tmp_path, "vllm-ascend", "0.10.0rc1", entry_points=points))
+    versions = {"vllm-ascend": "0.10.0rc1"}
+    (finding,) = check_unwanted_ascend(Situation(hardware=Cuda(), versions=versions, environ={}))
+    assert finding.result == "problem"
+    assert "would choose the Ascend platform" in finding.evidence
+    assert "uninstall" in finding.cure
+    (left_out,) = check_unwanted_ascend(Situation(hardware=Cuda(), versions=versions, environ={"VLLM_PLUGINS": ""}))
+    assert left_out.result == "ok"
+
+
+def test_the_doctor_finds_a_cpu_torch_under_cuda(tmp_path):
+    """The driver answers (a stand-in nvidia-smi on PATH), and the torch at hand is a real one without CUDA."""
+    import torch
+
+    if torch.version.cuda:
+        pytest.skip("this torch is built for CUDA")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '0, GPU-a, NVIDIA H200, 143771, 580.82.07'\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    environ.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrig", "doctor", "--hardware", "cuda", "--json"],
+        capture_output=True,
+        text=True,
+        env=environ,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert report["could_start"] is False
+    found = {f["check"]: f for f in report["findings"]}
+    assert found["cuda devices"]["result"] == "ok"
+    assert "NVIDIA H200" in found["cuda devices"]["evidence"]
+    assert found["torch"]["result"] == "problem"
+    assert "(CUDA no" in found["torch"]["evidence"]
+    assert "built for CUDA" in found["torch"]["cure"]
