@@ -340,8 +340,9 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
             into[section] = {}
         for key, value in keys.items():
             old = into[section].get(key)
-            both = isinstance(value, Mapping) and isinstance(old, Mapping)
-            into[section][key] = {**old, **value} if both else value
+            into[section][key] = (
+                {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+            )
 
 
 def _auto_hardware(registry: Registry, algorithm: Component) -> str:
