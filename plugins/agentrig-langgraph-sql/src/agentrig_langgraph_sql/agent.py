@@ -21,7 +21,9 @@ class SqlAgentConfig:
 
     # 33 turns are 99 nodes, one less than the graph's recursion limit.
     max_turns: int = setting(3, help="full cycles of write, execute and check", ge=1, le=33)
-    prompts: str = setting("full", help="preset of prompts: full for instruct models", choices=tuple(PRESETS))
+    prompts: str = setting(
+        "full", help="full for instruct models; short for the starting model of mini", choices=tuple(PRESETS)
+    )
     schema_style: str = setting(
         "auto", help="form of the schema; auto is the form that the prompts expect", choices=("auto", *STYLES)
     )
