@@ -26,7 +26,10 @@ KINDS = ("tasks", "agent", "reward", "adapter", "algorithm", "hardware")
 class Group(click.Group):
     """Prints agentrig's own errors without a traceback, and brings commands of other modules lazily."""
 
-    lazy: ClassVar[dict[str, str]] = {"doctor": "agentrig.doctor:doctor"}
+    lazy: ClassVar[dict[str, tuple[str, str]]] = {
+        "doctor": ("agentrig.doctor:doctor", "Find what would keep a recipe from running here."),
+    }
+    """Command to where it lives and its line in the list of commands, which needs no import then."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order in which a newcomer meets them."""
@@ -38,10 +41,19 @@ class Group(click.Group):
         if name in self.lazy and name not in self.commands:
             from importlib import import_module, util
 
-            module, _, attribute = self.lazy[name].partition(":")
+            module, _, attribute = self.lazy[name][0].partition(":")
             if util.find_spec(module) is not None:
                 self.add_command(getattr(import_module(module), attribute), name)
         return super().get_command(ctx, name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands; a lazy one is not imported for that."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = None if name in self.lazy else self.get_command(ctx, name)
+            rows.append((name, command.get_short_help_str(formatter.width - 20) if command else self.lazy[name][1]))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; errors that a user can mend end in exit status 1 and their message."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
-import cattrs
-import tomlkit
 
 from agentrig.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
+    import cattrs
+
     from agentrig.plugins import Component, Registry
 
 C = TypeVar("C")
@@ -131,6 +132,8 @@ SECTIONS = ("run", *COMPONENT_SECTIONS, "runners")
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
     """Return sections as TOML text; keys whose value is None are left out (TOML has no null)."""
+    import tomlkit  # here, as cattrs below: every command imports this module, few need either
+
     document = tomlkit.document()
     for name, keys in sections.items():
         table = tomlkit.table()
@@ -208,7 +211,7 @@ def structure(cls: type[C], keys: Mapping[str, Any], *, owner: str, section: str
                 f"  its keys: {', '.join(fields) or 'none'}"
             )
         try:
-            values[key] = _CONVERTER.structure(value, fields[key].type)
+            values[key] = _converter().structure(value, fields[key].type)
         except Exception as error:
             raise ConfigError(
                 f"[{section}] {key} = {value!r} does not fit {owner}: expected {_type_name(fields[key].type)}"
@@ -239,14 +242,14 @@ def _strict(type_: type, accepted: tuple[type, ...]) -> Callable[[Any, Any], Any
     return convert
 
 
+@cache
 def _converter() -> cattrs.Converter:
+    import cattrs
+
     converter = cattrs.Converter(forbid_extra_keys=True)
     for type_, accepted in ((bool, (bool,)), (int, (int,)), (float, (int, float)), (str, (str,))):
         converter.register_structure_hook(type_, _strict(type_, accepted))
     return converter
-
-
-_CONVERTER = _converter()
 
 
 def resolve(
@@ -340,9 +343,7 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
             into[section] = {}
         for key, value in keys.items():
             old = into[section].get(key)
-            into[section][key] = (
-                {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
-            )
+            into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
 
 
 def _auto_hardware(registry: Registry, algorithm: Component) -> str:

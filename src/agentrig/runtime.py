@@ -161,8 +161,8 @@ class PoolRunner(Runner[Any]):
 
     Args:
         pool: Runs the agent.
-        finished: Called in the runner's thread with every result and its task's input; a number that it returns is filed
-            as the rollout's reward, as Agent Lightning's own algorithms expect it.
+        finished: Called in the runner's thread with every result and its task's input; a number that it returns
+            is filed as the rollout's reward, as Agent Lightning's own algorithms expect it.
         broken: Called when the pool cannot go on, with the reason.
     """
 
