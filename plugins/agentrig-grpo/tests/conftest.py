@@ -71,6 +71,14 @@ def tokenizer():
     return make_tokenizer()
 
 
+@pytest.fixture(scope="session", name="make_model")
+def make_model_fixture():
+    import torch
+
+    torch.set_num_threads(1)
+    return make_model
+
+
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> Path:
     """A Hugging Face directory with a tiny random Qwen2."""

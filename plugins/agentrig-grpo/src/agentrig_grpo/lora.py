@@ -7,7 +7,7 @@ from typing import Any
 import torch  # noqa: TID253  (imported with the learner only)
 
 
-def wrap(model: Any, *, rank: int, alpha: float, targets: str) -> Any:
+def wrap(model: Any, *, rank: int, alpha: int, targets: str) -> Any:
     """Return the model with trainable adapters and everything else frozen.
 
     Args:
@@ -31,11 +31,11 @@ def merged_weights(model: Any) -> dict[str, torch.Tensor]:
 
     base = model.get_base_model()
     merged: dict[str, torch.Tensor] = {}
-    deltas = {
-        name: sum(module.get_delta_weight(adapter) for adapter in module.active_adapters)
-        for name, module in base.named_modules()
-        if isinstance(module, LoraLayer)
-    }
+    deltas: dict[str, torch.Tensor] = {}
+    for name, module in base.named_modules():
+        if isinstance(module, LoraLayer):
+            layer: Any = module
+            deltas[name] = torch.stack([layer.get_delta_weight(a) for a in layer.active_adapters]).sum(0)
     for name, tensor in base.state_dict().items():
         if ".lora_" in name:
             continue

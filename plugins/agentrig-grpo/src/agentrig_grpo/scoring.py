@@ -32,8 +32,8 @@ def response_logits(model: Any, batch: Batch) -> torch.Tensor:
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not shares_prompts(inner):
-        logits = model(input_ids=batch.ids, use_cache=False).logits
-        return logits.flatten(0, 1)[batch.at].float()
+        every: torch.Tensor = model(input_ids=batch.ids, use_cache=False).logits
+        return every.flatten(0, 1)[batch.at].float()
     mask = None if batch.mask is None else batch.mask.to(_attention_dtype(inner))
     hidden = inner.get_decoder()(
         input_ids=batch.ids, position_ids=batch.positions, attention_mask=mask, use_cache=False

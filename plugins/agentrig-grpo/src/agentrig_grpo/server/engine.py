@@ -14,7 +14,7 @@ import attrs
 import torch  # noqa: TID253  (imported in the server process only)
 
 from agentrig_grpo.server.decoder import Prompt
-from agentrig_grpo.server.sampling import Uniforms, sample
+from agentrig_grpo.server.sampling import Settings, Uniforms, sample
 
 
 class Decoder(Protocol):
@@ -104,7 +104,7 @@ class Engine:
         self._prompt_bytes = 0
         self._seen: Counter[tuple[int, ...]] = Counter()
         self._swap: Callable[[], None] | None = None
-        self._settings: tuple[torch.Tensor, torch.Tensor | None, int] | None = None
+        self._settings: Settings | None = None
 
     @property
     def busy(self) -> bool:
@@ -265,18 +265,15 @@ class Engine:
     def _sample(self, logits: torch.Tensor) -> tuple[list[int], list[float], list[list[tuple[int, float]]]]:
         running = self._running
         if self._settings is None:
-            device = logits.device
-            temperature = torch.tensor([r.temperature for r in running], device=device)
-            top_p = torch.tensor([r.top_p for r in running], device=device)
-            cut = top_p if any(r.top_p < 1 for r in running) else None
-            self._settings = (temperature, cut, max(r.top_logprobs for r in running))
-        temperature, cut, most = self._settings
+            temperatures, top_ps = [r.temperature for r in running], [r.top_p for r in running]
+            self._settings = Settings.of(temperatures, top_ps, logits.device)
         uniforms = [r.uniforms() if r.uniforms and r.temperature else 0.0 for r in running]
-        picked, logp = sample(logits, temperature, cut, uniforms)
+        picked, logp = sample(logits, self._settings, uniforms)
         chosen = logp.gather(1, picked[:, None])[:, 0].tolist()
         if any(c != c for c in chosen):
             raise FloatingPointError("the model's logits are not finite; its weights have probably diverged")
         tops: list[list[tuple[int, float]]] = []
+        most = max(r.top_logprobs for r in running)
         if most:
             values, indices = logp.topk(most)
             rows = zip(indices.tolist(), values.tolist(), strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import attrs
 import numpy as np
 import torch  # noqa: TID253  (imported in the server process only)
 
@@ -32,38 +33,67 @@ class Uniforms:
         return self._block[self._next - 1]
 
 
-def sample(
-    logits: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor | None, uniforms: Sequence[float]
-) -> tuple[torch.Tensor, torch.Tensor]:
+@attrs.frozen(eq=False)
+class Settings:
+    """How the rows of a batch are sampled.
+
+    Attributes:
+        temperature: fp32 [rows, 1], 1 where the row is greedy.
+        top_p: fp32 [rows, 1], or None when no row cuts its tail.
+        greedy: bool [rows], or None when no row is greedy.
+        all_greedy: Whether every row is.
+    """
+
+    temperature: torch.Tensor
+    top_p: torch.Tensor | None
+    greedy: torch.Tensor | None
+    all_greedy: bool
+
+    @classmethod
+    def of(cls, temperatures: Sequence[float], top_ps: Sequence[float], device: torch.device) -> Settings:
+        """Build the settings of rows; temperature 0 takes the likeliest token, top_p 1 cuts nothing."""
+        greedy = [t == 0 for t in temperatures]
+        return cls(
+            torch.tensor([t or 1.0 for t in temperatures], device=device)[:, None],
+            torch.tensor(top_ps, device=device)[:, None] if any(p < 1 for p in top_ps) else None,
+            torch.tensor(greedy, device=device) if any(greedy) else None,
+            all(greedy),
+        )
+
+
+def sample(logits: torch.Tensor, settings: Settings, uniforms: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token a row by inverting the cumulative distribution at the row's number.
 
     Args:
         logits: fp32 [rows, vocabulary].
-        temperature: fp32 [rows]; 0 takes the likeliest token.
-        top_p: fp32 [rows], or None when no row cuts its tail (nucleus sampling, arXiv:1904.09751).
+        settings: Of each row.
         uniforms: A number in [0, 1) for each row.
 
     Returns:
         Tokens, long [rows], and log-probabilities of the whole vocabulary, fp32 [rows, vocabulary]:
         log softmax(logits / temperature), of the untempered softmax where the temperature is 0, and
-        before top-p cuts the tail: these are the numbers that a learner can recompute.
+        before top-p (nucleus sampling, arXiv:1904.09751) cuts the tail: these are the numbers that a
+        learner can recompute.
     """
-    greedy = temperature == 0
-    logp = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], -1)
+    logp = torch.log_softmax(logits / settings.temperature, -1)
+    if settings.all_greedy:
+        return logits.argmax(-1), logp
     probs = logp.exp()
-    if top_p is not None:
-        probs = _nucleus(probs, top_p)
+    if settings.top_p is not None:
+        probs = _nucleus(probs, settings.top_p)
     # fp64, or a vocabulary of 150,000 would lose its tail to rounding.
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     target = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=logits.shape[1] - 1)
-    return torch.where(greedy, logits.argmax(-1), tokens), logp
+    if settings.greedy is not None:
+        tokens = torch.where(settings.greedy, logits.argmax(-1), tokens)
+    return tokens, logp
 
 
 def _nucleus(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Set to zero all but the likeliest tokens that together reach `top_p`; the likeliest always stays."""
     ordered, index = probs.sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered
-    ordered = ordered.masked_fill(before >= top_p[:, None], 0.0)
+    ordered = ordered.masked_fill(before >= top_p, 0.0)
     ordered[:, 0] = ordered[:, 0].clamp_min(1e-30)
     return torch.zeros_like(probs).scatter_(-1, index, ordered)

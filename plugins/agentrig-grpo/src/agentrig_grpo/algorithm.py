@@ -1,0 +1,258 @@
+"""GRPO from start to end: roll out, compare within groups, update, hand the weights to the server.
+
+How this departs from textbook GRPO (arXiv:2402.03300), by default: advantages are not divided by the
+group's standard deviation (Dr. GRPO), every token weighs the same and the upper clip is wider (DAPO),
+there is no KL term, and a step makes one update, so that the ratio is 1 but for rounding.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch  # noqa: TID253  (imported when the algorithm is built)
+
+from agentrig import Endpoint
+from agentrig.algorithms import Rollout, Session
+from agentrig.errors import AgentrigError, ConfigError
+from agentrig.hardware import Hardware
+from agentrig_grpo import checkpoint
+from agentrig_grpo.advantages import group_advantages
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.learner import Learner, TrainSample
+from agentrig_grpo.naming import model_directory
+from agentrig_grpo.sampler import tasks_of_step
+from agentrig_grpo.server.handle import LLMServer, ServerSettings
+
+log = logging.getLogger(__name__)
+
+MODEL_NAME = "policy"
+"""What requests call the model, whatever it is."""
+
+
+@attrs.define
+class Best:
+    """The weights that did best in validation so far."""
+
+    accuracy: float = -1.0
+    step: int = 0
+    trained: dict[str, torch.Tensor] = attrs.field(factory=dict, repr=False)
+
+
+class Grpo:
+    """Implements `agentrig.algorithms.Algorithm`."""
+
+    def __init__(self, config: GrpoConfig) -> None:
+        self.config = config
+
+    def run(self, session: Session) -> None:
+        """Train until `steps` are done or the user asked to end."""
+        config = self.config
+        source = model_directory(config.model)
+        dtype = check_device(session.hardware, config.dtype)
+        tokenizer = checkpoint.load_tokenizer(source)
+        model = checkpoint.load_model(source, device=session.hardware.torch_device)
+        learner = Learner(model, config, dtype=dtype, seed=session.seed)
+        best = Best()
+        if session.checkpoint is not None:
+            best = self._resume(learner, session.checkpoint)
+        log_file = session.directory / "server.log"
+        with (
+            self._server(session.checkpoint or source, session.hardware, dtype, session.seed, log_file) as server,
+            _Courier(server, learner, dtype) as courier,
+        ):
+            endpoint = self._endpoint(server)
+            measured = endpoint.with_sampling(temperature=config.val_temperature, top_p=1.0)
+            session.plan_steps(config.steps)
+            courier.push(session.first_step - 1)
+            if session.checkpoint is None:
+                session.report(measured, when="before", step=0)
+                if config.validate_every:
+                    self._keep_best(best, session.validate(measured, step=0), 0, learner)
+            step = session.first_step - 1
+            for step in range(session.first_step, config.steps + 1):
+                if session.stopping:
+                    step -= 1
+                    break
+                tasks = tasks_of_step(session.train_tasks, n=config.tasks_per_step, step=step, seed=session.seed)
+                rollouts = session.rollouts(tasks, n=config.group_size, endpoint=endpoint, step=step)
+                clock = time.perf_counter()
+                metrics = learner.update(self.samples(rollouts), step=step)
+                updated = time.perf_counter()
+                courier.push(step)
+                pushed = time.perf_counter()
+                if config.validate_every and step % config.validate_every == 0:
+                    self._keep_best(best, session.validate(measured, step=step), step, learner)
+                validated = time.perf_counter()
+                session.end_step(
+                    step,
+                    metrics=metrics,
+                    time_s={
+                        "update": updated - clock,
+                        "push": pushed - updated,
+                        "validation": validated - pushed,
+                    },
+                )
+                last = step == config.steps or session.stopping
+                if last or step % config.save_every == 0:
+                    keep = bool(config.keep_every) and step % config.keep_every == 0
+                    self._save(session, step, learner, tokenizer, best, dtype, keep=keep or last)
+            if session.stopping:
+                return
+            if config.final == "best" and best.trained and best.step != step:
+                log.info("ending with the weights of step %d, validation accuracy %.3f", best.step, best.accuracy)
+                learner.load_weights(best.trained)
+                courier.push(best.step)
+                self._save(session, step, learner, tokenizer, best, dtype, keep=True)
+            session.report(measured, when="after", step=step)
+
+    @contextmanager
+    def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> Iterator[Endpoint]:
+        """Serve a checkpoint, or the starting model, at the validation temperature."""
+        source = checkpoint or model_directory(self.config.model)
+        dtype = check_device(hardware, self.config.dtype)
+        with self._server(source, hardware, dtype, seed=0, log_file=None) as server:
+            yield self._endpoint(server).with_sampling(temperature=self.config.val_temperature, top_p=1.0)
+
+    def samples(self, rollouts: Sequence[Rollout]) -> list[TrainSample]:
+        """Return the trained calls of a step: each has its rollout's advantage."""
+        advantages = group_advantages(
+            [r.group for r in rollouts],
+            [r.value for r in rollouts],
+            scale=self.config.scale_rewards,
+            negative_scale=self.config.negative_scale,
+        )
+        return [
+            TrainSample(
+                prompt_ids=t.prompt_ids,
+                response_ids=t.response_ids,
+                logprobs=t.logprobs,
+                advantage=advantage,
+                rollout=i,
+                group=rollout.group,
+            )
+            for i, (rollout, advantage) in enumerate(zip(rollouts, advantages, strict=True))
+            if advantage is not None
+            for t in rollout.triplets
+        ]
+
+    def _server(self, source: Path, hardware: Hardware, dtype: str, seed: int, log_file: Path | None) -> LLMServer:
+        config = self.config
+        # The agents need the other half of the cores; a small batch gains little from more threads.
+        threads = config.server_threads or max(1, getattr(hardware, "threads", 1) // 2)
+        settings = ServerSettings(
+            model=str(source),
+            name=MODEL_NAME,
+            device=hardware.torch_device,
+            dtype=dtype,
+            threads=threads,
+            slots=config.server_batch,
+            max_length=config.max_length,
+            seed=seed,
+            prompt_cache_mb=config.prompt_cache_mb,
+            host=config.server_host,
+            port=config.server_port,
+        )
+        return LLMServer(settings, environment=hardware.environment(), log=log_file)
+
+    def _endpoint(self, server: LLMServer) -> Endpoint:
+        config = self.config
+        return Endpoint(
+            base_url=server.base_url,
+            model=MODEL_NAME,
+            sampling={"temperature": config.temperature, "top_p": config.top_p, "max_tokens": config.max_tokens},
+            token_ids=True,
+        )
+
+    def _keep_best(self, best: Best, accuracy: float | None, step: int, learner: Learner) -> None:
+        if accuracy is None or accuracy <= best.accuracy:
+            return
+        best.accuracy, best.step = accuracy, step
+        if self.config.final == "best":
+            best.trained = {name: p.detach().cpu().clone() for name, p in learner.trained.items()}
+
+    def _save(
+        self, session: Session, step: int, learner: Learner, tokenizer: Any, best: Best, dtype: str, *, keep: bool
+    ) -> None:
+        def write(directory: Path) -> None:
+            checkpoint.save(learner.model, tokenizer, directory, dtype=getattr(torch, dtype))
+            trainer = directory / "trainer"
+            trainer.mkdir()
+            torch.save(learner.state(), trainer / "learner.pt")
+            torch.save(attrs.asdict(best), trainer / "best.pt")
+            (trainer / "state.json").write_text(json.dumps({"step": step, "seed": session.seed}) + "\n", "utf-8")
+
+        session.save_checkpoint(step, write, keep=keep)
+
+    def _resume(self, learner: Learner, directory: Path) -> Best:
+        trainer = directory / "trainer"
+        if not (trainer / "learner.pt").is_file():
+            raise AgentrigError(f"{directory} has no trainer/learner.pt, so this run cannot go on from it")
+        learner.load_state(torch.load(trainer / "learner.pt", weights_only=True))
+        return Best(**torch.load(trainer / "best.pt", weights_only=True))
+
+
+class _Courier:
+    """Carries the learner's weights to the server through a file in memory."""
+
+    def __init__(self, server: LLMServer, learner: Learner, dtype: str) -> None:
+        self._server, self._learner, self._dtype = server, learner, getattr(torch, dtype)
+
+    def __enter__(self) -> _Courier:
+        weights = checkpoint.weights(self._learner.model)
+        size = sum(t.numel() * self._dtype.itemsize for t in weights.values())
+        memory = Path("/dev/shm")
+        fits = memory.is_dir() and shutil.disk_usage(memory).free > 1.1 * size
+        self._directory = Path(tempfile.mkdtemp(prefix="agentrig-weights-", dir=memory if fits else None))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def push(self, version: int) -> None:
+        """Make the server sample with the learner's weights from now on."""
+        from safetensors.torch import save_file
+
+        weights = checkpoint.weights(self._learner.model)
+        file = self._directory / "model.safetensors"
+        save_file({name: t.detach().to("cpu", self._dtype).contiguous() for name, t in weights.items()}, str(file))
+        self._server.swap(file, version)
+
+
+def check_device(hardware: Hardware, dtype: str) -> str:
+    """Make sure that torch can use the hardware; returns the dtype to compute in.
+
+    Raises:
+        AgentrigError: torch cannot use it: what was asked for is never replaced by the CPU.
+        ConfigError: The hardware doesn't train in that dtype.
+    """
+    kind = hardware.torch_device.split(":")[0]
+    if kind == "cpu":
+        threads = getattr(hardware, "threads", None)
+        if threads:
+            torch.set_num_threads(threads)
+    elif not _usable(kind):
+        raise AgentrigError(
+            f"the run's hardware is {hardware.name}, but torch {torch.__version__} cannot use the device {kind!r}: "
+            f"{hardware.torch_cure}. Or ask for the processor: --hardware cpu"
+        )
+    if dtype == "auto":
+        return "bfloat16" if kind != "cpu" and "bfloat16" in hardware.dtypes else "float32"
+    if kind != "cpu" and dtype not in hardware.dtypes:
+        raise ConfigError(f"[algorithm] dtype = {dtype!r}: {hardware.name} trains in {', '.join(hardware.dtypes)}")
+    return dtype
+
+
+def _usable(kind: str) -> bool:
+    try:
+        return bool(torch.get_device_module(kind).is_available())
+    except RuntimeError:
+        return False

@@ -1,0 +1,300 @@
+"""The learner: a step's samples in, new weights and figures out."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch  # noqa: TID253  (imported by the algorithm when it runs)
+
+from agentrig.errors import AgentrigError
+from agentrig_grpo import lora
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.loss import sample_weights, token_losses
+from agentrig_grpo.scoring import response_logits, shares_prompts, to_device, token_entropy, token_logprobs
+from agentrig_grpo.sequences import Batch, batches_of, collate, rows_of
+
+
+@attrs.frozen(kw_only=True)
+class TrainSample:
+    """One trained LLM call.
+
+    Attributes:
+        prompt_ids: Token ids.
+        response_ids: Token ids.
+        logprobs: Of the response under the policy that sampled it; None to compute them.
+        advantage: Its rollout's.
+        rollout: Which rollout it belongs to.
+        group: Which group that belongs to.
+    """
+
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+    logprobs: Sequence[float] | None
+    advantage: float
+    rollout: int
+    group: str
+
+
+@attrs.define
+class _Figures:
+    """Sums over the tokens of a step's updates."""
+
+    tokens: int = 0
+    computed: int = 0
+    loss: float = 0.0
+    ratio: float = 0.0
+    ratio_max: float = 0.0
+    clipped: float = 0.0
+    entropy: float = 0.0
+    kl: float = 0.0
+    kl_reference: float = 0.0
+    grad_norm: float = 0.0
+    updates: int = 0
+
+
+class Learner:
+    """Holds the trained model and its optimizer.
+
+    Args:
+        model: A Hugging Face causal language model in fp32, on its device; adapters are added here.
+        config: Settings.
+        dtype: `float32`, or `bfloat16` for autocast; weights, gradients and the optimizer stay fp32.
+        seed: Of the order of mini-batches and of new adapters.
+    """
+
+    def __init__(self, model: Any, config: GrpoConfig, *, dtype: str, seed: int) -> None:
+        self.config, self._seed = config, seed
+        self._autocast = dtype == "bfloat16"
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.enable_input_require_grads()
+        self.share_prompts = shares_prompts(model)
+        self._reference: Any = None
+        if config.lora_rank:
+            torch.manual_seed(seed)
+            model = lora.wrap(model, rank=config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets)
+        elif config.kl_coef:
+            self._reference = copy.deepcopy(model).requires_grad_(False).eval()
+        self.model = model
+        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._device = next(iter(self.trained.values())).device
+        self.optimizer = torch.optim.AdamW(
+            self.trained.values(),
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self.updates = 0
+        # Dropout stays off: the ratio needs the same function that sampled.
+        self.model.train(config.gradient_checkpointing)
+
+    def update(self, samples: Sequence[TrainSample], *, step: int) -> dict[str, float]:
+        """Learn from a step's samples.
+
+        Args:
+            samples: The trained calls of all rollouts that have an advantage.
+            step: Seeds the order of mini-batches, so that a resumed run repeats it.
+
+        Returns:
+            Figures: loss, clip_fraction, ratio_mean, ratio_max, entropy (nats), kl (k3 estimate of
+            behaviour against policy), kl_reference, grad_norm, lr, weight_change (L2 norm of the
+            step's change of all trained weights), updates, trained_tokens (response tokens that the
+            gradient came from), learner_tokens_per_s (all tokens through the model a second).
+
+        Raises:
+            agentrig.errors.AgentrigError: The gradient is not finite.
+        """
+        if not samples:
+            return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
+        start = time.perf_counter()
+        before = {name: p.detach().clone() for name, p in self.trained.items()}
+        figures = _Figures()
+        samples = self._with_behaviour(samples, figures)
+        for epoch in range(self.config.inner_epochs):
+            for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
+                self._one_update(mini_batch, figures)
+        with torch.no_grad():
+            changes = [(p - before[name]).float().norm() for name, p in self.trained.items()]
+        wall = time.perf_counter() - start
+        n = max(figures.tokens, 1)
+        metrics = {
+            "loss": figures.loss / max(figures.updates, 1),
+            "clip_fraction": figures.clipped / n,
+            "ratio_mean": figures.ratio / n,
+            "ratio_max": figures.ratio_max,
+            "entropy": figures.entropy / n,
+            "kl": figures.kl / n,
+            "grad_norm": figures.grad_norm / max(figures.updates, 1),
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "weight_change": float(torch.stack(changes).norm()),
+            "updates": float(figures.updates),
+            "trained_tokens": float(figures.tokens),
+            "learner_tokens_per_s": figures.computed / wall,
+        }
+        if self.config.kl_coef:
+            metrics["kl_reference"] = figures.kl_reference / n
+        return metrics
+
+    def _one_update(self, samples: Sequence[TrainSample], figures: _Figures) -> None:
+        """Add up the gradient of a mini-batch in passes of `tokens_per_batch` tokens, and step."""
+        config = self.config
+        lengths = [len(s.response_ids) for s in samples]
+        weights = sample_weights(lengths, [s.rollout for s in samples], config.loss)  # type: ignore[arg-type]
+        # A sample without advantage has no gradient unless KL gives it one; its tokens still count
+        # in the weights, or an easy step would take larger strides than a hard one.
+        active = [i for i, s in enumerate(samples) if s.advantage or config.kl_coef]
+        table = _Table.of([samples[i] for i in active], [weights[i] for i in active], self._device)
+        for batch in self._batches([samples[i] for i in active], figures):
+            behaviour, advantage, weight = table.look_up(batch)
+            reference = self._reference_logprobs(batch) if config.kl_coef else None
+            logits = self._logits(self.model, batch)
+            logprobs = token_logprobs(logits, batch.targets, config.temperature)
+            if behaviour is None:
+                behaviour = logprobs.detach()
+            out = token_losses(
+                logprobs,
+                behaviour,
+                advantage,
+                clip_low=config.clip_low,
+                clip_high=config.clip_high,
+                reference=reference,
+                kl_coef=config.kl_coef,
+            )
+            loss = (out.loss * weight).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            figures.loss += float(loss.detach())
+            figures.tokens += len(batch.targets)
+            figures.ratio += float(out.ratio.sum())
+            figures.ratio_max = max(figures.ratio_max, float(out.ratio.max()))
+            figures.clipped += float(out.clipped.sum())
+            figures.entropy += float(token_entropy(logits.detach(), config.temperature).sum())
+            figures.kl += float((out.ratio - 1 - out.ratio.log()).sum())
+            if out.kl_reference is not None:
+                figures.kl_reference += float(out.kl_reference.sum())
+        if not active:
+            return
+        norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), config.max_grad_norm))
+        if not math.isfinite(norm):
+            raise AgentrigError(
+                f"the gradient's norm is {norm}: the update has diverged. Lower algorithm.lr (now {config.lr:g}) or "
+                "algorithm.max_grad_norm, and look at ratio_max in metrics.jsonl: large values mean that the "
+                "server's log-probabilities are not the learner's."
+            )
+        self.updates += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.lr * min(1.0, self.updates / max(config.warmup_steps, 1))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        figures.grad_norm += norm
+        figures.updates += 1
+
+    def _logits(self, model: Any, batch: Batch) -> torch.Tensor:
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
+            return response_logits(model, batch)
+
+    def _batches(self, samples: Sequence[TrainSample], figures: _Figures) -> Iterator[Batch]:
+        rows = rows_of(samples, share=self.share_prompts) if samples else []
+        for some in batches_of(rows, self.config.tokens_per_batch):
+            figures.computed += sum(row.length for row in some)
+            yield to_device(collate(some), self._device)
+
+    @torch.no_grad()
+    def _with_behaviour(self, samples: Sequence[TrainSample], figures: _Figures) -> list[TrainSample]:
+        """Fill in missing behaviour log-probabilities with those of the current weights.
+
+        With a single update they are the log-probabilities of that very pass, and none is needed here.
+        """
+        lacking = [i for i, s in enumerate(samples) if s.logprobs is None]
+        single = self.config.inner_epochs * self.config.mini_batches == 1
+        if not lacking or (single and len(lacking) == len(samples)):
+            return list(samples)
+        found: dict[int, list[float]] = {i: [0.0] * len(samples[i].response_ids) for i in lacking}
+        for batch in self._batches([samples[i] for i in lacking], figures):
+            logprobs = token_logprobs(self._logits(self.model, batch), batch.targets, self.config.temperature)
+            places = zip(batch.sample.tolist(), batch.place.tolist(), logprobs.tolist(), strict=True)
+            for sample, place, logprob in places:
+                found[lacking[sample]][place] = logprob
+        return [attrs.evolve(s, logprobs=found[i]) if i in found else s for i, s in enumerate(samples)]
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: Batch) -> torch.Tensor:
+        """Return log-probabilities under the starting model: a frozen copy, or this one without its adapters."""
+        without: Any = contextlib.nullcontext() if self._reference is not None else self.model.disable_adapter()
+        with without:
+            logits = self._logits(self._reference if self._reference is not None else self.model, batch)
+        return token_logprobs(logits, batch.targets, self.config.temperature)
+
+    def _mini_batches(self, samples: Sequence[TrainSample], *, step: int, epoch: int) -> Iterator[list[TrainSample]]:
+        """Split the samples by group, so that a shared prompt stays in one pass."""
+        parts = self.config.mini_batches
+        groups = list(dict.fromkeys(s.group for s in samples))
+        random.Random(f"{self._seed} {step} {epoch}").shuffle(groups)
+        for part in range(min(parts, len(groups))):
+            chosen = set(groups[part :: min(parts, len(groups))])
+            yield [s for s in samples if s.group in chosen]
+
+    def state(self) -> dict[str, Any]:
+        """Return all that a resumed run needs: trained weights, optimizer, number of updates."""
+        trained = {name: p.detach().cpu() for name, p in self.trained.items()}
+        return {"trained": trained, "optimizer": self.optimizer.state_dict(), "updates": self.updates}
+
+    @torch.no_grad()
+    def load_weights(self, trained: dict[str, torch.Tensor]) -> None:
+        """Set the trained weights.
+
+        Raises:
+            agentrig.errors.AgentrigError: They are another model's, or another LoRA setting's.
+        """
+        if trained.keys() != self.trained.keys() or any(self.trained[n].shape != t.shape for n, t in trained.items()):
+            raise AgentrigError(
+                "the checkpoint's trained weights are not those of this configuration; "
+                "resume with the model and the lora settings that the run began with"
+            )
+        for name, tensor in trained.items():
+            self.trained[name].copy_(tensor)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned; see `load_weights` for the errors."""
+        self.load_weights(state["trained"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.updates = state["updates"]
+
+
+@attrs.frozen(eq=False)
+class _Table:
+    """Behaviour log-probability, advantage and weight by sample and place, on the device."""
+
+    offsets: torch.Tensor
+    behaviour: torch.Tensor | None
+    advantages: torch.Tensor
+    weights: torch.Tensor
+
+    @classmethod
+    def of(cls, samples: Sequence[TrainSample], weights: Sequence[float], device: torch.device) -> _Table:
+        offsets: list[int] = [0]
+        flat: list[float] = []
+        have = all(s.logprobs is not None for s in samples)
+        for sample in samples:
+            logprobs = sample.logprobs or [0.0] * len(sample.response_ids)
+            if len(logprobs) != len(sample.response_ids):
+                raise ValueError(f"{len(logprobs)} log-probabilities for {len(sample.response_ids)} response tokens")
+            flat += logprobs
+            offsets.append(len(flat))
+        return cls(
+            torch.tensor(offsets, device=device),
+            torch.tensor(flat, dtype=torch.float32, device=device) if have else None,
+            torch.tensor([s.advantage for s in samples], dtype=torch.float32, device=device),
+            torch.tensor(weights, dtype=torch.float32, device=device),
+        )
+
+    def look_up(self, batch: Batch) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+        behaviour = None if self.behaviour is None else self.behaviour[self.offsets[batch.sample] + batch.place]
+        return behaviour, self.advantages[batch.sample], self.weights[batch.sample]

@@ -1,0 +1,36 @@
+"""Where the starting model lies: a local directory, or one of the models that this distribution ships."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrig.errors import ConfigError, nearest
+
+SHIPPED = Path(__file__).parent / "models"
+
+
+def shipped() -> list[str]:
+    """Return the names of the models that this distribution ships."""
+    return sorted(p.parent.name for p in SHIPPED.glob("*/config.json"))
+
+
+def model_directory(name: str) -> Path:
+    """Return the directory of a model.
+
+    Args:
+        name: A Hugging Face directory, or a shipped model's name.
+
+    Raises:
+        ConfigError: It is neither; the message lists what there is.
+    """
+    directory = Path(name).expanduser()
+    if (directory / "config.json").is_file():
+        return directory.resolve()
+    known = shipped()
+    if name in known:
+        return SHIPPED / name
+    found = "it has no config.json" if directory.is_dir() else "there is no such directory"
+    raise ConfigError(
+        f"[algorithm] model = {name!r}: {found}, and no shipped model is called so.{nearest(name, known)}\n"
+        f"  shipped models: {', '.join(known) or 'none'}; any other must be a local Hugging Face directory"
+    )
