@@ -97,6 +97,16 @@ def test_schema_and_result_are_cut_as_limited(chat_server: Any, zoo: Path) -> No
     assert "CREATE TABLE" not in said(chat_server.requests[0])
 
 
+def test_a_rambling_model_does_not_fill_its_own_context(chat_server: Any, zoo: Path) -> None:
+    chat_server.replies = ["so " * 5000, "hm " * 5000, sql("SELECT 1"), YES]
+    build_graph(llm_at(chat_server), limits=Limits(reply_truncate=100)).invoke(question_about(zoo))
+    rewrite = said(chat_server.requests[2])
+    assert len(rewrite) < 3000
+    assert "so so so" in rewrite
+    assert "hm hm hm" in rewrite
+    assert rewrite.count("\n... (cut off)") == 2
+
+
 @pytest.mark.parametrize("empty", ["", None, "  \n"])
 def test_an_empty_reply_is_an_empty_query_that_fails(chat_server: Any, zoo: Path, empty: str | None) -> None:
     chat_server.replies = [empty, NO]

@@ -29,6 +29,9 @@ class SqlAgentConfig:
     )
     table_info_truncate: int = setting(2048, help="greatest length of the schema, in characters", ge=64)
     execution_truncate: int = setting(2048, help="greatest length of a query's result, in characters", ge=64)
+    reply_truncate: int = setting(
+        4096, help="greatest length of a query or of a check's remarks in the next prompt, in characters", ge=64
+    )
     max_tokens: int = setting(
         2048, help="most new tokens a call; where the endpoint's sampling sets fewer, that holds", ge=1
     )
@@ -109,6 +112,7 @@ def _build_graph(config: SqlAgentConfig) -> Graph:
         max_turns=config.max_turns,
         table_info_truncate=config.table_info_truncate,
         execution_truncate=config.execution_truncate,
+        reply_truncate=config.reply_truncate,
         query_timeout_s=config.query_timeout_s,
         max_rows=config.max_rows,
     )

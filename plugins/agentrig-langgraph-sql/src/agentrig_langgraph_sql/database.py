@@ -56,10 +56,10 @@ class Result:
             header: Start with the columns' names.
         """
         if self.error is not None:
-            return _cut(f"Error: {self.error}", limit, "... (cut off)")
+            return cut(f"Error: {self.error}", limit)
         head = [_line(self.columns, limit)] if header else []
         if not self.rows:
-            return _cut("\n".join([*head, "(no rows)"]), limit, "... (cut off)")
+            return cut("\n".join([*head, "(no rows)"]), limit)
         lines, length = list(head), sum(map(len, head))
         for row in self.rows:
             lines.append(_line(row, limit))
@@ -77,10 +77,11 @@ class Result:
         rows = max(0, kept - len(head))
         note = f"... (cut off: {rows} of {total} rows shown)"
         # Where not even one row fits, the beginning of it is better than nothing.
-        return "\n".join([*lines[:kept], note]) if rows else _cut(whole, limit, note)
+        return "\n".join([*lines[:kept], note]) if rows else cut(whole, limit, note)
 
 
-def _cut(text: str, limit: int, note: str) -> str:
+def cut(text: str, limit: int, note: str = "... (cut off)") -> str:
+    """Return the beginning of a text, with a note on a line of its own where something is missing."""
     return text if len(text) <= limit else f"{text[: max(0, limit - len(note) - 1)]}\n{note}"[-limit:]
 
 

@@ -10,7 +10,7 @@ from langgraph.graph import END, START, StateGraph  # noqa: TID253  (only import
 from langgraph.graph.state import CompiledStateGraph  # noqa: TID253
 from langgraph.runtime import Runtime  # noqa: TID253
 
-from agentrig_langgraph_sql.database import run_query
+from agentrig_langgraph_sql.database import cut, run_query
 from agentrig_langgraph_sql.model import LLM
 from agentrig_langgraph_sql.prompts import FULL, Prompts, Template
 from agentrig_langgraph_sql.replies import sql_of, verdict_of
@@ -28,6 +28,8 @@ class Limits:
         max_turns: Full cycles of write (or rewrite), execute and check.
         table_info_truncate: Greatest length of the schema, in characters.
         execution_truncate: Greatest length of a result, in characters.
+        reply_truncate: Greatest length of a query or of a check's remarks in the next prompt, in characters. A model
+            that rambles would else fill its own context, and the call would fail.
         query_timeout_s: A query is stopped after so many seconds.
         max_rows: So many rows of a result are fetched at most.
     """
@@ -35,6 +37,7 @@ class Limits:
     max_turns: int = 3
     table_info_truncate: int = 2048
     execution_truncate: int = 2048
+    reply_truncate: int = 4096
     query_timeout_s: float = 5.0
     max_rows: int = 1000
 
@@ -89,9 +92,9 @@ def build_graph(llm: LLM | None = None, *, limits: Limits | None = None, prompts
             "schema": schema,
             "dialect": "SQLite",
             "db_id": Path(state["database"]).stem,
-            "query": state.get("query", ""),
+            "query": cut(state.get("query", ""), limits.reply_truncate),
             "result": state.get("result", ""),
-            "feedback": state.get("feedback", ""),
+            "feedback": cut(state.get("feedback", ""), limits.reply_truncate),
         }
         return model.ask(template.messages(**fields))
 
