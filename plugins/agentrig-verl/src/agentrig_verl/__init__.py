@@ -1,0 +1,36 @@
+"""The algorithm `verl`: the recipe's agent trained with verl and vLLM on Ray, and the recipes for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from agentrig import AlgorithmSpec, RecipeSpec, hookimpl
+
+
+def _build(config: Any) -> Any:
+    from agentrig_verl.algorithm import Verl
+
+    return Verl(config)
+
+
+@hookimpl
+def register_algorithms() -> Iterable[AlgorithmSpec]:
+    """Bring `verl`."""
+    from agentrig_verl.settings import VerlConfig
+
+    yield AlgorithmSpec(
+        name="verl",
+        summary="verl 0.9 and vLLM on one GPU or a Ray cluster: GRPO and verl's other estimators, FSDP, LoRA.",
+        config=VerlConfig,
+        build=_build,
+        hardware=("cuda", "ascend"),
+    )
+
+
+@hookimpl
+def register_recipes() -> Iterable[RecipeSpec]:
+    """Bring `fast`, `qwen`, `llama` and `npu`."""
+    from agentrig_verl.recipes import recipes
+
+    return recipes()

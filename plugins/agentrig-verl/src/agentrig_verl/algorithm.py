@@ -1,0 +1,211 @@
+"""The algorithm: composes verl's configuration, joins Ray, and runs verl's v1 trainer with agentrig's rollouts."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig import AgentrigError, Endpoint
+from agentrig.algorithms import Session
+from agentrig.errors import ConfigError
+from agentrig.hardware import Hardware, apply_overrides, installed
+from agentrig.workers import AgentPlan
+from agentrig_verl import schema
+from agentrig_verl.pool import PlacedPool
+from agentrig_verl.settings import VerlConfig
+
+log = logging.getLogger(__name__)
+
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
+
+
+@attrs.define(eq=False)
+class Verl:
+    """Implements `agentrig.algorithms.Algorithm`."""
+
+    config: VerlConfig
+    _pool: PlacedPool | None = None
+
+    def pool(self, plan: AgentPlan, **settings: Any) -> PlacedPool:
+        """Return the runners' pool; they start once `run` has joined Ray."""
+        self._pool = PlacedPool(plan, **settings)
+        return self._pool
+
+    def run(self, session: Session) -> None:
+        """Train.
+
+        Raises:
+            ConfigError: A key that verl does not have, or settings that contradict one another.
+            AgentrigError: A worker or a server died; the message names the way to go on.
+        """
+        composed = self.compose(session)
+        check(composed)
+        import ray
+        import transfer_queue as tq
+        from verl.utils.import_utils import load_class_from_fqn
+
+        from agentrig_verl import cluster, manager
+        from agentrig_verl.trainer import Trainer, shut_down
+
+        nodes = cluster.connect(composed, session.hardware, logs=self.config.worker_logs)
+        if self._pool is not None:
+            on_ray = self.config.runners == "ray" or (self.config.runners == "auto" and nodes > 1)
+            self._pool.place(on_ray, cpus=self.config.runner_cpus)
+        trainer: Trainer | None = None
+        try:
+            tq.init(composed.transfer_queue)
+            trainer = Trainer(composed, session)
+            trainer.init()
+            loan = manager.Loan(
+                session=session,
+                endpoints=trainer.endpoints,
+                weighting=self.config.credit,
+                merged=self.config.merge,
+            )
+            with manager.lend(loan):
+                name = composed.actor_rollout_ref.rollout.agent.agent_loop_manager_class
+                loops = load_class_from_fqn(name, "AgentLoopManager").create(
+                    config=composed,
+                    llm_client=trainer.get_llm_client(),
+                    teacher_client=trainer.get_teacher_client(),
+                    reward_loop_worker_handles=trainer.get_reward_handles(),
+                )
+            trainer.fit(loops)
+        except ray.exceptions.RayActorError as error:
+            raise AgentrigError(
+                f"a worker or server of verl died: {str(error).strip()}\n  Nothing of the step under way was kept; "
+                f"go on from the last checkpoint with: agentrig train --resume {session.directory}"
+            ) from error
+        finally:
+            shut_down(trainer)
+
+    def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> AbstractContextManager[Endpoint]:
+        """Serve a checkpoint, or the starting model, with vLLM."""
+        from agentrig_verl.serve import serve_model
+
+        flat = schema.flatten(self.config.verl)
+        prompt, response = flat.get("data.max_prompt_length"), flat.get("data.max_response_length")
+        return serve_model(
+            str(checkpoint) if checkpoint else self._model(),
+            sampling={"temperature": 0.0, **({"max_tokens": response} if response else {})},
+            max_model_len=flat.get(f"{ROLLOUT}.max_model_len") or (prompt + response if prompt and response else None),
+            memory=flat.get(f"{ROLLOUT}.gpu_memory_utilization", 0.6),
+        )
+
+    def compose(self, session: Session) -> Any:
+        """Return verl's whole configuration for a run.
+
+        Raises:
+            ConfigError: A key that verl does not have, or one that would be ignored.
+        """
+        hardware = session.hardware
+        flat = schema.flatten(self.config.verl)
+        versions = {**installed(("verl", "vllm", "torch", "torch_npu")), **hardware.host_versions()}
+        flat = apply_overrides(flat, hardware.overrides(versions))
+        flat = {**flat, **attention(flat, hardware)}
+        return schema.compose(_choose(flat), trusted=self._trusted(session, flat))
+
+    def _model(self) -> str:
+        if not self.config.model:
+            raise ConfigError("[algorithm] verl needs model: a Hugging Face directory, or a name on the Hub")
+        path = Path(self.config.model).expanduser()
+        return str(path.resolve()) if path.is_dir() else self.config.model
+
+    def _trusted(self, session: Session, flat: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys that connect verl to the run; a recipe's own value wins where it may."""
+        from agentrig_verl import dataset, manager
+
+        index = session.directory / "verl-tasks.json"
+        dataset.write_index(index, list(session.train_tasks))
+        keys: dict[str, Any] = {
+            f"{MODEL}.path": self._model(),
+            f"{ROLLOUT}.agent.agent_loop_manager_class": manager.CLASS,
+            "data.train_files": str(index),
+            "data.val_files": str(index),
+            "data.custom_cls.path": dataset.MODULE,
+            "data.custom_cls.name": dataset.CLASS,
+            "transfer_queue.enable": True,
+            "trainer.resume_mode": "disable",
+            "trainer.experiment_name": session.directory.name,
+        }
+        keys.update({k: session.seed for k in ("data.seed", f"{ROLLOUT}.seed") if k not in flat})
+        if flat.get(f"{MODEL}.lora_rank"):
+            keys[f"{MODEL}.lora.merge"] = True
+        keys[f"{ACTOR}.checkpoint.save_contents"] = ["model", "optimizer", "extra", "hf_model"]
+        if session.checkpoint is not None:
+            from agentrig_verl.checkpoints import trainer_state
+
+            keys["trainer.resume_mode"] = "resume_path"
+            keys["trainer.resume_from_path"] = str(trainer_state(session.checkpoint))
+            keys[f"{ACTOR}.checkpoint.load_contents"] = ["model", "optimizer", "extra"]
+        prompt, response = flat.get("data.max_prompt_length"), flat.get("data.max_response_length")
+        if f"{ROLLOUT}.max_model_len" not in flat and prompt and response:
+            keys[f"{ROLLOUT}.max_model_len"] = prompt + response
+        return keys
+
+
+def _choose(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in what verl's YAML leaves open and this algorithm needs."""
+    defaults = {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.name": "vllm", "trainer.n_gpus_per_node": 1}
+    return {**defaults, **flat}
+
+
+_said: set[str] = set()
+
+
+def attention(flat: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
+    """Return verl's keys for the attention that works here; says once what it chose when it is not flash-attn.
+
+    verl asks transformers for flash_attention_2 unless told otherwise. Without it sdpa is used, on padded
+    sequences: packed ones have no varlen kernel then, and were slower when measured (docs/benchmarks.md). Who names
+    an attention in the run file keeps its `use_remove_padding` too.
+    """
+    key = f"{MODEL}.override_config.attn_implementation"
+    if key in flat:
+        return {}
+    best = hardware.attention[0]
+    if best == "flash_attention_2" and importlib.util.find_spec("flash_attn") is not None:
+        return {}
+    chosen = next((a for a in hardware.attention if a != "flash_attention_2"), "sdpa")
+    if chosen not in _said:
+        _said.add(chosen)
+        log.warning("flash-attn is not installed: training with %s attention on padded sequences", chosen)
+    return {key: chosen, f"{MODEL}.use_remove_padding": False}
+
+
+def check(config: Any) -> None:
+    """Check what no single key shows.
+
+    Raises:
+        ConfigError: Settings that contradict one another, in verl's words or in ours.
+    """
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    mode = config.trainer.v1.trainer_mode
+    if mode != "sync":
+        raise ConfigError(f"[algorithm] verl: trainer.v1.trainer_mode is {mode}; agentrig's rollouts are synchronous")
+    if not config.trainer.use_v1:
+        raise ConfigError(
+            "[algorithm] verl: trainer.use_v1 = false names verl's old trainer, which knows no agent loop"
+        )
+    if config.actor_rollout_ref.rollout.name != "vllm":
+        raise ConfigError(
+            "[algorithm] verl: actor_rollout_ref.rollout.name must be vllm, whose endpoint returns token ids"
+        )
+    if config.actor_rollout_ref.rollout.val_kwargs.n != 1:
+        raise ConfigError("[algorithm] verl: val_kwargs.n must be 1: validation runs the agent once on each task")
+    try:
+        validate_config(
+            config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+        )
+    except (AssertionError, ValueError, TypeError) as error:
+        raise ConfigError(f"[algorithm] verl refuses this configuration: {error}") from error

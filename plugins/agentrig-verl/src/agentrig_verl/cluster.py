@@ -1,0 +1,148 @@
+"""Ray: a cluster is joined or started with what its workers need; a stale one is explained, never stopped unasked."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from agentrig.errors import ConfigError
+from agentrig.hardware import Hardware, installed, ray_environment
+
+log = logging.getLogger(__name__)
+
+SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "SWANLAB_API_KEY")
+"""Never passed on in Ray's runtime environment, which its dashboard shows: a cluster must have them itself."""
+
+PASSED = ("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "PYTHONPATH", "LANGSMITH_TRACING")
+"""Passed on to the workers of a cluster that was started elsewhere."""
+
+
+def connect(config: Any, hardware: Hardware, *, logs: bool = False) -> int:
+    """Join the Ray cluster that runs already, or start one on this machine.
+
+    Args:
+        config: verl's composed configuration.
+        hardware: Whose environment and set-up function the workers get.
+        logs: Print what the workers print.
+
+    Returns:
+        The number of nodes.
+
+    Raises:
+        ConfigError: The cluster cannot serve this run; says what it lacks and what to do.
+    """
+    import ray
+    from omegaconf import OmegaConf
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    if ray.is_initialized():
+        return _nodes(ray)
+    runtime = ray_environment(
+        hardware, installed(("verl", "vllm", "torch", "torch_npu")), get_ppo_ray_runtime_env(config)
+    )
+    variables = runtime.setdefault("env_vars", {})
+    variables["TRANSFER_QUEUE_ENABLE"] = "1"
+    for name in PASSED:
+        if os.environ.get(name):
+            variables.setdefault(name, os.environ[name])
+    given: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    own = {k: v for k, v in (given.pop("runtime_env", None) or {}).items() if v is not None}
+    own_variables = own.pop("env_vars", {})
+    runtime = {**runtime, **own, "env_vars": {**variables, **own_variables}}
+    running = running_cluster()
+    if running and given.get("address") is None:
+        given["address"] = running
+    if given.get("address"):
+        given.pop("num_cpus", None)  # Ray takes it for a cluster of its own only
+    try:
+        ray.init(**given, runtime_env=runtime, log_to_driver=logs, configure_logging=False)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"the Ray cluster {given.get('address')} does not answer: {error}\n  If it is dead: `ray stop`, and "
+            "delete what RAY_ADDRESS or /tmp/ray/ray_current_cluster names; then try again"
+        ) from error
+    if given.get("address"):
+        lacking = lacks(ray, [name for name in SECRETS if os.environ.get(name)])
+        short = _short(ray, config, hardware)
+        if lacking or short:
+            ray.shutdown()
+            if os.environ.get("AGENTRIG_YES") == "1" and running and not os.environ.get("RAY_ADDRESS"):
+                log.warning("stopping the Ray cluster %s: %s", running, "; ".join([*lacking, *short]))
+                subprocess.run(["ray", "stop"], check=True, capture_output=True)
+                return connect(config, hardware, logs=logs)
+            raise ConfigError(_explain(given["address"], lacking, short))
+        log.info("joined the Ray cluster %s: %d nodes", given["address"], _nodes(ray))
+    return _nodes(ray)
+
+
+def running_cluster() -> str | None:
+    """Return the address of a cluster to join: `RAY_ADDRESS`, else the one started on this machine.
+
+    Raises:
+        ConfigError: A cluster is noted on this machine, but none of its processes is left.
+    """
+    from agentrig.doctor.cluster import address_file, ray_processes
+
+    if os.environ.get("RAY_ADDRESS"):
+        return os.environ["RAY_ADDRESS"]
+    noted = address_file(os.environ)
+    if not noted.exists():
+        return None
+    address = noted.read_text("utf-8").strip()
+    if ray_processes():
+        return address
+    log.info("%s names a Ray cluster (%s) of which nothing runs any more; a new one is started", noted, address)
+    noted.unlink()
+    return None
+
+
+def lacks(ray: Any, names: Sequence[str]) -> list[str]:
+    """Return what the workers of a cluster lack, a line for each node that lacks something."""
+    if not names:
+        return []
+
+    def look(wanted: Sequence[str]) -> list[str]:
+        return [name for name in wanted if not os.environ.get(name)]
+
+    remote = ray.remote(num_cpus=0)(look)
+    affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    found = []
+    for node in ray.nodes():
+        if not node["Alive"]:
+            continue
+        placed = remote.options(scheduling_strategy=affinity(node["NodeID"], soft=False))
+        missing = ray.get(placed.remote(list(names)))
+        if missing:
+            found.append(f"node {node['NodeManagerAddress']} has no {', '.join(missing)}")
+    return found
+
+
+def _short(ray: Any, config: Any, hardware: Hardware) -> list[str]:
+    """Return what the cluster has too little of."""
+    wanted = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    name = hardware.ray_resource
+    there = ray.cluster_resources().get(name, 0)
+    if name != "CPU" and there < wanted:
+        return [f"it has {there:g} {name}, and the run wants {wanted}"]
+    return []
+
+
+def _explain(address: str, lacking: Sequence[str], short: Sequence[str]) -> str:
+    lines = [
+        f"the Ray cluster {address} that runs already cannot serve this run:",
+        *(f"  {x}" for x in (*lacking, *short)),
+    ]
+    if lacking:
+        lines.append("  (these variables are set here, but the cluster was started without them)")
+    lines.append(
+        "  If it is left over: `ray stop` and start it again from this shell, or give --yes to have it stopped. "
+        "If others use it: ask them."
+    )
+    return "\n".join(lines)
+
+
+def _nodes(ray: Any) -> int:
+    return sum(bool(node["Alive"]) for node in ray.nodes())

@@ -1,0 +1,157 @@
+"""The agent-loop manager: verl hands it a step's prompts, agentrig runs them, TransferQueue gets the trajectories.
+
+verl creates the class that `actor_rollout_ref.rollout.agent.agent_loop_manager_class` names, with arguments of its
+own. What it shall run tasks with is therefore lent to this module beforehand (`lend`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+
+from agentrig import Endpoint
+from agentrig.algorithms import Rollout, Session
+from agentrig.errors import AgentrigError
+from agentrig_verl.credit import Weighting
+from agentrig_verl.trajectories import PARTITION, Trajectory, in_chunks, trajectories_of
+
+log = logging.getLogger(__name__)
+
+CLASS = f"{__name__}.LoopManager"
+"""What verl's key is set to."""
+
+
+@attrs.frozen(kw_only=True)
+class Loan:
+    """What the manager works with.
+
+    Attributes:
+        session: Runs tasks.
+        endpoints: The vLLM servers, with the sampling of training.
+        weighting: See `agentrig_verl.credit`.
+        merged: See `agentrig_verl.merge`.
+    """
+
+    session: Session
+    endpoints: Sequence[Endpoint]
+    weighting: Weighting = "rollout"
+    merged: bool = True
+
+
+_loans: list[Loan] = []
+
+
+@contextmanager
+def lend(loan: Loan) -> Iterator[None]:
+    """Lend a session to the managers that verl creates within."""
+    _loans.append(loan)
+    try:
+        yield
+    finally:
+        _loans.remove(loan)
+
+
+class LoopManager:
+    """Implements the contract of verl 0.9's v1 trainer for agent frameworks."""
+
+    def __init__(self, config: Any, loan: Loan) -> None:
+        self.config, self.loan = config, loan
+        self.figures: dict[str, float] = {}
+
+    @classmethod
+    def create(cls, config: Any, **clients: Any) -> LoopManager:
+        """Make the manager; verl's token-level clients (`llm_client`, …) are not used.
+
+        Raises:
+            AgentrigError: verl was started without agentrig.
+        """
+        if not _loans:
+            raise AgentrigError(
+                f"{CLASS} needs a session: start the run with `agentrig train`, not with verl's own main_ppo"
+            )
+        return cls(config, _loans[-1])
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Run the agent on a batch of prompts and put what there is to train on into TransferQueue.
+
+        Blocks until every rollout has ended; each group's status is written after its trajectories.
+
+        Args:
+            prompts: A TensorDict with `uid` (verl's id of each group), `index` (the task's place in
+                the training split) and `global_steps` (the training step).
+
+        Raises:
+            agentrig.errors.RunStopped: See `Session.rollouts`.
+        """
+        uids = [str(uid) for uid in prompts["uid"]]
+        indices = [int(i) for i in prompts["index"]]
+        step = int(_scalar(prompts["global_steps"]))
+        n = self.config.actor_rollout_ref.rollout.n
+        rollouts = self.loan.session.rollouts(
+            [self.loan.session.train_tasks[i] for i in indices], n=n, endpoint=self.loan.endpoints, step=step
+        )
+        groups = [rollouts[i * n : (i + 1) * n] for i in range(len(uids))]
+        self.put(dict(zip(uids, groups, strict=True)), step=step)
+
+    def put(self, groups: dict[str, Sequence[Rollout]], *, step: int) -> None:
+        """Write the trajectories of whole groups, then the groups' final status.
+
+        A group of which no rollout can be trained on is `failure`, every other one `finished`.
+        """
+        import transfer_queue as tq
+        from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+        algorithm = self.config.algorithm
+        by_group: dict[str, list[Trajectory]] = {
+            uid: trajectories_of(
+                group,
+                uid=uid,
+                step=step,
+                weighting=self.loan.weighting,
+                normalize=algorithm.norm_adv_by_std_in_grpo,
+                merged=self.loan.merged,
+            )
+            for uid, group in groups.items()
+        }
+        found = [t for trajectories in by_group.values() for t in trajectories]
+        logprobs = all("rollout_log_probs" in t.fields for t in found)
+        if not logprobs and self.config.actor_rollout_ref.rollout.calculate_log_probs:
+            raise AgentrigError("the endpoint returned no log-probabilities with its tokens; vLLM does, with logprobs")
+        for chunk in in_chunks(found):
+            tq.kv_batch_put(
+                keys=[t.key for t in chunk],
+                fields=list_of_dict_to_tensordict([t.fields for t in chunk]),
+                tags=[t.tags for t in chunk],
+                partition_id=PARTITION,
+            )
+        status = [{"status": "finished" if by_group[uid] else "failure"} for uid in groups]
+        tq.kv_batch_put(keys=list(groups), partition_id=PARTITION, tags=status)
+        self.figures = _figures(list(groups.values()), by_group, self.config.data.max_prompt_length)
+
+
+def _scalar(value: Any) -> Any:
+    """Return a per-batch value, whichever way tensordict wraps it."""
+    value = getattr(value, "data", value)
+    return value[0] if isinstance(value, list | tuple) or getattr(value, "ndim", 0) else value
+
+
+def _figures(
+    groups: Sequence[Sequence[Rollout]], by_group: dict[str, list[Trajectory]], max_prompt_length: int
+) -> dict[str, float]:
+    triplets = [t for group in groups for rollout in group for t in rollout.triplets]
+    failed = [r for group in groups for r in group if r.failure is not None]
+    sequences = sum(map(len, by_group.values()))
+    return {
+        "sequences": sequences,
+        "calls_per_sequence": len(triplets) / sequences if sequences else 0.0,
+        "groups_without_sequences": sum(not t for t in by_group.values()),
+        # vLLM refuses a prompt that leaves no room: such a rollout is a typed failure, and counted here.
+        "overlong_prompts": sum(
+            "maximum context length" in r.outcome.message or "max_model_len" in r.outcome.message for r in failed
+        )
+        + sum(len(t.prompt_ids) > max_prompt_length for t in triplets),
+    }

@@ -1,0 +1,75 @@
+"""vLLM's own OpenAI server for a checkpoint, for `agentrig eval` and `agentrig dev`."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrig import AgentrigError, Endpoint
+
+START_S = 600.0
+"""How long vLLM may take to come up."""
+
+
+@contextmanager
+def serve_model(
+    model: str, *, sampling: Mapping[str, Any], max_model_len: int | None, memory: float, dtype: str = "bfloat16"
+) -> Iterator[Endpoint]:
+    """Serve a model until the block ends.
+
+    Args:
+        model: A Hugging Face directory or a name on the Hub.
+        sampling: The endpoint's sampling fields.
+        max_model_len: Prompt and response together, in tokens; None for the model's own.
+        memory: The share of the GPU's memory that vLLM may take.
+        dtype: Of the weights.
+
+    Raises:
+        AgentrigError: vLLM did not come up; the message ends with its last lines.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--dtype", dtype, "--gpu-memory-utilization", str(memory)]
+    command += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
+    if max_model_len is not None:
+        command += ["--max-model-len", str(max_model_len)]
+    with tempfile.NamedTemporaryFile(prefix="agentrig-vllm-", suffix=".log") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            _wait(process, f"http://127.0.0.1:{port}/health", Path(log.name))
+            yield Endpoint(base_url=f"http://127.0.0.1:{port}/v1", model=model, sampling=dict(sampling), token_ids=True)
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise AgentrigError(f"vLLM ended with exit code {process.returncode}:\n{_tail(log)}")
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    raise AgentrigError(f"vLLM did not come up within {START_S:g} s:\n{_tail(log)}")
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    return "\n".join(log.read_text("utf-8", errors="replace").splitlines()[-lines:])

@@ -1,0 +1,44 @@
+"""The keys of the algorithm `verl`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from agentrig import setting
+from agentrig.errors import ConfigError
+from agentrig_verl import schema
+
+
+def _known_to_verl(_config: Any, _field: Any, value: dict[str, Any]) -> None:
+    """Check the keys against verl's schema, when verl is there to be asked; a run checks them again."""
+    if not schema.installed():
+        return
+    try:
+        schema.compose(value)
+    except ConfigError as error:
+        raise ValueError(str(error).removeprefix("[algorithm] ")) from None
+
+
+@attrs.frozen(kw_only=True)
+class VerlConfig:
+    """Settings of `verl`; everything that verl itself decides is below `verl`, under verl's own names."""
+
+    model: str = setting("", help="the starting model: a Hugging Face directory (no download) or a name on the Hub")
+    credit: str = setting(
+        "rollout",
+        help="rollout: each rollout counts once in its group's baseline; call: each trained call does",
+        choices=("rollout", "call"),
+    )
+    merge: bool = setting(True, help="train calls that extend an earlier call's tokens as one sequence")
+    runners: str = setting(
+        "auto",
+        help="where runners run: ray (actors over the cluster's CPUs), local (processes here), auto: ray on a cluster",
+        choices=("auto", "ray", "local"),
+    )
+    runner_cpus: float = setting(0.5, help="CPUs that a runner asks of Ray", ge=0)
+    worker_logs: bool = setting(False, help="print what verl's workers and vLLM print")
+    verl: dict[str, Any] = setting(
+        dict, help="verl's own keys, for example actor_rollout_ref.actor.optim.lr = 1e-6", validator=_known_to_verl
+    )

@@ -1,0 +1,196 @@
+"""verl's v1 trainer, with agentrig's session around each step.
+
+Everything that computes is verl's own. What is overridden: where rollouts and validation come from, whose
+advantages are used, where a checkpoint goes, and that each step closes with the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray  # noqa: TID253  (imported by the algorithm when a run starts)
+import torch  # noqa: TID253
+import transfer_queue as tq
+from omegaconf import open_dict
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync  # noqa: TID253
+from verl.utils.debug import marked_timer  # noqa: TID253
+
+from agentrig import Endpoint
+from agentrig.algorithms import Session
+from agentrig_verl.actor import METRIC, Actor
+from agentrig_verl.checkpoints import finish_checkpoint
+from agentrig_verl.trajectories import ADVANTAGE
+
+TIMES: Mapping[str, Sequence[str]] = {
+    "log_probs": ("old_log_prob", "ref", "values"),
+    "credit": ("adv",),
+    "update": ("update_actor", "update_critic"),
+    "weight_sync": ("update_weights",),
+    "checkpoint": ("save_checkpoint",),
+    "validation": ("testing",),
+}
+"""agentrig's parts of a step, and verl's timers that they are the sum of."""
+
+
+class Stopping(Exception):
+    """Ends verl's loop after a step, when the user asked for it."""
+
+
+class Trainer(PPOTrainerSync):  # type: ignore[misc]
+    """The synchronous trainer of one run.
+
+    Args:
+        config: verl's composed configuration.
+        session: What the run lends.
+
+    Attributes:
+        endpoints: The vLLM servers with the sampling of training; there once `init` has run.
+    """
+
+    def __init__(self, config: Any, session: Session) -> None:
+        super().__init__(config)
+        self.session = session
+        self.endpoints: list[Endpoint] = []
+        self.finished = False
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        from verl.workers.engine_workers import ActorRolloutRefWorker
+
+        for role, remote in self.role_worker_mapping.items():
+            # what ray.remote wrapped is known by its metadata only
+            if remote.__ray_metadata__.modified_class.__name__.endswith(ActorRolloutRefWorker.__name__):
+                self.role_worker_mapping[role] = ray.remote(Actor)
+
+    def init(self) -> None:
+        """Start workers and servers, load the checkpoint, and find the servers' endpoints."""
+        super().init()
+        rollout = self.config.actor_rollout_ref.rollout
+        sampling = {
+            "temperature": rollout.temperature,
+            "top_p": rollout.top_p,
+            "max_tokens": self.config.data.max_response_length,
+        }
+        for address in self.llm_server_manager.get_addresses():
+            base_url = f"http://{address}/v1"
+            self.endpoints.append(
+                Endpoint(base_url=base_url, model=served_model(base_url), sampling=sampling, token_ids=True)
+            )
+
+    @property
+    def greedy(self) -> list[Endpoint]:
+        """The servers with the sampling of validation: verl's `val_kwargs`, temperature 0 by default."""
+        values = self.config.actor_rollout_ref.rollout.val_kwargs
+        return [e.with_sampling(temperature=values.temperature, top_p=values.top_p) for e in self.endpoints]
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Measure, train, measure again."""
+        self.session.plan_steps(self.total_training_steps)
+        self.session.report(self.greedy, when="before", step=self.global_steps)
+        try:
+            super().fit(agent_loop_manager)
+            self.finished = True
+        except Stopping:
+            return
+        self.session.report(self.greedy, when="after", step=self.global_steps - 1)
+
+    def prepare_step(self) -> dict[str, Any]:
+        """Roll out; the time counts as verl's `gen`, as with its own loop."""
+        with marked_timer("gen", self.timing_raw, color="red"):
+            figures: dict[str, Any] = super().prepare_step()
+        return figures
+
+    def _validate(self) -> dict[str, float]:
+        accuracy = self.session.validate(self.greedy, step=self.global_steps)
+        # verl wants at least one figure
+        return {"val-core/agentrig/acc/mean@1": float("nan") if accuracy is None else accuracy}
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Let verl do its part (KL, rollout correction), then put the advantages over rollouts in place of its own.
+
+        verl takes them over the sequences that are there: a failed rollout's absence, or a rollout
+        without a trained call, would shift the baseline, and one that is alone would get its plain score.
+        """
+        batch = super()._compute_advantage(batch, metrics)
+        if self.config.algorithm.adv_estimator != "grpo":
+            return batch
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+        credit = [0.0 if t.get("is_padding") else float(t[ADVANTAGE]) for t in batch.tags]
+        rows = [m.float() * a for m, a in zip(data["response_mask"].unbind(), credit, strict=True)]
+        nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+        from tensordict import TensorDict
+
+        fields = TensorDict({"advantages": nested, "returns": nested.clone()}, batch_size=len(batch.keys))
+        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+    def _save_checkpoint(self) -> None:
+        last = self.global_steps >= self.total_training_steps
+
+        def write(path: Path) -> None:
+            with open_dict(self.config):
+                self.config.trainer.default_local_dir = str(path.resolve() / "trainer")
+            PPOTrainerSync._save_checkpoint(self)
+            finish_checkpoint(path, self.global_steps, base=self.config.actor_rollout_ref.model.path)
+
+        self.session.save_checkpoint(self.global_steps, write, keep=last)
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, **more: Any) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, **more)
+        times = {part: sum(timing_raw.get(t, 0.0) for t in timers) for part, timers in TIMES.items()}
+        metrics.update({f"agentrig/{k}": v for k, v in self.agent_loop_manager.figures.items()})
+        self.session.end_step(
+            self.global_steps,
+            metrics=step_figures(metrics, padding=sum(bool(t.get("is_padding")) for t in batch.tags)),
+            time_s={part: s for part, s in times.items() if s},
+        )
+        if self.session.stopping and self.global_steps < self.total_training_steps:
+            if self.config.trainer.save_freq <= 0 or self.global_steps % self.config.trainer.save_freq:
+                self._save_checkpoint()
+            raise Stopping
+
+
+def step_figures(metrics: Mapping[str, Any], *, padding: int) -> dict[str, float]:
+    """Pick, of verl's some hundred metrics, those that a run's own report keeps.
+
+    Args:
+        metrics: verl's metrics of one step.
+        padding: How many empty sequences verl added to fill the last mini-batch.
+    """
+    names = {
+        METRIC: f"actor/{METRIC}",
+        "loss": "actor/pg_loss",
+        "gradient_norm": "actor/grad_norm",
+        "entropy": "actor/entropy",
+        "clip_share": "actor/pg_clipfrac",
+        "kl_old": "actor/ppo_kl",
+        "lr": "actor/lr",
+        "logprob_difference": "training/rollout_probs_diff_mean",
+        "mfu": "perf/mfu/actor",
+        "memory_gb": "actor/perf/max_memory_allocated_gb",
+        "total_tokens": "perf/total_num_tokens",
+        "verl_step_s": "timing_s/step",
+        "verl_rollout_s": "timing_s/gen",
+    }
+    found = {name: float(metrics[key]) for name, key in names.items() if key in metrics}
+    found.update({k.removeprefix("agentrig/"): float(v) for k, v in metrics.items() if k.startswith("agentrig/")})
+    return {**found, "padding_sequences": float(padding)}
+
+
+def served_model(base_url: str) -> str:
+    """Return the name that a server serves its model under."""
+    import json
+    import urllib.request
+
+    with urllib.request.urlopen(f"{base_url}/models", timeout=60) as answer:
+        return str(json.load(answer)["data"][0]["id"])
+
+
+def shut_down(trainer: Trainer | None) -> None:
+    """Let go of workers and servers; Ray ends what it started when it shuts down."""
+    logger = getattr(trainer, "logger", None)
+    if logger is not None:
+        logger.finish(exit_code=0)
+    tq.close()
+    ray.shutdown()

@@ -1,0 +1,139 @@
+"""From a group's rollouts to verl's trajectories: what goes into TransferQueue under which key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from agentrig.algorithms import Rollout
+from agentrig_verl.credit import Weighting, advantages
+from agentrig_verl.merge import Segment, merge, segment_of
+
+ADVANTAGE = "agentrig_advantage"
+"""Tag that carries a trajectory's advantage to the trainer."""
+
+PARTITION = "train"
+"""verl's partition for what is trained on."""
+
+
+@attrs.frozen(kw_only=True)
+class Trajectory:
+    """One sequence to train on.
+
+    Attributes:
+        key: `{uid}_{session}_{index}`, as verl parses it.
+        fields: What verl's trainer reads, by name; see `fields_of`.
+        tags: What it sorts, balances and counts by.
+    """
+
+    key: str
+    fields: dict[str, Any] = attrs.field(repr=False)
+    tags: dict[str, Any]
+
+
+def trajectories_of(
+    rollouts: Sequence[Rollout],
+    *,
+    uid: str,
+    step: int,
+    weighting: Weighting = "rollout",
+    normalize: bool = True,
+    merged: bool = True,
+) -> list[Trajectory]:
+    """Return the trajectories of one group.
+
+    Args:
+        rollouts: The n rollouts of one task; their places are the session ids.
+        uid: verl's id of the group; must not contain `_`.
+        step: The training step; also the version of the weights that sampled.
+        weighting: See `agentrig_verl.credit.advantages`.
+        normalize: See there.
+        merged: Whether calls that extend one another become one sequence.
+
+    Returns:
+        None of a failed rollout; else one for each sequence, indices from 0.
+    """
+    segments = [merge(r.triplets) if merged else [segment_of(t) for t in r.triplets] for r in rollouts]
+    credit = advantages(
+        [r.value for r in rollouts], [len(r.triplets) for r in rollouts], weighting=weighting, normalize=normalize
+    )
+    found = []
+    for session, (rollout, parts) in enumerate(zip(rollouts, segments, strict=True)):
+        if rollout.value is None:
+            continue
+        for index, segment in enumerate(parts):
+            found.append(
+                Trajectory(
+                    key=f"{uid}_{session}_{index}",
+                    fields=fields_of(segment, rollout, uid=uid, session=session, step=step),
+                    tags=tags_of(segment, step=step, advantage=credit[session]),
+                )
+            )
+    return found
+
+
+def fields_of(segment: Segment, rollout: Rollout, *, uid: str, session: int, step: int) -> dict[str, Any]:
+    """Return a trajectory's fields: 1-D tensors without padding, of the prompt, the response or both.
+
+    `rm_scores` holds the rollout's value on the last token of each of its sequences: verl's own
+    figures (critic/score) then read as expected; the advantage is in the tags.
+    """
+    import torch
+
+    prompts = torch.tensor(segment.prompt_ids, dtype=torch.int64)
+    responses = torch.tensor(segment.response_ids, dtype=torch.int64)
+    mask = torch.tensor(segment.mask, dtype=torch.int64)
+    input_ids = torch.cat([prompts, responses])
+    scores = torch.zeros(len(responses), dtype=torch.float32)
+    scores[-1] = float(rollout.value or 0.0)
+    fields: dict[str, Any] = {
+        "prompts": prompts,
+        "responses": responses,
+        "response_mask": mask,
+        "loss_mask": mask,
+        "input_ids": input_ids,
+        "position_ids": torch.arange(len(input_ids), dtype=torch.int64),
+        "rm_scores": scores,
+        "multi_modal_inputs": {},
+        "num_turns": segment.calls,
+        "uid": uid,
+        "session_id": session,
+        "data_source": "agentrig",
+        "task_id": rollout.task.id,
+        "rollout_id": rollout.id,
+        "global_steps": step,
+    }
+    if segment.logprobs is not None:
+        fields["rollout_log_probs"] = torch.tensor(segment.logprobs, dtype=torch.float32)
+    return fields
+
+
+def tags_of(segment: Segment, *, step: int, advantage: float) -> dict[str, Any]:
+    """Return a trajectory's tags; the weights of step `step` are version `step - 1`."""
+    prompt, response = len(segment.prompt_ids), len(segment.response_ids)
+    return {
+        "status": "success",
+        "prompt_len": prompt,
+        "response_len": response,
+        "seq_len": prompt + response,
+        "global_steps": step,
+        "min_global_steps": step - 1,
+        "max_global_steps": step - 1,
+        ADVANTAGE: advantage,
+    }
+
+
+def in_chunks(items: Sequence[Trajectory], tokens: int = 2_000_000) -> Iterator[list[Trajectory]]:
+    """Cut trajectories into batches of bounded size for TransferQueue."""
+    chunk: list[Trajectory] = []
+    held = 0
+    for item in items:
+        if chunk and held + item.tags["seq_len"] > tokens:
+            yield chunk
+            chunk, held = [], 0
+        chunk.append(item)
+        held += item.tags["seq_len"]
+    if chunk:
+        yield chunk
