@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -12,18 +13,22 @@ from agentrig import Score
 from agentrig_spider.rewards.execution import (
     MAX_RESULT_BYTES,
     MAX_ROWS,
+    NeedsWorker,
     QueryTimeout,
     QueryTooLarge,
+    WorkerDied,
     run_query,
 )
 from agentrig_spider.rewards.golds import Gold, Golds, is_volatile
-from agentrig_spider.rewards.lexing import TooLong, official_text, order_matters
-from agentrig_spider.rewards.matching import OutOfTime, same_result
-from agentrig_spider.rewards.sqlite import Fingerprint, QueryFailed, fingerprint
+from agentrig_spider.rewards.matching import OutOfTime
+from agentrig_spider.rewards.official import Official
+from agentrig_spider.rewards.rules import Query, Refused, Rules, Unsound
+from agentrig_spider.rewards.sqlite import Fetched, Fingerprint, QueryFailed, fingerprint
+from agentrig_spider.rewards.strict import Strict
+from agentrig_spider.rewards.suite import copies_of, databases
 
-
-class Unsound(Exception):
-    """The data or the machine failed, not the prediction; the message says what."""
+THREADS = 4
+"""Queries of one batch that are in worker processes at once."""
 
 
 class ExecMatch:
@@ -36,15 +41,28 @@ class ExecMatch:
         mode: `official` gives the verdicts of Spider's official evaluator in its default settings;
             `strict` closes its holes.
         timeout_s: Wall seconds that one call of `score` may take.
+        keep_distinct: Keep the word DISTINCT in mode `official`, as the official evaluator's option of
+            that name does; then all statements count, not only the first. Mode `strict` always keeps it.
+        copies: Mode `strict` only: the folder that `agentrig data perturb` wrote perturbed copies into; None
+            looks into the folder `perturbed` beside each database.
     """
 
-    def __init__(self, mode: Literal["official", "strict"] = "official", timeout_s: float = 10.0) -> None:
-        if mode != "official":
-            raise ValueError(f"mode is {mode!r}; use 'official'")
+    def __init__(
+        self,
+        mode: Literal["official", "strict"] = "official",
+        timeout_s: float = 10.0,
+        *,
+        keep_distinct: bool = False,
+        copies: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if mode not in ("official", "strict"):
+            raise ValueError(f"mode is {mode!r}; use 'official' or 'strict'")
         if not timeout_s > 0:
             raise ValueError(f"timeout_s is {timeout_s!r}; use seconds above 0")
         self.mode = mode
         self.timeout_s = timeout_s
+        self._copies = copies
+        self._rules: Rules = Strict() if mode == "strict" else Official(keep_distinct=keep_distinct)
         self._golds = Golds()
 
     def score(
@@ -64,47 +82,77 @@ class ExecMatch:
             where the database is missing or damaged or the gold query fails. `details["reason"]` says why.
         """
         budget = self.timeout_s if budget_s is None else min(self.timeout_s, budget_s)
+        return self._guarded(predicted, gold, database, budget=budget, workers=True)
+
+    def score_many(
+        self, items: Sequence[tuple[str, str, str | os.PathLike[str]]], *, budget_s: float | None = None
+    ) -> list[Score]:
+        """Score a batch of (predicted, gold, database); equal ones once, slow queries side by side.
+
+        Args:
+            items: What `score` takes, each.
+            budget_s: A smaller time limit than `timeout_s`, for each item.
+        """
+        budget = self.timeout_s if budget_s is None else min(self.timeout_s, budget_s)
+        # What is no text may not be hashable; by its place it is at least told apart.
+        keys = [tuple(map(str, item)) if isinstance(item[0], str) else index for index, item in enumerate(items)]
+        scores: dict[Hashable, Score] = {}
+        slow: dict[Hashable, tuple[str, str, str | os.PathLike[str]]] = {}
+        for key, item in zip(keys, items, strict=True):
+            if key in scores or key in slow:
+                continue
+            try:
+                scores[key] = self._guarded(*item, budget=budget, workers=False)
+            except NeedsWorker:
+                slow[key] = item
+        if slow:
+            with ThreadPoolExecutor(min(THREADS, len(slow)), thread_name_prefix="exec-match") as pool:
+                judged = pool.map(lambda item: self._guarded(*item, budget=budget, workers=True), slow.values())
+                scores.update(zip(slow, judged, strict=True))
+        return [scores[key] for key in keys]
+
+    def _guarded(
+        self, predicted: str, gold: str, database: str | os.PathLike[str], *, budget: float, workers: bool
+    ) -> Score:
         try:
-            return self._score(predicted, gold, database, budget, workers=True)
+            return self._score(predicted, gold, database, budget, workers)
         except Unsound as error:
             return Score.invalid(str(error))
+        except NeedsWorker:
+            raise
         except Exception as error:  # a fault of this reward must not look like the policy's
             return Score.invalid(f"the reward failed: {type(error).__name__}: {error}")
 
     def _score(
-        self, predicted: str, gold: str, database: str | os.PathLike[str], budget: float, *, workers: bool
+        self, predicted: str, gold: str, database: str | os.PathLike[str], budget: float, workers: bool
     ) -> Score:
         started = time.monotonic()
         deadline = started + budget
         if not isinstance(predicted, str):
             raise Unsound(f"the prediction is no text but {type(predicted).__name__}; the agent must return SQL as str")
-        try:
-            gold_text = official_text(gold)
-        except TooLong as error:
-            raise Unsound(f"the gold query: {error}") from None
-        if gold_text is None:
-            raise Unsound("the gold query is empty")
-        suite = [(path, _mark(path)) for path in databases(database)]
-        golds = [self._gold(path, mark, gold_text, deadline, workers) for path, mark in suite]
+        query = self._rules.read_gold(gold)
+        paths = databases(database)
+        if self.mode == "strict":
+            paths = [*paths, *copies_of(paths[0], self._copies)]
+        suite = [(path, _mark(path)) for path in paths]
+        golds = [self._gold(path, mark, query, deadline, workers) for path, mark in suite]
         for (path, _), result in zip(suite, golds, strict=True):
             if result.fetched is None:
                 raise Unsound(f"the gold query fails on {Path(path).name}: {result.failure}")
         try:
-            text = official_text(predicted)
-        except TooLong as error:
+            text = self._rules.read_prediction(predicted)
+        except Refused as error:
             return _verdict(0.0, str(error), executes=False)
-        if text is None:
-            return _verdict(0.0, "the prediction is empty", executes=False)
-        if text == gold_text and not is_volatile(text):
+        if text == query.text and not is_volatile(text):
             return _verdict(1.0, "the prediction is the gold query")
-        ordered = order_matters(gold_text)
         gold_s = time.monotonic() - started
         for (path, mark), result in zip(suite, golds, strict=True):
             assert result.fetched is not None
-            wanted = result.fetched.rows
+            # One row more than the gold's shows that there are too many.
+            max_rows = len(result.fetched.rows) + 1
             try:
-                fetched = run_query(path, mark, text, max_rows=len(wanted) + 1, deadline=deadline, workers=workers)
-                same = same_result(wanted, fetched.rows, ordered=ordered, deadline=deadline)
+                fetched = run_query(path, mark, text, max_rows=max_rows, deadline=deadline, workers=workers)
+                difference = self._rules.difference(query, result, fetched, deadline)
             except (QueryTimeout, OutOfTime):
                 if gold_s > budget / 2:
                     raise Unsound(f"the gold query took {gold_s:.2f} s of a budget of {budget:g} s") from None
@@ -115,55 +163,30 @@ class ExecMatch:
                 if error.damaged:
                     _check_sound(path, mark, deadline)
                 return _verdict(0.0, f"the prediction fails: {error}", executes=False)
-            if not same:
-                return _verdict(0.0, "the results differ")
+            if difference:
+                on = f" on {Path(path).name}" if len(suite) > 1 else ""
+                return _verdict(0.0, difference + on)
         return _verdict(1.0, "the results match")
 
-    def _gold(self, path: str, mark: Fingerprint, sql: str, deadline: float, workers: bool) -> Gold:
+    def _gold(self, path: str, mark: Fingerprint, query: Query, deadline: float, workers: bool) -> Gold:
+        def run(sql: str, max_rows: int) -> Fetched:
+            return run_query(path, mark, sql, max_rows=max_rows, deadline=deadline, workers=workers)
+
         def make() -> Gold:
             budget = deadline - time.monotonic()
             try:
-                fetched = run_query(path, mark, sql, max_rows=MAX_ROWS + 1, deadline=deadline, workers=workers)
+                gold = self._rules.run_gold(query, run, MAX_ROWS + 1)
             except QueryTimeout as error:
                 return Gold(failure=str(error), timed_out_after_s=budget)
             except QueryFailed as error:
-                return Gold(failure=str(error))
-            if len(fetched.rows) > MAX_ROWS:
+                return Gold(failure=str(error), passing=error.damaged or isinstance(error, WorkerDied))
+            if gold.fetched is not None and len(gold.fetched.rows) > MAX_ROWS:
                 return Gold(failure=f"it returns more than {MAX_ROWS} rows or {MAX_RESULT_BYTES} bytes")
-            return Gold(fetched=fetched)
+            return gold
 
-        if is_volatile(sql):
+        if is_volatile(query.text):
             return make()
-        return self._golds.get((path, mark, sql), make, deadline=deadline)
-
-
-_FOLDERS: dict[str, tuple[int, list[str]]] = {}
-_SETTLED_NS = 100_000_000
-
-
-def databases(database: str | os.PathLike[str]) -> Sequence[str]:
-    """Return the test databases: the file itself, then the others of its folder that contain `.sqlite`.
-
-    Raises:
-        Unsound: There is no such file.
-    """
-    path = os.path.abspath(os.fspath(database))
-    folder, name = os.path.split(path)
-    try:
-        changed = os.stat(folder).st_mtime_ns
-        known = _FOLDERS.get(folder)
-        if known is not None and known[0] == changed:
-            names = known[1]
-        else:
-            names = sorted(other for other in os.listdir(folder) if ".sqlite" in other)
-            # A folder's time has a granularity: one that changed just now may change again within it.
-            if time.time_ns() - changed > _SETTLED_NS:
-                if len(_FOLDERS) > 10_000:
-                    _FOLDERS.clear()
-                _FOLDERS[folder] = (changed, names)
-    except OSError as error:
-        raise Unsound(f"the database {path} can't be read: {error}") from None
-    return [path, *(os.path.join(folder, other) for other in names if other != name)]
+        return self._golds.get((path, mark, query.text), make, deadline=deadline)
 
 
 def _mark(path: str) -> Fingerprint:

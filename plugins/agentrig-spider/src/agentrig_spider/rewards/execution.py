@@ -26,6 +26,10 @@ class QueryTooLarge(QueryFailed):
     """The query needs more memory than it may have."""
 
 
+class WorkerDied(QueryTooLarge):
+    """The worker process died under the query."""
+
+
 class NeedsWorker(Exception):
     """The query needs a worker process and the caller asked not to start one."""
 
@@ -105,7 +109,7 @@ def _run_in_worker(path: str, sql: str, max_rows: int, deadline: float) -> Fetch
     except WorkerLost:
         if time.monotonic() >= deadline:
             raise QueryTimeout("the query ran past its budget") from None
-        raise QueryTooLarge("the query ended its worker process: too much memory, or SQLite crashed") from None
+        raise WorkerDied("the query ended its worker process: too much memory, or SQLite crashed") from None
     kind = reply[0]
     if kind == "rows":
         return Fetched(reply[1], reply[2], frozenset(reply[3]))

@@ -6,11 +6,11 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import attrs
 
-from agentrig_spider.rewards.sqlite import Fetched
+from agentrig_spider.rewards.sqlite import Fetched, Row
 
 _CLOCK = re.compile(r"""\bnow\b|\b(?:date|time|datetime|julianday|unixepoch)\s*\(\s*\)|\bstrftime\s*\([^,]*\)""")
 _CHANGING = ("random", "current_date", "current_time", "changes(", "last_insert_rowid")
@@ -26,6 +26,21 @@ def is_volatile(sql: str) -> bool:
     return maybe and _CLOCK.search(lowered) is not None
 
 
+@attrs.frozen(kw_only=True)
+class Ties:
+    """The rows that a sorted gold could have returned.
+
+    Attributes:
+        rows: All rows that it sorts, LIMIT left out.
+        groups: For each row a number; rows that the sort keys do not tell apart have the same.
+        offset: How many of them it skips.
+    """
+
+    rows: Sequence[Row]
+    groups: Sequence[int]
+    offset: int
+
+
 @attrs.frozen
 class Gold:
     """A gold query's result, or why it has none.
@@ -33,11 +48,15 @@ class Gold:
     Attributes:
         fetched: Its rows; None when it failed.
         failure: Why it failed; empty when it ran.
+        ties: Mode `strict` only: which rows may trade places; None where order does not count.
+        passing: Whether another try may end otherwise (the file or the machine failed, not the query).
         timed_out_after_s: The budget that it ran past, or None.
     """
 
     fetched: Fetched | None = None
     failure: str = ""
+    ties: Ties | None = None
+    passing: bool = False
     timed_out_after_s: float | None = None
 
 
@@ -89,7 +108,9 @@ class Golds:
 
     def _keep(self, key: Hashable, gold: Gold) -> None:
         cells = 1 if gold.fetched is None else 1 + len(gold.fetched.rows) * gold.fetched.columns
-        if cells > self._max_cells // 2:
+        if gold.ties is not None and gold.fetched is not None:
+            cells += len(gold.ties.rows) * (1 + gold.fetched.columns)
+        if gold.passing or cells > self._max_cells // 2:
             return
         with self._lock:
             self._kept[key] = (gold, cells)

@@ -21,19 +21,14 @@ PLAIN_FUNCTIONS = _words(
 FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "fsdir"})
 """Functions that reach out of the database."""
 
-_ARGUMENT_PRAGMAS = _words(
+_LOOKING_PRAGMAS = _words(
     "foreign_key_list foreign_key_check index_info index_list index_xinfo integrity_check quick_check table_info "
     "table_list table_xinfo"
 )
-_READ_PRAGMAS = _ARGUMENT_PRAGMAS | _words(
-    """application_id auto_vacuum automatic_index busy_timeout cache_size cache_spill case_sensitive_like
-    cell_size_check collation_list compile_options count_changes data_version database_list defer_foreign_keys
-    empty_result_callbacks encoding foreign_keys freelist_count full_column_names fullfsync function_list
-    ignore_check_constraints journal_mode journal_size_limit legacy_alter_table locking_mode max_page_count mmap_size
-    module_list page_count page_size pragma_list query_only read_uncommitted recursive_triggers
-    reverse_unordered_selects schema_version secure_delete short_column_names synchronous temp_store threads
-    trusted_schema user_version wal_autocheckpoint writable_schema"""
-)
+"""Pragmas whose argument says what to look at."""
+
+_ACTING_PRAGMAS = _words("incremental_vacuum optimize shrink_memory wal_checkpoint")
+"""Pragmas that do something without an argument; all others then only tell."""
 
 
 class Guard:
@@ -87,7 +82,7 @@ class Guard:
             return sqlite3.SQLITE_OK if self._virtual_tables else sqlite3.SQLITE_DENY
         if action == sqlite3.SQLITE_PRAGMA:
             name = (first or "").lower()
-            if name in _ARGUMENT_PRAGMAS or (second is None and name in _READ_PRAGMAS):
+            if name in _LOOKING_PRAGMAS or (second is None and name not in _ACTING_PRAGMAS):
                 return sqlite3.SQLITE_OK
             self.refused = f"PRAGMA {name}"
             return sqlite3.SQLITE_DENY

@@ -105,6 +105,52 @@ def permutable(
     return _assign([gold_columns[index] for index in order], candidates, predicted_columns, start, start, deadline)
 
 
+def arrangeable(
+    gold: Sequence[Sequence[Hashable]],
+    predicted: Sequence[Sequence[Hashable]],
+    gold_groups: Sequence[int],
+    predicted_groups: Sequence[int],
+    *,
+    deadline: float,
+) -> bool:
+    """Return whether under some permutation of columns each group's predicted rows are among the gold's.
+
+    Args:
+        gold: Rows, at least one; all of one width.
+        predicted: Rows of the same width, at most as many.
+        gold_groups: The group of each gold row.
+        predicted_groups: The group of each predicted row.
+        deadline: `time.monotonic()` at which to give up.
+
+    Raises:
+        OutOfTime: The deadline passed first.
+    """
+    gold_columns = list(zip(*gold, strict=True))
+    predicted_columns = list(zip(*predicted, strict=True))
+    start, predicted_start = list(gold_groups), list(predicted_groups)
+    candidates = []
+    for column in gold_columns:
+        if time.monotonic() > deadline:
+            raise OutOfTime
+        fitting = [
+            index
+            for index, other in enumerate(predicted_columns)
+            if _extend(start, column, predicted_start, other) is not None
+        ]
+        if not fitting:
+            return False
+        candidates.append(fitting)
+    order = sorted(range(len(gold_columns)), key=lambda index: len(candidates[index]))
+    return _assign(
+        [gold_columns[index] for index in order],
+        [candidates[index] for index in order],
+        predicted_columns,
+        start,
+        predicted_start,
+        deadline,
+    )
+
+
 def _signature(column: Sequence[Hashable]) -> Hashable:
     """Return what any permutation of rows leaves alone: the bag of a column's values."""
     return frozenset(Counter(column).items())
@@ -118,11 +164,11 @@ def _assign(
     predicted_classes: list[int],
     deadline: float,
 ) -> bool:
-    """Give each gold column one of its candidates, depth first, keeping the bags of partial rows equal.
+    """Give each gold column one of its candidates, depth first, as long as the partial rows agree.
 
     A row's class stands for its cells in the columns assigned so far; a candidate fits when the bag
-    of (class, cell) pairs agrees. Of candidates that are equal cell by cell only one is tried, which
-    is what keeps dozens of identical columns from being permuted.
+    of the prediction's (class, cell) pairs is within the gold's. Of candidates that are equal cell by
+    cell only one is tried, which is what keeps dozens of identical columns from being permuted.
     """
     # A stack of generators instead of recursion: results may have 2000 columns.
     depth, used = 0, set[int]()
@@ -162,7 +208,7 @@ def _extend(
     predicted_classes: list[int],
     predicted_column: Sequence[Hashable],
 ) -> tuple[list[int], list[int]] | None:
-    """Return the finer row classes after one more column, or None where the bags part."""
+    """Return the finer row classes after one more column; None where the gold lacks a predicted one."""
     names: dict[Hashable, int] = {}
     gold_next = [names.setdefault(pair, len(names)) for pair in zip(gold_classes, gold_column, strict=True)]
     predicted_next = []
@@ -171,6 +217,7 @@ def _extend(
         if name is None:
             return None
         predicted_next.append(name)
-    if Counter(gold_next) != Counter(predicted_next):
+    wanted, found = Counter(gold_next), Counter(predicted_next)
+    if wanted != found if len(gold_next) == len(predicted_next) else not found <= wanted:
         return None
     return gold_next, predicted_next

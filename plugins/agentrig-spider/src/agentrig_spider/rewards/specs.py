@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
-from typing import Any, Literal
 
 import attrs
 
@@ -14,9 +12,16 @@ from agentrig_spider.rewards.exec_match import ExecMatch
 
 @attrs.frozen(kw_only=True)
 class ExecMatchConfig:
-    """Keys of `spider-exec` and `spider-exec-strict`."""
+    """Keys of `spider-exec`."""
 
     timeout_s: float = setting(10.0, gt=0, help="Wall seconds that judging one answer may take.")
+
+
+@attrs.frozen(kw_only=True)
+class StrictConfig(ExecMatchConfig):
+    """Keys of `spider-exec-strict`."""
+
+    copies: str = setting("", help="Folder that `agentrig data perturb` wrote into; empty looks beside each database.")
 
 
 class ExecMatchReward:
@@ -27,35 +32,42 @@ class ExecMatchReward:
 
     def __call__(self, task: Task, outcome: Outcome, budget_s: float) -> Score:
         """Score one outcome within `budget_s` wall seconds."""
-        try:
-            database, gold = task.input["database"], task.private["gold"]
-        except KeyError as error:
-            return Score.invalid(
-                f"the task {task.id} has no {error.args[0]!r}: the reward needs input['database'] and private['gold']"
-            )
+        unfit = self._unfit(task, outcome)
+        if unfit is not None:
+            return unfit
+        return self._match.score(outcome.answer, task.private["gold"], task.input["database"], budget_s=budget_s)
+
+    def score_many(self, items: Sequence[tuple[Task, Outcome]], budget_s: float) -> Sequence[Score]:
+        """Score a batch; equal answers to one task are scored once, slow queries run side by side."""
+        scores: list[Score | None] = [self._unfit(task, outcome) for task, outcome in items]
+        fit = [index for index, score in enumerate(scores) if score is None]
+        asked = [
+            (items[index][1].answer, items[index][0].private["gold"], items[index][0].input["database"])
+            for index in fit
+        ]
+        for index, score in zip(fit, self._match.score_many(asked, budget_s=budget_s), strict=True):
+            scores[index] = score
+        return [score for score in scores if score is not None]
+
+    @staticmethod
+    def _unfit(task: Task, outcome: Outcome) -> Score | None:
+        """Return the score of what can't be judged at all; None for the rest."""
+        for where, key in (("input", "database"), ("private", "gold")):
+            if not isinstance(getattr(task, where).get(key), str):
+                return Score.invalid(f"task {task.id} has no text {where}[{key!r}], which this reward needs")
         if not isinstance(outcome.answer, str):
             return Score.invalid(
                 f"the answer is no text but {type(outcome.answer).__name__}; the agent must return SQL as str"
             )
-        return self._match.score(outcome.answer, gold, database, budget_s=budget_s)
-
-    def score_many(self, items: Sequence[tuple[Task, Outcome]], budget_s: float) -> Sequence[Score]:
-        """Score a batch; equal answers to one task are scored once."""
-        known: dict[Any, Score] = {}
-        scores = []
-        for task, outcome in items:
-            key = (task.input.get("database"), task.private.get("gold"), outcome.answer)
-            if not isinstance(outcome.answer, str):
-                scores.append(self(task, outcome, budget_s))
-                continue
-            if key not in known:
-                known[key] = self(task, outcome, budget_s)
-            scores.append(known[key])
-        return scores
+        return None
 
 
-def _build(mode: Literal["official", "strict"], config: ExecMatchConfig) -> ExecMatchReward:
-    return ExecMatchReward(ExecMatch(mode, timeout_s=config.timeout_s))
+def _official(config: ExecMatchConfig) -> ExecMatchReward:
+    return ExecMatchReward(ExecMatch("official", timeout_s=config.timeout_s))
+
+
+def _strict(config: StrictConfig) -> ExecMatchReward:
+    return ExecMatchReward(ExecMatch("strict", timeout_s=config.timeout_s, copies=config.copies or None))
 
 
 def specs() -> Iterable[RewardSpec]:
@@ -65,6 +77,12 @@ def specs() -> Iterable[RewardSpec]:
             name="spider-exec",
             summary="1 where the query returns what the gold returns, as Spider's official evaluator judges.",
             config=ExecMatchConfig,
-            build=partial(_build, "official"),
+            build=_official,
+        ),
+        RewardSpec(
+            name="spider-exec-strict",
+            summary="As spider-exec with its holes closed: order, DISTINCT, empty results, constants, copies.",
+            config=StrictConfig,
+            build=_strict,
         ),
     ]

@@ -57,13 +57,18 @@ class Fetched:
 
     Attributes:
         rows: At most as many as asked for.
-        columns: Number of columns; 0 for a statement that returns none.
+        names: The columns' names; empty for a statement that returns no rows.
         tables: Names of the tables that it reads, lower case.
     """
 
     rows: list[Row]
-    columns: int
+    names: tuple[str, ...]
     tables: frozenset[str]
+
+    @property
+    def columns(self) -> int:
+        """Number of columns; 0 for a statement that returns none."""
+        return len(self.names)
 
 
 class Connection:
@@ -95,15 +100,15 @@ class Connection:
         cursor = self._connection.cursor()
         try:
             cursor.execute(sql)
-            columns = len(cursor.description or ())
-            rows = cursor.fetchmany(max_rows) if columns else []
+            names = tuple([column[0] for column in cursor.description or ()])
+            rows = cursor.fetchmany(max_rows) if names else []
         except Exception as error:
             raise self._translated(error) from None
         finally:
             cursor.close()
             if self._connection.in_transaction:
                 self._connection.rollback()
-        return Fetched(rows, columns, frozenset(self._guard.tables))
+        return Fetched(rows, names, frozenset(self._guard.tables))
 
     def _translated(self, error: Exception) -> Exception:
         if self._guard.escalate:

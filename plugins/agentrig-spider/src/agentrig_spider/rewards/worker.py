@@ -18,10 +18,10 @@ import time
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-HEAP_BYTES = 128 << 20
+HEAP_BYTES = 96 << 20
 """What SQLite may allocate."""
 
-SPACE_BYTES = 256 << 20
+SPACE_BYTES = 192 << 20
 """What the process may map on top of what it has when it starts: SQLite's heap and the rows in Python."""
 
 CELL_BYTES = 16 << 20
@@ -58,7 +58,7 @@ def bound() -> None:
 
 
 def run(path: str, sql: str, max_rows: int, max_bytes: int, budget_s: float) -> tuple[Any, ...]:
-    """Run one statement; return `("rows", rows, columns, tables)` or `(kind, message, error code)`."""
+    """Run one statement; return `("rows", rows, column names, tables)` or `(kind, message, error code)`."""
     end = time.monotonic() + budget_s
     signal.setitimer(signal.ITIMER_REAL, max(budget_s, 0.0) + KILL_AFTER_S)
     connection = None
@@ -68,7 +68,6 @@ def run(path: str, sql: str, max_rows: int, max_bytes: int, budget_s: float) -> 
         )
         connection.text_factory = lambda data: data.decode(errors="ignore")
         connection.execute("PRAGMA temp_store = MEMORY")
-        connection.execute("PRAGMA query_only = ON")
         connection.execute("PRAGMA cache_size = -4096")
         connection.execute(f"PRAGMA hard_heap_limit = {HEAP_BYTES}")
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
@@ -86,7 +85,7 @@ def run(path: str, sql: str, max_rows: int, max_bytes: int, budget_s: float) -> 
             size += 16 + sum(16 + len(cell) if isinstance(cell, (str, bytes)) else 16 for cell in row)
             if size > max_bytes:
                 return "memory", f"the result is larger than {max_bytes} bytes", None
-        return "rows", rows, len(cursor.description or ()), sorted(authorizer.tables)
+        return "rows", rows, tuple(column[0] for column in cursor.description or ()), tuple(authorizer.tables)
     except MemoryError:
         return "memory", "the query needs too much memory", None
     except Exception as error:

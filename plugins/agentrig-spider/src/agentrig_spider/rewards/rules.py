@@ -1,0 +1,67 @@
+"""What the two modes share: the errors, and what a mode decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import attrs
+
+from agentrig_spider.rewards.golds import Gold
+from agentrig_spider.rewards.sqlite import Fetched
+
+Run = Callable[[str, int], Fetched]
+"""`run(sql, max_rows)` on one database; raises what `execution.run_query` raises."""
+
+
+class Unsound(Exception):
+    """The data or the machine failed, not the prediction; the message says what."""
+
+
+class Refused(Exception):
+    """The prediction is no answer whatever it returns; the message says why."""
+
+
+@attrs.frozen
+class Query:
+    """A query as a mode reads it.
+
+    Attributes:
+        text: What is run.
+        ordered: Whether the order of its rows counts.
+    """
+
+    text: str
+    ordered: bool = False
+
+
+class Rules(Protocol):
+    """What a mode decides."""
+
+    def read_gold(self, sql: str) -> Query:
+        """Read a gold query.
+
+        Raises:
+            Unsound: It is none.
+        """
+        ...
+
+    def read_prediction(self, sql: str) -> str:
+        """Return what to run for a prediction.
+
+        Raises:
+            Refused: It is no answer.
+        """
+        ...
+
+    def run_gold(self, query: Query, run: Run, max_rows: int) -> Gold:
+        """Run a gold query on one database."""
+        ...
+
+    def difference(self, query: Query, gold: Gold, predicted: Fetched, deadline: float) -> str:
+        """Return how the results differ; empty where they match.
+
+        Raises:
+            matching.OutOfTime: The deadline passed first.
+        """
+        ...

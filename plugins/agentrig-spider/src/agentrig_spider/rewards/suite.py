@@ -1,0 +1,61 @@
+"""Which databases a prediction has to pass."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from agentrig_spider.rewards.rules import Unsound
+
+_SETTLED_NS = 100_000_000
+_MAX_FOLDERS = 10_000
+_folders: dict[str, tuple[int, list[str]]] = {}
+
+
+def databases(database: str | os.PathLike[str]) -> Sequence[str]:
+    """Return the test databases: the file itself, then the others of its folder that contain `.sqlite`.
+
+    Raises:
+        Unsound: There is no such folder.
+    """
+    path = os.path.abspath(os.fspath(database))
+    folder, name = os.path.split(path)
+    try:
+        names = _names(folder)
+    except OSError as error:
+        raise Unsound(f"the database {path} can't be read: {error}") from None
+    return [path, *(os.path.join(folder, other) for other in names if other != name)]
+
+
+def copies_of(path: str, copies: str | os.PathLike[str] | None) -> Sequence[str]:
+    """Return the perturbed copies of a database: files `NAME-*.sqlite` in the folder of its copies.
+
+    Args:
+        path: The database.
+        copies: The folder that they were written into, with a folder for each database; None for the
+            folder `perturbed` beside the database.
+    """
+    folder, name = os.path.split(path)
+    stem = name.partition(".sqlite")[0]
+    place = os.path.join(folder, "perturbed") if copies is None else os.path.join(os.fspath(copies), stem)
+    try:
+        names = _names(place)
+    except OSError:
+        return []
+    return [os.path.join(place, other) for other in names if other.startswith(stem + "-") and other.endswith(".sqlite")]
+
+
+def _names(folder: str) -> list[str]:
+    """Return the sorted names of a folder that contain `.sqlite`, from memory where the folder did not change."""
+    changed = os.stat(folder).st_mtime_ns
+    known = _folders.get(folder)
+    if known is not None and known[0] == changed:
+        return known[1]
+    names = sorted(other for other in os.listdir(folder) if ".sqlite" in other)
+    # A folder's time has a granularity: one that changed just now may change again within it.
+    if time.time_ns() - changed > _SETTLED_NS:
+        if len(_folders) > _MAX_FOLDERS:
+            _folders.clear()
+        _folders[folder] = (changed, names)
+    return names
