@@ -4,7 +4,6 @@ import stat
 import subprocess
 import sys
 from types import SimpleNamespace
-from types import SimpleNamespace
 
 import pytest
 from agentrig_cuda import Cuda, CudaConfig

@@ -18,6 +18,9 @@ from agentrig.hardware.versions import fits
 NEEDED_BY_WORKERS = ("WANDB_API_KEY", "HF_TOKEN")
 """Variables that a Ray worker inherits from the cluster, not from the run that joins it."""
 
+SOCKET_PATH = 107
+"""Bytes of the longest path that a Unix socket may have on Linux."""
+
 
 @attrs.frozen(kw_only=True)
 class RayProcess:
@@ -110,6 +113,24 @@ def check_ray_cluster(situation: Situation) -> Iterator[Finding]:
             evidence=f"a cluster is running ({listed}); a run that uses Ray would join it",
             cure=f"if it is left over from an earlier run: {restart}",
         )
+
+
+def check_ray_sockets(situation: Situation) -> Iterator[Finding]:
+    """Is Ray's temporary folder short enough? The kernel takes socket paths of 107 bytes."""
+    if not uses_ray(situation):
+        return
+    root = address_file(situation.environ).parent
+    longest = root / "session_2000-01-01_00-00-00_000000_1000000" / "sockets" / "plasma_store"
+    length = len(str(longest).encode())
+    if length > SOCKET_PATH:
+        yield Finding(
+            check="ray sockets",
+            result="problem",
+            evidence=f"sockets below {root} would have paths of {length} bytes, and {SOCKET_PATH} are allowed",
+            cure="export RAY_TMPDIR=/tmp, or another short path",
+        )
+    else:
+        yield Finding(check="ray sockets", result="ok", evidence=f"{root} is short enough")
 
 
 def check_ray_token(situation: Situation) -> Iterator[Finding]:

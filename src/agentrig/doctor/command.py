@@ -28,6 +28,7 @@ CHECKS: Sequence[Check] = (
     software.check_verl_vllm,
     devices.check_memory,
     cluster.check_ray_cluster,
+    cluster.check_ray_sockets,
     cluster.check_ray_token,
     content.check_model,
     content.check_data,

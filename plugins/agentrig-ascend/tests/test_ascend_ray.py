@@ -1,0 +1,60 @@
+"""A real Ray that is told it has two NPUs: what its workers see, against what the plugin expects."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+SCRIPT = """
+import json, os
+import ray
+from agentrig.hardware import ray_environment
+from agentrig_ascend import Ascend
+
+ascend = Ascend()
+runtime = ray_environment(ascend, {"verl": "0.5.0"}, {"env_vars": {"KEPT": "yes"}})
+ray.init(num_cpus=2, resources={ascend.ray_resource: 2}, include_dashboard=False, log_to_driver=False,
+         runtime_env=runtime)
+
+@ray.remote
+class Worker:
+    def see(self, *names):
+        return [os.environ.get(name) for name in names]
+
+def start(n, **more):
+    return Worker.options(num_cpus=0, **ascend.ray_options(n), **more).remote()
+
+ask = (ascend.visible_devices, "HCCL_HOST_SOCKET_PORT_RANGE", "KEPT")
+pair = [start(1), start(1)]
+singles = ray.get([w.see.remote(*ask) for w in pair])
+for worker in pair:
+    ray.kill(worker)
+both = start(2)
+together = ray.get(both.see.remote(*ask))
+ray.kill(both)
+kept = start(1, runtime_env={"env_vars": {ascend.ray_noset: "1", ascend.visible_devices: "0,1"}})
+print(json.dumps({"singles": singles, "together": together, "kept": ray.get(kept.see.remote(*ask))[0],
+                  "expected": dict(ascend.visible([1, 0]))}))
+ray.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_ray_hands_out_npus_as_the_plugin_expects():
+    # pytest's own folders are too deep: the path of a socket may have 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="rig") as short:
+        environ = {**os.environ, "HOME": short, "RAY_TMPDIR": short, "RAY_USAGE_STATS_ENABLED": "0"}
+        for name in ("ASCEND_RT_VISIBLE_DEVICES", "RAY_ADDRESS"):
+            environ.pop(name, None)
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environ, check=False, timeout=280
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = json.loads(done.stdout.strip().splitlines()[-1])
+    assert sorted(seen["singles"]) == [["0", "auto", "yes"], ["1", "auto", "yes"]]
+    assert seen["together"] == ["0,1", "auto", "yes"]
+    assert seen["expected"] == {"ASCEND_RT_VISIBLE_DEVICES": "0,1"}
+    assert seen["kept"] == "0,1", "with the NOSET variable Ray must leave the value alone"

@@ -1,0 +1,390 @@
+"""Each check, on the real host where the host can show the case, else on a folder or a process that plays it."""
+
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import attrs
+import pytest
+
+from agentrig.config import resolve
+from agentrig.doctor import Answer, Situation, ask, cluster, content, devices, place, software
+from agentrig.doctor.findings import TORCH_REPORT
+from agentrig.hardware import Cpu, Device, Hardware, Probe, Stack, Symptom, installed
+
+PLUGIN = Path(__file__).parent / "support" / "doctor_plugin.py"
+
+
+@attrs.frozen(kw_only=True)
+class Board(Hardware):
+    name: str = "board"
+    torch_device: str = "cuda"
+    visible_devices: str | None = "BOARD_VISIBLE"
+    torch_cure: str = "install the board's torch"
+    found: Probe = attrs.field(factory=lambda: Probe(available=True, devices=(Device(name="B1", memory=80 * 10**9),)))
+    known: tuple[Stack, ...] = ()
+
+    def probe(self) -> Probe:
+        return self.found
+
+    def stacks(self):
+        return self.known
+
+
+def situation(*overrides, hardware=None, **more):
+    """The doctor's view of the recipe `toy` with overrides."""
+    hardware = hardware or Cpu()
+    plan = resolve("toy", overrides=overrides, files=[str(PLUGIN)], uses={"hardware": "cpu"})
+    defaults = {
+        "hardware": hardware,
+        "candidates": [hardware],
+        "probes": {hardware.name: hardware.probe()},
+        "plan": plan,
+        "versions": installed(software.STACK),
+    }
+    return Situation(**{**defaults, **more})
+
+
+def only(findings, result=None):
+    (finding,) = list(findings)
+    if result is not None:
+        assert finding.result == result, finding
+    return finding
+
+
+def test_python_out_of_range_is_a_problem():
+    only(software.check_python(situation()), "ok")
+    old = only(software.check_python(situation(versions={"python": "3.9.1"})), "problem")
+    assert ">=3.11" in old.cure
+
+
+def fake_distribution(folder, name, version, requires=()):
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    lines = [f"Requires-Dist: {line}\n" for line in requires]
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + "".join(lines))
+
+
+def test_a_vllm_that_pins_another_torch_is_a_problem(tmp_path, monkeypatch):
+    """Metadata as vLLM's wheel has it; the torch is the real one of this environment."""
+    fake_distribution(tmp_path, "vllm", "0.24.0", ["torch==2.11.0", "numpy", "torch==1.0; extra == 'old'"])
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [
+        f for f in software.check_requirements(situation(versions=installed(software.STACK))) if "vllm" in f.evidence
+    ]
+    assert only(found, "problem").evidence.startswith("vllm requires torch==2.11.0; 2.13")
+    assert 'pip install "torch==2.11.0"' in found[0].cure
+
+
+def test_what_is_installed_here_fits_together():
+    # Others may add what clashes (a warning); agentrig's own requirements must be met wherever its tests run.
+    assert not [f for f in software.check_requirements(situation()) if f.result == "problem"]
+
+
+STACK = Stack(
+    name="board 1", proof="hardware-tested", versions={"python": ">=3.11", "torch": "==2.7.1"}, algorithms=("rest",)
+)
+
+
+def test_a_pin_out_of_its_stack_is_named_with_what_it_should_be():
+    found = only(software.check_stack(situation(hardware=Board(known=(STACK,)))), "warning")
+    assert found.evidence.startswith("torch 2.13")
+    assert "outside the nearest stack, board 1: ==2.7.1" in found.evidence
+
+
+def test_a_missing_part_of_the_stack_is_a_problem():
+    stack = attrs.evolve(STACK, versions={"no-such-engine": "==1.0"}, clashes=("a wants b<1, c wants b>=1",))
+    missing, clash = software.check_stack(situation(hardware=Board(known=(stack,))))
+    assert (missing.result, missing.cure) == ("problem", 'pip install "no-such-engine==1.0"')
+    assert clash.evidence == "board 1: a wants b<1, c wants b>=1"
+
+
+def test_hardware_without_a_record_for_the_algorithm_says_so():
+    only(software.check_stack(situation(hardware=Board(known=(attrs.evolve(STACK, algorithms=("x",)),)))), "skipped")
+
+
+def test_a_stack_that_fits_is_ok():
+    fine = attrs.evolve(STACK, versions={"torch": ">=2"})
+    only(software.check_stack(situation(hardware=Board(known=(fine,)))), "ok")
+
+
+def test_hardware_that_is_asked_for_and_missing_is_a_problem():
+    absent = Probe(available=False, evidence=("no /dev/board0",))
+    assert "no /dev/board0" in only(devices.check_hardware(situation(hardware=Board(found=absent))), "problem").evidence
+
+
+def test_hardware_that_is_broken_is_a_problem_with_its_cure():
+    broken = Probe(available=False, problems=("the driver does not answer: reload it",))
+    found = only(devices.check_hardware(situation(hardware=Board(found=broken))), "problem")
+    assert found.cure == "reload it"
+
+
+def test_ids_that_do_not_ascend_are_found():
+    board = Board(visible_order="ascending")
+    found = only(devices.check_visible(situation(hardware=board, environ={"BOARD_VISIBLE": "2,1"})), "problem")
+    assert found.cure == "export BOARD_VISIBLE=1,2"
+    only(devices.check_visible(situation(hardware=board, environ={"BOARD_VISIBLE": "1,2"})), "ok")
+    only(devices.check_visible(situation(hardware=Board(), environ={"BOARD_VISIBLE": "2,2"})), "problem")
+    assert list(devices.check_visible(situation(hardware=board, environ={}))) == []
+
+
+def test_torch_can_use_the_cpu_and_not_a_board_it_was_not_built_for():
+    only(devices.check_torch(situation()), "ok")
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("torch.cuda works here")
+    found = only(devices.check_torch(situation(hardware=Board())), "problem")
+    assert found.cure == "install the board's torch"
+
+
+def test_a_torch_that_does_not_import_is_explained_by_a_known_symptom(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('libboard.so: cannot open shared object file')\n")
+    symptom = Symptom(pattern=r"libboard\.so", cause="the board's library is not sourced", cure="source board.sh")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    found = only(devices.check_torch(situation(hardware=Board(symptoms=(symptom,)), environ=environ)), "problem")
+    assert "libboard.so" in found.evidence
+    assert "not sourced" in found.evidence
+    assert found.cure == "source board.sh"
+
+
+def test_hardware_that_cannot_carry_the_algorithm_is_a_problem():
+    only(devices.check_algorithm(situation()), "ok")
+    assert "verl" in only(devices.check_algorithm(situation(hardware=Board(algorithms=("verl",)))), "problem").cure
+
+
+QWEN = "algorithm.model=Qwen/Qwen2.5-Coder-1.5B-Instruct"
+
+
+@pytest.mark.parametrize(("gigabytes", "result"), [(24, "problem"), (39.2, "ok"), (80, "ok")])
+def test_the_reference_model_needs_40_gb(gigabytes, result):
+    device = Device(name="B1", memory=int(gigabytes * 10**9))
+    board = Board(found=Probe(available=True, devices=(device,)))
+    found = only(devices.check_memory(situation(QWEN, hardware=board)), result)
+    assert "optimizer 12.3" in found.evidence
+
+
+def test_a_large_micro_batch_is_a_warning():
+    device = Device(name="B1", memory=40 * 10**9)
+    board = Board(found=Probe(available=True, devices=(device,)))
+    only(devices.check_memory(situation(QWEN, "algorithm.micro_batch=64", hardware=board)), "warning")
+
+
+def test_a_model_of_unknown_shape_is_not_judged(tmp_path):
+    assert "not known" in only(devices.check_memory(situation("algorithm.model=some/model")), "skipped").evidence
+    (tmp_path / "config.json").write_text("{")
+    only(devices.check_memory(situation(f"algorithm.model={tmp_path}")), "skipped")
+    assert list(devices.check_memory(situation())) == []
+
+
+@pytest.fixture
+def ray_head(tmp_path):
+    """A process that is called gcs_server and has an environment of its own; it takes a head's place."""
+    started = []
+
+    def start(**environ):
+        program = tmp_path / "gcs_server"
+        shutil.copy(shutil.which("sleep"), program)
+        process = subprocess.Popen([str(program), "60"], env=environ)
+        started.append(process)
+        deadline = time.monotonic() + 10
+        while not any(p.pid == process.pid for p in cluster.ray_processes()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return process.pid
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_stale_cluster_that_lacks_keys_is_found(ray_head):
+    pid = ray_head(HF_TOKEN="t")
+    environ = {"WANDB_API_KEY": "k", "HF_TOKEN": "t"}
+    found = only(cluster.check_ray_cluster(situation(environ=environ)), "warning")
+    assert f"gcs_server {pid}" in found.evidence
+    assert "started without WANDB_API_KEY:" in found.evidence
+    assert "ray stop" in found.cure
+
+
+def test_a_stale_cluster_is_a_problem_for_an_algorithm_that_uses_ray(ray_head, monkeypatch):
+    ray_head()
+    monkeypatch.setattr(cluster, "uses_ray", lambda situation: True)
+    only(cluster.check_ray_cluster(situation(environ={"HF_TOKEN": "t"})), "problem")
+    assert "would join it" in only(cluster.check_ray_cluster(situation(environ={})), "warning").evidence
+
+
+def test_the_address_of_a_dead_cluster_is_found(tmp_path):
+    if cluster.ray_processes():
+        pytest.skip("a Ray cluster is running on this host")
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
+    found = only(cluster.check_ray_cluster(situation(environ={"RAY_TMPDIR": str(tmp_path)})), "warning")
+    assert "10.0.0.1:6379" in found.evidence
+
+
+def test_ray_sockets_need_a_short_path(monkeypatch):
+    monkeypatch.setattr(cluster, "uses_ray", lambda situation: True)
+    only(cluster.check_ray_sockets(situation(environ={})), "ok")
+    only(cluster.check_ray_sockets(situation(environ={"RAY_TMPDIR": "/tmp/" + "x" * 60})), "problem")
+
+
+def test_several_nodes_need_a_shared_token(tmp_path):
+    versions = {"ray": "2.60.0"}
+    environ = {"HOME": str(tmp_path)}
+    assert list(cluster.check_ray_token(situation(versions=versions, environ=environ))) == []
+    two = situation("algorithm.nnodes=2", versions=versions, environ=environ)
+    assert str(tmp_path / ".ray" / "auth_token") in only(cluster.check_ray_token(two), "problem").evidence
+    remote = situation(versions=versions, environ={**environ, "RAY_ADDRESS": "ray://10.0.0.1:10001"})
+    only(cluster.check_ray_token(remote), "problem")
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("secret\n")
+    found = only(cluster.check_ray_token(two), "ok")
+    assert "secret" not in found.evidence
+    assert "2bb80d53" in found.evidence
+    off = situation("algorithm.nnodes=2", versions=versions, environ={**environ, "RAY_AUTH_MODE": "disabled"})
+    only(cluster.check_ray_token(off), "warning")
+
+
+def test_a_missing_model_folder_is_a_problem(tmp_path):
+    missing = only(content.check_model(situation(f"algorithm.model={tmp_path}/none")), "problem")
+    assert "there is no folder" in missing.evidence
+    (tmp_path / "config.json").write_text("{}")
+    lacking = only(content.check_model(situation(f"algorithm.model={tmp_path}")), "problem")
+    assert "weights" in lacking.evidence
+    (tmp_path / "model.safetensors").write_bytes(b"0" * 10)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    only(content.check_model(situation(f"algorithm.model={tmp_path}")), "ok")
+
+
+def test_a_model_in_the_cache_is_found(tmp_path):
+    snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "tokenizer_config.json", "model.safetensors"):
+        (snapshot / name).write_text("{}")
+    found = only(content.check_model(situation("algorithm.model=some/model", environ={"HF_HOME": str(tmp_path)})), "ok")
+    assert "abc" in found.evidence
+
+
+def test_a_model_that_cannot_be_downloaded_is_a_problem(tmp_path):
+    base = {"HF_HOME": str(tmp_path)}
+    model = "algorithm.model=some/model"
+    offline = only(content.check_model(situation(model, environ={**base, "HF_HUB_OFFLINE": "1"})), "problem")
+    assert "HF_HUB_OFFLINE forbids" in offline.evidence
+    gated = only(content.check_model(situation("algorithm.model=meta-llama/Llama-3.2-1B", environ=base)), "problem")
+    assert "HF_TOKEN" in gated.cure
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    unreachable = {**base, "HF_ENDPOINT": f"http://127.0.0.1:{port}"}
+    assert "cannot be reached" in only(content.check_model(situation(model, environ=unreachable)), "problem").evidence
+
+
+def test_data_is_loaded_and_fingerprinted(monkeypatch):
+    train, report = content.check_data(situation())
+    assert (train.check, train.result) == ("data: train", "ok")
+    assert train.evidence.startswith("3 tasks of train, SHA-256 ")
+    assert report.evidence != train.evidence
+    monkeypatch.setenv("TOY_DATA", "missing")
+    found = only(content.check_data(situation()), "problem")
+    assert (found.evidence, found.cure) == ("the sums are missing", "make them: agentrig data sums")
+
+
+def test_a_place_that_cannot_be_written_to_is_found(tmp_path):
+    only(place.check_write(situation(directory=tmp_path / "not" / "yet")), "ok")
+    found = only(place.check_write(situation(directory=Path("/proc/runs"))), "problem")
+    assert "run.directory=PATH" in found.cure
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of one megabyte: a real file system in memory, where this user may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this user may not mount a file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_no_disk_is_found(small_disk):
+    found = only(place.check_disk(situation(directory=small_disk / "runs")), "problem")
+    assert "0.0 GB free" in found.evidence
+    only(place.check_shared_memory(situation(), small_disk), "warning")
+
+
+def test_a_full_disk_cannot_be_written_to(small_disk):
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "full").write_bytes(b"x" * 2**21)
+    assert "No space left" in only(place.check_write(situation(directory=small_disk)), "problem").evidence
+
+
+def test_checkpoints_count_for_the_disk(monkeypatch):
+    usage = shutil.disk_usage("/")._replace(free=20 * 10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    only(place.check_disk(situation()), "ok")
+    assert "about 43.7 GB needed" in only(place.check_disk(situation(QWEN)), "problem").evidence
+
+
+def test_a_taken_port_is_found():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        found = only(place.check_ports(situation(f"algorithm.port={port}", environ={})), "problem")
+        assert str(port) in found.evidence
+        only(place.check_ports(situation(environ={"MASTER_PORT": str(port)})), "problem")
+    only(place.check_ports(situation(f"algorithm.port={port}", environ={})), "ok")
+
+
+def test_few_open_files_matter_to_ray(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
+    only(place.check_open_files(situation()), "ok")
+    monkeypatch.setattr(place, "uses_ray", lambda situation: True)
+    assert only(place.check_open_files(situation()), "warning").cure == "ulimit -n 65536"
+
+
+def test_too_many_runners_are_a_warning():
+    only(content.check_cores(situation("runners.n=1")), "ok")
+    only(content.check_cores(situation("runners.n=4000")), "warning")
+
+
+def test_a_question_to_a_process_answers_or_says_why():
+    assert ask("import json, sys; print(json.dumps({'x': sys.argv[1]}))", "7").data == {"x": "7"}
+    chained = ask("try:\n    import no_such\nexcept ImportError as e:\n    raise RuntimeError('outer') from e")
+    assert chained.reason == "RuntimeError: outer <- ModuleNotFoundError: No module named 'no_such'"
+    assert "no JSON" in ask("print('hello')").error
+    assert "signal 9" in ask("import os; os.kill(os.getpid(), 9)").error
+    assert "within 0 s" in ask("import time; time.sleep(60)", timeout_s=0.2).error
+    assert Answer(ok=False, error="").reason == ""
+
+
+def test_the_report_on_torch_is_what_torch_says():
+    import torch
+
+    answer = ask(TORCH_REPORT, "cpu")
+    assert answer.data["version"] == torch.__version__
+    assert answer.data["available"] is True
+
+
+def test_ray_processes_reads_only_ray(tmp_path):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cmdline").write_bytes(b"/x/raylet\0--port\0")
+    (tmp_path / "7" / "environ").write_bytes(b"A=1\0B=2\0")
+    (tmp_path / "8").mkdir()
+    (tmp_path / "8" / "cmdline").write_bytes(b"/usr/bin/python\0raylet\0")
+    (tmp_path / "self").mkdir()
+    assert cluster.ray_processes(tmp_path) == [
+        cluster.RayProcess(pid=7, program="raylet", environ={"A": "1", "B": "2"})
+    ]
+
+
+def test_checks_are_json():
+    found = only(software.check_python(situation()))
+    assert json.loads(json.dumps(attrs.asdict(found)))["check"] == "python"
+    assert sys.executable in found.evidence
