@@ -100,9 +100,9 @@ PEOPLE = tuple(
     "zoe adam bella cyrus diana eric flora greg helga igor julia kevin laura mark nora oscar petra".split()
 )
 SURNAMES = tuple(
-    "adler baker cole dunn evans fisher grant hayes irwin joyce keller lopez moreno nash owens parker reyes stone "
+    "adler baker cole dunn emery fisher grant hale irwin joyce keller lopez moreno nash otto parker reed stone "
     "turner vance walsh young abbott bishop cortez dalton ellis fuller gibson harper jarvis kramer lambert morton "
-    "norris osborne perry rhodes sutton tucker".split()
+    "norris osborne perry ross sutton tucker".split()
 )
 TITLES = tuple(
     "amber arrow aurora beacon blaze bloom breeze canyon cedar comet coral crystal dawn delta drift dusk ember falcon "
@@ -145,15 +145,15 @@ def _categories() -> dict[str, Category]:
     rows = (
         ("country", "countries", "from {v}", "france italy spain norway japan peru egypt brazil"),
         ("city", "cities", "based in {v}", "paris rome oslo madrid berlin lima cairo tokyo"),
-        ("genre", "genres", "in the style of {v}", "rock jazz folk pop blues soul metal opera"),
+        ("genre", "genres", "in the style of {v}", "rock jazz folk pop disco soul metal opera"),
         ("language", "languages", "written in {v}", "french italian spanish german arabic english"),
         ("color", "colors", "painted {v}", "red blue green black white silver"),
         ("topic", "topics", "about {v}", "war love nature travel crime science"),
-        ("field", "fields", "trained in {v}", "physics biology history law medicine music"),
+        ("field", "fields", "trained in {v}", "botany biology history law medicine music"),
         ("position", "positions", "playing as {v}", "defender winger striker goalie sweeper"),
         ("day", "days", "held on {v}", "monday tuesday wednesday thursday friday saturday"),
         ("material", "materials", "made of {v}", "wood steel glass cotton leather plastic"),
-        ("crop", "crops", "growing {v}", "wheat corn rice barley oats hemp"),
+        ("crop", "crops", "growing {v}", "wheat corn rice barley millet hemp"),
         ("fuel", "fuels", "running on {v}", "petrol diesel gas hydrogen ethanol"),
         ("shift", "shifts", "working by {v}", "morning noon evening night"),
         ("habitat", "habitats", "living in {v}", "desert jungle ocean mountain river swamp"),
