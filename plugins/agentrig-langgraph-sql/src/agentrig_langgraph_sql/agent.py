@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig import AgentFailure, AgentSpec, Endpoint, hookimpl, setting
+from agentrig import AgentFailure, AgentSpec, Endpoint, RecipeSpec, hookimpl, setting
 from agentrig_langgraph_sql.prompts import PRESETS, Prompts
 from agentrig_langgraph_sql.schema import STYLES
 
@@ -137,3 +137,11 @@ def register_agents() -> Iterable[AgentSpec]:
         # openai imports its resources on the first call only, which would cost every runner a second.
         preload=("agentrig_langgraph_sql.graph", "openai.resources", "httpcore"),
     )
+
+
+@hookimpl
+def register_recipes() -> Iterable[RecipeSpec]:
+    """Bring `mini`."""
+    from agentrig_langgraph_sql.recipes import specs
+
+    return specs()
