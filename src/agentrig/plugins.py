@@ -222,7 +222,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
             if unknown:
                 raise PluginError(unknown)
             plugins.append(info("ok", components=tuple(_collect(manager, name, dist, version))))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script without a main guard ends itself at import
             if manager.get_plugin(name) is not None and not any(p.name == name for p in plugins):
                 manager.unregister(name=name)
             text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
