@@ -136,12 +136,14 @@ def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
 
     document = tomlkit.document()
     for name, keys in sections.items():
-        table = tomlkit.table()
-        for key, value in keys.items():
-            if value is not None:
-                table.add(key, list(value) if isinstance(value, tuple) else value)
-        document.add(name, table)
+        document.add(name, _toml_value(keys))
     return tomlkit.dumps(document)
+
+
+def _toml_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _toml_value(v) for k, v in value.items() if v is not None}
+    return [_toml_value(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
@@ -157,7 +159,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     files = data.get("run", {}).get("plugins", []) if isinstance(data.get("run"), dict) else []
-    if isinstance(files, list) and files:
+    if isinstance(files, list) and files and all(isinstance(f, str) for f in files):
         data["run"]["plugins"] = [str((path.parent / f).resolve()) for f in files]
     return data
 
@@ -176,9 +178,10 @@ def parse_override(text: str) -> tuple[str, str, Any]:
         raise ConfigError(f'"{text}" is not an override; write section.key=value, for example algorithm.lr=3e-4')
     _check_section(section)
     try:
-        value = tomllib.loads(f"x = {right}")["x"]
+        read = tomllib.loads(f"x = {right}")
     except tomllib.TOMLDecodeError:
-        value = right
+        read = {}
+    value = read["x"] if len(read) == 1 else right  # more keys: text of several lines that looks like TOML
     table, nested, inner = key.partition(".")
     return (section, table, {inner: value}) if nested else (section, key, value)
 
