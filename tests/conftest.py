@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from model_server import ModelServer
+
+    from agentrig.config import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(Path(__file__).parent / "support"))
@@ -19,3 +26,36 @@ def spider_dir() -> Path:
         if candidate and (Path(candidate) / "dev.parquet").is_file():
             return Path(candidate)
     pytest.skip("real Spider is not there; set AGENTRIG_SPIDER_DIR to run this test")
+
+
+@pytest.fixture(scope="session")
+def _served() -> Iterator[ModelServer]:
+    from model_server import model_server
+
+    with model_server() as server:
+        yield server
+
+
+@pytest.fixture
+def model(_served: ModelServer) -> ModelServer:
+    """A model server that has not been asked anything yet."""
+    _served.requests.clear()
+    return _served
+
+
+@pytest.fixture(scope="session")
+def toy_file() -> str:
+    """The plugin file that the tests of the core run."""
+    return str(Path(__file__).parent / "support" / "toy_plugin.py")
+
+
+@pytest.fixture
+def toy_plan(_served: ModelServer, tmp_path: Path, toy_file: str) -> Callable[..., Plan]:
+    """Resolve the recipe `toy` with its model server and a run directory of its own."""
+    from agentrig.config import resolve
+
+    def plan(*overrides: str, **uses: str) -> Plan:
+        own = [f"algorithm.endpoint={_served.url}", f"run.directory={tmp_path}/runs", "run.name=toy"]
+        return resolve("toy", overrides=[*own, *overrides], uses=uses, files=[toy_file])
+
+    return plan

@@ -1,0 +1,26 @@
+"""Real plugin distributions for the tests: a module and its `.dist-info`, as an installer leaves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def install(folder: Path, name: str, source: str, *, version: str = "1.2", point: str | None = None) -> str:
+    """Write a distribution with one entry point into a folder (that is on `sys.path`); returns the module's name."""
+    module = name.replace("-", "_")
+    (folder / f"{module}.py").write_text(source)
+    info = folder / f"{module}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(f"[agentrig]\n{point or name} = {module}\n")
+    return module
+
+
+def reward_source(name: str, *, more: str = "") -> str:
+    """Return the source of a plugin module that brings one reward."""
+    return (
+        "from agentrig import RewardSpec, Score, hookimpl\n\n\n"
+        "@hookimpl\ndef register_rewards():\n"
+        f"    yield RewardSpec(name={name!r}, summary='One.', build=lambda c: lambda t, o, b: Score.ok(1.0))\n"
+        f"{more}"
+    )

@@ -1,0 +1,138 @@
+"""A small OpenAI-compatible model server in a thread, which keeps what it was asked.
+
+It stands in for the model only. Token ids are the bytes of the prompt and of the reply. What it does can be
+asked for in the last message: `[status=503]`, `[sleep=0.5]`, `[no-ids]`, `[reply=SELECT 1]`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+WISH = re.compile(r"\[([a-z-]+)(?:=([^\]]*))?\]")
+
+
+class ModelServer(ThreadingHTTPServer):
+    """Answers `odd` unless a message asks for something else; `requests` holds path, headers and body of each POST."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
+
+    @property
+    def url(self) -> str:
+        """The base URL; ends in /v1."""
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def bodies(self) -> list[dict[str, Any]]:
+        """Return the bodies of all requests since the last `clear`."""
+        return [body for _, _, body in self.requests]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that are killed hang up; nothing to say about that."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: ModelServer
+
+    def log_message(self, *args: Any) -> None:
+        """Stay quiet."""
+
+    def _send(self, status: int, value: Any) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self) -> None:
+        self._send(200, {"object": "list", "data": [{"id": "toy-model", "object": "model"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.requests.append((self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+        content = body["messages"][-1]["content"]
+        text = content if isinstance(content, str) else json.dumps(content)
+        wishes = dict(WISH.findall(text))
+        if "sleep" in wishes:
+            time.sleep(float(wishes["sleep"]))
+        if "status" in wishes:
+            self._send(int(wishes["status"]), {"error": {"message": f"asked for {wishes['status']}", "type": "toy"}})
+            return
+        reply = wishes.get("reply", "odd")
+        prompt_ids = list("".join(str(m["content"]) for m in body["messages"]).encode())
+        with_ids = body.get("return_token_ids") and "no-ids" not in wishes
+        if body.get("stream"):
+            self._stream(body, reply, prompt_ids if with_ids else None)
+        else:
+            self._send(200, self._completion(body, reply, prompt_ids if with_ids else None))
+
+    def _completion(self, body: dict[str, Any], reply: str, prompt_ids: list[int] | None) -> dict[str, Any]:
+        number = len(self.server.requests)
+        choice: dict[str, Any] = {"index": 0, "message": {"role": "assistant", "content": reply}}
+        choice["finish_reason"] = "stop"
+        found = {
+            "id": f"chatcmpl-{number}",
+            "object": "chat.completion",
+            "created": 0,
+            "model": body.get("model"),
+            "choices": [choice],
+            "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+        }
+        if prompt_ids is not None:
+            found["prompt_token_ids"], choice["token_ids"] = prompt_ids, list(reply.encode())
+        if body.get("logprobs"):
+            choice["logprobs"] = _logprobs(reply)
+        return found
+
+    def _stream(self, body: dict[str, Any], reply: str, prompt_ids: list[int] | None) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("connection", "close")
+        self.end_headers()
+        head = {"id": "chatcmpl-s", "object": "chat.completion.chunk", "created": 0, "model": body.get("model")}
+        for i, letter in enumerate(reply):
+            last = i + 1 == len(reply)
+            choice: dict[str, Any] = {"index": 0, "delta": {"content": letter}, "finish_reason": None}
+            choice["finish_reason"] = "stop" if last else None
+            if prompt_ids is not None:
+                choice["token_ids"] = list(letter.encode())
+            if body.get("logprobs"):
+                choice["logprobs"] = _logprobs(letter)
+            event = {**head, "choices": [choice]}
+            if i == 0 and prompt_ids is not None:
+                event["prompt_token_ids"] = prompt_ids
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+            self.wfile.flush()
+        self.wfile.write(b"data: [DONE]\n\n")
+        self.close_connection = True
+
+
+def _logprobs(text: str) -> dict[str, Any]:
+    return {"content": [{"token": c, "logprob": -0.25, "bytes": None, "top_logprobs": []} for c in text]}
+
+
+@contextmanager
+def model_server() -> Iterator[ModelServer]:
+    """Serve in a thread."""
+    server = ModelServer()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,328 @@
+"""A whole set of small components in one plugin file: what the tests of the core run.
+
+The tasks are numbers; the agent asks the model whether its number is odd and returns the reply; the model
+server of the tests says `odd` to all, so that half of the tasks are answered well. What else an agent may do
+is a field of the task's input: see `misbehave`.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import re
+import signal
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import httpx
+
+import agentrig
+from agentrig import (
+    AdapterSpec,
+    AgentFailure,
+    AgentSpec,
+    AlgorithmSpec,
+    Endpoint,
+    HardwareSpec,
+    RecipeSpec,
+    RewardSpec,
+    Score,
+    Task,
+    TasksSpec,
+    hookimpl,
+    setting,
+)
+from agentrig.adapters import triplet_of
+from agentrig.hardware import Hardware, Probe
+
+SECRET = re.compile(r"gold-[0-9a-f]{12}")
+
+
+def secret(number):
+    """What only the reward may see. It is computed, so that no copy of it is in this file."""
+    return "-".join(("gold", hashlib.sha256(str(number).encode()).hexdigest()[:12]))
+
+
+# --- tasks ---
+
+
+@attrs.frozen(kw_only=True)
+class TasksConfig:
+    """Settings of the tasks."""
+
+    do: list[str] = setting(list, help="what the agents of training tasks do, in turn")
+    marker: str = setting("", help="a folder where agents leave marks")
+
+
+@attrs.frozen
+class ToyTasks:
+    """Numbers; each split has its own."""
+
+    config: TasksConfig
+    splits = ("train", "validation", "test")
+    roles = {"train": "train", "validation": "validation", "report": "test"}  # noqa: RUF012
+
+    def load(self, split):
+        """Return 24 tasks."""
+        first = 100 * self.splits.index(split)
+        return [self.task(split, first + i) for i in range(24)]
+
+    def task(self, split, number):
+        """Return one task."""
+        do = self.config.do[number % len(self.config.do)] if self.config.do and split == "train" else ""
+        given = {"number": number, "do": do, "marker": self.config.marker}
+        private = {"parity": "odd" if number % 2 else "even", "gold": secret(number)}
+        return Task(id=f"{split}-{number}", input=given, private=private)
+
+
+# --- agents ---
+
+
+def ask(endpoint, content):
+    """Ask the model, by plain httpx."""
+    body = {"model": endpoint.model, "messages": [{"role": "user", "content": content}], **endpoint.sampling}
+    headers = {"Authorization": f"Bearer {endpoint.api_key}", **endpoint.headers}
+    reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=20)
+    reply.raise_for_status()
+    return reply.json()["choices"][0]["message"]["content"]
+
+
+def misbehave(do, task_input):
+    """Do what the task says, instead of what an agent should."""
+    mark = Path(task_input.get("marker") or ".") / f"seen-{task_input.get('number')}"
+    if do == "raise":
+        raise ValueError("this agent cannot count")
+    if do == "typed":
+        raise AgentFailure("there is no plan", kind="no-plan")
+    if do == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if do == "die-once" and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if do == "hang":
+        time.sleep(600)
+    if do == "slow":
+        time.sleep(0.6)
+
+
+def toy_agent(task_input, endpoint):
+    """Ask once, under the name `write_query`."""
+    do = task_input.get("do", "")
+    misbehave(do, task_input)
+    if do == "no-call":
+        return "odd"
+    if do == "even":
+        return "even"
+    with agentrig.span("write_query"):
+        return ask(endpoint, f"Is {task_input['number']} odd? {task_input.get('wish', '')}")
+
+
+def spy(task_input, endpoint):
+    """Return everything that this process holds: its arguments, and whatever looks like a gold answer in memory."""
+    ask(endpoint, "hello")
+    seen = set()
+    for thing in gc.get_objects():
+        values = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, list | tuple | set) else ()
+        seen.update(v for v in list(values) if isinstance(v, str) and SECRET.search(v))
+    tasks = sum(isinstance(thing, Task) for thing in gc.get_objects())
+    return {"input": dict(task_input), "secrets": sorted(seen), "tasks": tasks, "pid": os.getpid()}
+
+
+@attrs.frozen(kw_only=True)
+class BrokenConfig:
+    """Settings of the agent that cannot be built."""
+
+    how: str = setting("raise", help="how it fails", choices=("raise", "die"))
+
+
+def build_broken(config):
+    """Fail to build."""
+    if config.how == "die":
+        os._exit(7)
+    raise RuntimeError("its prompts are missing")
+
+
+# --- reward, adapter ---
+
+
+@attrs.frozen(kw_only=True)
+class RewardConfig:
+    """Settings of the reward."""
+
+    right: float = setting(1.0, help="the value of a right answer", ge=0)
+    invalid: bool = setting(False, help="judge nothing")
+
+
+@attrs.frozen
+class ToyReward:
+    """Is the parity right?"""
+
+    config: RewardConfig
+
+    def __call__(self, task, outcome, budget_s):
+        """Judge."""
+        if self.config.invalid:
+            return Score.invalid("the judge is out", gold=task.private["gold"])
+        right = outcome.answer == task.private["parity"]
+        return Score.ok(self.config.right if right else 0.0, parity=float(right))
+
+
+@attrs.frozen(kw_only=True)
+class AdapterConfig:
+    """Settings of the adapter."""
+
+    match: str = setting("", help="keep the calls under nodes whose name matches")
+
+
+@attrs.frozen
+class ToyAdapter:
+    """Keeps the calls under a node that matches."""
+
+    config: AdapterConfig
+
+    def __call__(self, trace):
+        """Return triplets."""
+        kept = [c for c in trace.llm_calls() if any(re.search(self.config.match, n) for n in trace.nodes(c) or [""])]
+        return [t for c in kept if (t := triplet_of(c, node=(trace.nodes(c) or [""])[0]))]
+
+
+# --- algorithm ---
+
+
+@attrs.frozen(kw_only=True)
+class NumberConfig:
+    """Settings of the algorithm."""
+
+    endpoint: str = setting(help="the model server")
+    steps: int = setting(3, help="training steps", ge=0)
+    tasks: int = setting(6, help="tasks a step", ge=1)
+    group: int = setting(2, help="rollouts a task", ge=1)
+    change: float = setting(1.0, help="the weight change that it reports")
+    token_ids: bool = setting(True, help="ask for token ids")
+    wait_s: float = setting(0.0, help="seconds to wait in each step", ge=0)
+    report: bool = setting(True, help="measure before and after")
+    keys: dict[str, int] = setting(dict, help="more settings, in a table")
+
+
+class Number:
+    """Learns one number: each step adds its mean reward, times the step."""
+
+    def __init__(self, config):
+        self.config = config
+        self.number = 0.0
+
+    def endpoint(self):
+        """The model server."""
+        return Endpoint(
+            base_url=self.config.endpoint, model="toy-model", api_key="key-1", token_ids=self.config.token_ids
+        )
+
+    def run(self, session):
+        """Learn."""
+        if session.checkpoint is not None:
+            self.number = json.loads((session.checkpoint / "number.json").read_text())["number"]
+        session.plan_steps(self.config.steps)
+        if self.config.report:
+            session.report(self.endpoint(), when="before", step=0)
+        for step in range(session.first_step, self.config.steps + 1):
+            if session.stopping:
+                return
+            first = (step * self.config.tasks) % len(session.train_tasks)
+            tasks = [session.train_tasks[(first + i) % len(session.train_tasks)] for i in range(self.config.tasks)]
+            rollouts = session.rollouts(tasks, n=self.config.group, endpoint=self.endpoint(), step=step)
+            values = [r.value for r in rollouts if r.value is not None]
+            self.number += step * sum(values) / len(values)
+            time.sleep(self.config.wait_s)
+            session.validate(self.endpoint(), step=step)
+            session.end_step(
+                step, metrics={"weight_change": self.config.change, "number": self.number}, time_s={"update": 0.001}
+            )
+            session.save_checkpoint(step, self.write)
+        if self.config.report:
+            session.report(self.endpoint(), when="after", step=self.config.steps)
+
+    def write(self, folder):
+        """Write a checkpoint."""
+        (folder / "config.json").write_text("{}")
+        (folder / "number.json").write_text(json.dumps({"number": self.number}))
+
+    @contextmanager
+    def serve(self, *, hardware, checkpoint):
+        """Lend the model server."""
+        yield self.endpoint()
+
+
+# --- hardware ---
+
+
+@attrs.frozen(kw_only=True)
+class BrokenAccelerator(Hardware):
+    """An accelerator that is there, but broken."""
+
+    name: str = "toy-npu"
+    torch_device: str = "npu"
+
+    def probe(self):
+        """Find it broken."""
+        return Probe(
+            available=False, evidence=("/dev/toy0 is there",), problems=("the driver does not answer: load toy.ko",)
+        )
+
+
+# --- hooks ---
+
+
+@hookimpl
+def register_tasks():
+    yield TasksSpec(name="toy-tasks", summary="Numbers.", config=TasksConfig, build=ToyTasks)
+
+
+@hookimpl
+def register_agents():
+    yield AgentSpec(name="toy", summary="Asks once.", build=lambda config: toy_agent)
+    yield AgentSpec(name="toy-spy", summary="Looks around.", build=lambda config: spy)
+    yield AgentSpec(name="toy-broken", summary="Cannot be built.", config=BrokenConfig, build=build_broken)
+
+
+@hookimpl
+def register_rewards():
+    yield RewardSpec(name="toy-parity", summary="Is it right?", config=RewardConfig, build=ToyReward)
+
+
+@hookimpl
+def register_adapters():
+    yield AdapterSpec(name="toy-match", summary="Matching calls.", config=AdapterConfig, build=ToyAdapter)
+
+
+@hookimpl
+def register_algorithms():
+    yield AlgorithmSpec(name="toy-number", summary="Learns a number.", config=NumberConfig, build=Number)
+
+
+if os.environ.get("TOY_HARDWARE"):  # not for every test: `auto` would find it
+
+    @hookimpl
+    def register_hardware():
+        yield HardwareSpec(name="toy-npu", summary="Broken.", build=lambda config: BrokenAccelerator())
+
+
+@hookimpl
+def register_recipes():
+    yield RecipeSpec(
+        name="toy",
+        summary="The number.",
+        settings={
+            "tasks": {"use": "toy-tasks"},
+            "agent": {"use": "toy"},
+            "reward": {"use": "toy-parity"},
+            "adapter": {"use": "toy-match"},
+            "algorithm": {"use": "toy-number", "endpoint": "http://127.0.0.1:9/v1"},
+            "hardware": {"use": "cpu"},
+            "run": {"validation_tasks": 4, "report_tasks": 4},
+            "runners": {"n": 1, "threads": 4, "deadline_s": 20.0},
+        },
+    )

@@ -1,0 +1,233 @@
+"""Recipes, run files and overrides: merged in order, and every key checked."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from agentrig import setting
+from agentrig.config import Plan, parse_override, read_run_file, resolve, structure, to_toml
+from agentrig.errors import ConfigError, LookupFailed
+
+
+@pytest.fixture
+def file(tmp_path: Path, toy_file: str) -> Callable[[str], str]:
+    """Write a run file that builds on the recipe `toy`."""
+
+    def write(text: str, *, recipe: str = 'recipe = "toy"\n') -> str:
+        path = tmp_path / "mine.toml"
+        path.write_text(f"{recipe}{text}")
+        return str(path)
+
+    return write
+
+
+def test_overrides_beat_the_run_file_which_beats_the_recipe(file: Callable[[str], str], toy_file: str) -> None:
+    path = file("[algorithm]\nsteps = 7\ngroup = 5\n[runners]\nn = 3\n")
+    plan = resolve(path, overrides=["algorithm.group=9"], files=[toy_file])
+    config = plan.configs["algorithm"]
+    assert (config.steps, config.group, config.tasks) == (7, 9, 6)
+    assert (plan.runners.n, plan.runners.threads) == (3, 4)
+    assert config.endpoint == "http://127.0.0.1:9/v1"
+    assert plan.recipe == "mine"
+
+
+def test_plugins_of_a_run_file_are_relative_to_it(tmp_path: Path, toy_file: str) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "toy_plugin.py").write_text(Path(toy_file).read_text())
+    (tmp_path / "run.toml").write_text('recipe = "toy"\n[run]\nplugins = ["sub/toy_plugin.py"]\n')
+    plan = resolve(str(tmp_path / "run.toml"))
+    assert plan.run.plugins == [str(tmp_path / "sub" / "toy_plugin.py")]
+
+
+def test_swapping_a_component_drops_the_keys_that_were_meant_for_the_other(toy_plan: Callable[..., Plan]) -> None:
+    plan = toy_plan("adapter.match=check", adapter="agent-match")
+    assert plan.configs["adapter"].match == "check"
+    kept = toy_plan(algorithm="toy-number")
+    assert kept.configs["algorithm"].endpoint.endswith("/v1")
+    swapped = toy_plan(reward="own")
+    assert swapped.components["reward"].spec.name == "own"
+
+
+def test_swapping_forgets_the_recipes_own_keys(file: Callable[[str], str], toy_file: str) -> None:
+    path = file('[reward]\nuse = "toy-parity"\nright = 2.0\n')
+    assert resolve(path, files=[toy_file]).configs["reward"].right == 2.0
+    assert resolve(path, files=[toy_file], uses={"reward": "own"}).components["reward"].spec.name == "own"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("algorithm.setps=3", '[algorithm] toy-number (file -) has no key "setps". Did you mean "steps"?'),
+        ("algorithm.steps=three", "steps = 'three' does not fit toy-number (file -): expected int (training steps)"),
+        ("algorithm.steps=1.5", "expected int"),
+        ("algorithm.steps=true", "expected int"),
+        ("algorithm.report=1", "expected bool"),
+        ("algorithm.endpoint=3", "expected str"),
+        ("algorithm.steps=-1", "'steps' must be >= 0: -1"),
+        ("run.failure_limit=1.5", "'failure_limit' must be <= 1: 1.5"),
+        ("run.sed=1", '[run] a run has no key "sed". Did you mean "seed"?'),
+        ("runners.m=1", '[runners] the runners has no key "m"'),
+        ("algoritm.steps=3", 'there is no section "algoritm". Did you mean "algorithm"?'),
+        ("algorithm.keys.a=text", "keys = {'a': 'text'} does not fit toy-number"),
+        ("agent.anything=1", '[agent] toy (file -) has no key "anything".'),
+        ("reward.use=toy-partiy", 'there is no reward called "toy-partiy". Did you mean "toy-parity"?'),
+        ("run.audit=nothing", 'there is no reward called "nothing"'),
+        ("steps=3", '"steps=3" is not an override; write section.key=value'),
+        ("algorithm.steps", "is not an override"),
+        ("run.block=core", "[run] block = 'core' must be a list of strings"),
+    ],
+)
+def test_a_wrong_key_names_the_right_one(toy_plan: Callable[..., Plan], override: str, said: str) -> None:
+    with pytest.raises((ConfigError, LookupFailed)) as caught:
+        toy_plan(override)
+    assert said in str(caught.value)
+
+
+def test_a_choice_out_of_range_lists_the_choices(toy_plan: Callable[..., Plan]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        toy_plan("agent.how=slowly", agent="toy-broken")
+    assert "raise" in str(caught.value)
+    assert "die" in str(caught.value)
+
+
+def test_a_missing_key_says_what_it_is_for(file: Callable[[str], str], toy_file: str) -> None:
+    with pytest.raises(ConfigError, match="needs endpoint: the model server"):
+        resolve(
+            file(
+                '[tasks]\nuse = "toy-tasks"\n[agent]\nuse = "toy"\n[reward]\nuse = "own"\n'
+                '[adapter]\nuse = "toy-match"\n'
+                '[algorithm]\nuse = "toy-number"\n[hardware]\nuse = "cpu"\n',
+                recipe="",
+            ),
+            files=[toy_file],
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[algorithms]\nsteps = 3\n", 'there is no section "algorithms". Did you mean "algorithm"?'),
+        ("algorithm = 3\n", '"algorithm" must be a section: write [algorithm]'),
+        ("[algorithm\n", "is not TOML"),
+        ("[algorithm]\nuse = 3\n", "[algorithm] does not say what to use"),
+        ('[run]\nplugins = "x.py"\n', "must be a list of strings"),
+        ("[run]\nplugins = [3]\n", "must be a list of strings"),
+        ("run = 3\n", '"run" must be a section'),
+    ],
+)
+def test_a_wrong_run_file_is_explained(file: Callable[[str], str], toy_file: str, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(file(text), files=[toy_file])
+    assert said in str(caught.value)
+
+
+def test_sources_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no run file"):
+        resolve(str(tmp_path / "absent.toml"))
+    with pytest.raises(LookupFailed, match="there is no recipe called"):
+        resolve("no-such-recipe")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a=3e-4", 3e-4),
+        ("a=true", True),
+        ("a=[1, 2]", [1, 2]),
+        ("a=plain words", "plain words"),
+        ('a="3"', "3"),
+        ("a=", ""),
+        ("a=x=y", "x=y"),
+        ("a=1 # not a comment?", 1),
+    ],
+)
+def test_override_values_are_read_as_toml_or_else_as_text(text: str, value: Any) -> None:
+    assert parse_override(f"algorithm.{text}") == ("algorithm", "a", value)
+
+
+def test_an_override_of_several_lines_is_text() -> None:
+    assert parse_override("agent.prompt=1\ny = 2")[2] == "1\ny = 2"
+
+
+def test_nested_keys_reach_into_tables(toy_plan: Callable[..., Plan]) -> None:
+    plan = toy_plan("algorithm.keys.actor.lr=3", "algorithm.keys.actor.clip=4")
+    assert plan.configs["algorithm"].keys == {"actor.lr": 3, "actor.clip": 4}
+
+
+def test_overrides_join_the_table_of_a_run_file(file: Callable[[str], str], toy_file: str) -> None:
+    path = file("[algorithm.keys]\na = 1\nb = 2\n")
+    assert resolve(path, files=[toy_file], overrides=["algorithm.keys.b=5"]).configs["algorithm"].keys == {
+        "a": 1,
+        "b": 5,
+    }
+
+
+def test_the_resolved_configuration_resolves_to_itself(toy_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    plan = toy_plan(
+        "algorithm.keys.actor.lr=3",
+        "tasks.do=['', \"it's \\\\ odd\"]",
+        'adapter.match=(write|"check")\\d',
+        "run.seed=5",
+    )
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(plan.as_dict()))
+    again = resolve(str(path))
+    assert again.as_dict() == plan.as_dict()
+    assert again.configs == plan.configs
+    assert tomllib.loads(path.read_text())["adapter"]["match"] == '(write|"check")\\d'
+
+
+def test_settings_without_a_value_are_left_out_of_toml() -> None:
+    assert tomllib.loads(to_toml({"run": {"a": None, "b": (1, 2), "c": {"d": None}}})) == {
+        "run": {"b": [1, 2], "c": {}}
+    }
+
+
+@attrs.frozen(kw_only=True)
+class _Shapes:
+    optional: float | None = setting(None, help="perhaps", ge=0)
+    numbers: list[float] = setting(list, help="several")
+    pair: tuple[int, int] = setting((1, 2), help="two")
+    nested: dict[str, Any] = setting(dict, help="anything")
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        ({"optional": 1}, 1.0),
+        ({"optional": None}, None),
+        ({"numbers": [1, 2.5]}, [1.0, 2.5]),
+        ({"pair": [3, 4]}, (3, 4)),
+        ({"nested": {"a": {"b": [1]}}}, {"a": {"b": [1]}}),
+    ],
+)
+def test_types_are_structured(keys: dict[str, Any], value: Any) -> None:
+    assert getattr(structure(_Shapes, keys, owner="x", section="agent"), next(iter(keys))) == value
+
+
+@pytest.mark.parametrize("keys", [{"optional": "1"}, {"numbers": "12"}, {"numbers": ["a"]}, {"pair": [1, 2, 3]}])
+def test_types_are_checked(keys: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="does not fit x"):
+        structure(_Shapes, keys, owner="x", section="agent")
+
+
+def test_a_run_file_need_not_be_utf8_to_be_refused_politely(tmp_path: Path) -> None:
+    path = tmp_path / "latin.toml"
+    path.write_bytes(b'[run]\nname = "caf\xe9"\n')
+    with pytest.raises(ConfigError, match="is not TOML"):
+        read_run_file(path)
+
+
+@pytest.mark.parametrize("recipe", ["mini"])
+def test_the_shipped_recipe_resolves(recipe: str) -> None:
+    from agentrig.plugins import load
+
+    if recipe not in {c.spec.name for c in load().components("recipe")}:
+        pytest.skip("the plugin that ships it is not installed")
+    assert resolve(recipe).components["algorithm"].spec.name == "grpo"

@@ -1,0 +1,277 @@
+"""The plugin system: found by entry point, broken ones isolated, conflicts and misspellings named."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from distributions import install, reward_source
+
+from agentrig import RewardSpec, hookimpl
+from agentrig.cli import main
+from agentrig.errors import LookupFailed, PluginError
+from agentrig.plugins import Registry, load
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for distributions, on the path for the length of a test."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", "") and str(tmp_path) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+
+
+def status(registry: Registry, name: str) -> str:
+    return next(p.status for p in registry.plugins if p.name == name)
+
+
+def test_a_distribution_is_found_by_its_entry_point(site: Path) -> None:
+    install(site, "toy-good", reward_source("good"))
+    component = load().find("reward", "good")
+    assert (component.distribution, component.version, component.plugin) == ("toy-good", "1.2", "toy-good")
+
+
+def test_the_core_comes_through_the_same_door() -> None:
+    core = next(p for p in load().plugins if p.name == "core")
+    assert core.distribution == "agentrig"
+    assert {("reward", "own"), ("hardware", "cpu")} <= {(c.kind, c.spec.name) for c in core.components}
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ("import no_such_library\n", "No module named 'no_such_library'"),
+        ("def broken(:\n", "SyntaxError"),
+        ("raise SystemError('at import')\n", "SystemError: at import"),
+        (
+            "from agentrig import hookimpl\n@hookimpl\ndef register_rewards():\n    raise KeyError('lost')\n",
+            "KeyError: 'lost'",
+        ),
+        (
+            "from agentrig import hookimpl\n@hookimpl\ndef register_rewards():\n    yield 'a string'\n",
+            "register_rewards gave a str; it must give RewardSpec objects",
+        ),
+        (
+            "from agentrig import RewardSpec, hookimpl\n@hookimpl\ndef register_rewards():\n"
+            "    yield RewardSpec(name='x', summary='', build=print, config=dict)\n",
+            "config must be an attrs class",
+        ),
+    ],
+)
+def test_a_broken_plugin_is_isolated_and_named(site: Path, source: str, seen: str) -> None:
+    install(site, "toy-broken", source)
+    install(site, "toy-good", reward_source("good"))
+    registry = load()
+    assert status(registry, "toy-broken") == "failed"
+    assert registry.find("reward", "good")
+    with pytest.raises(LookupFailed) as caught:
+        registry.find("reward", "precious")
+    message = str(caught.value)
+    assert "plugin toy-broken (toy-broken 1.2) failed to load" in message
+    assert seen in message
+    with pytest.raises(PluginError, match=r"plugin toy-broken \(toy-broken 1.2, toy_broken\) failed to load"):
+        load(strict=True)
+
+
+def test_a_plugin_that_exits_at_import_is_isolated_too(site: Path) -> None:
+    install(site, "toy-exits", "raise SystemExit('good bye')\n")
+    install(site, "toy-good", reward_source("good"))
+    registry = load()
+    assert status(registry, "toy-exits") == "failed"
+    assert registry.find("reward", "good")
+
+
+def test_a_failed_plugin_brings_nothing_at_all(site: Path) -> None:
+    more = "\n\n@hookimpl\ndef register_agents():\n    raise ValueError('half way')\n"
+    install(site, "toy-half", reward_source("half", more=more))
+    registry = load()
+    assert status(registry, "toy-half") == "failed"
+    with pytest.raises(LookupFailed, match="half way"):
+        registry.find("reward", "half")
+
+
+def test_two_plugins_of_one_name_are_told_apart(site: Path) -> None:
+    install(site, "toy-one", reward_source("twin"))
+    install(site, "toy-other", reward_source("twin"), version="3.4")
+    registry = load()
+    for failing in (registry.check, lambda: registry.find("reward", "twin")):
+        with pytest.raises(PluginError) as caught:
+            failing()
+        message = str(caught.value)
+        assert "toy-one 1.2" in message
+        assert "toy-other 3.4" in message
+        assert "AGENTRIG_BLOCK=toy-o" in message
+        assert "[run] in a run file" in message
+
+
+def test_the_cure_of_a_conflict_works(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(site, "toy-one", reward_source("twin"))
+    install(site, "toy-other", reward_source("twin"))
+    monkeypatch.setenv("AGENTRIG_BLOCK", "toy-other")
+    registry = load()
+    registry.check()
+    assert registry.find("reward", "twin").distribution == "toy-one"
+
+
+@pytest.mark.parametrize("how", ["variable", "argument", "distribution"])
+def test_a_blocked_plugin_is_never_imported(site: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    install(site, "toy-dist", "raise AssertionError('imported')\n", point="toy-point")
+    if how == "variable":
+        monkeypatch.setenv("AGENTRIG_BLOCK", "something-else, toy-point")
+    registry = load(block={"argument": ["toy-point"], "distribution": ["toy-dist"]}.get(how, []))
+    assert status(registry, "toy-point") == "blocked"
+    assert "toy_dist" not in sys.modules
+    with pytest.raises(LookupFailed, match=r"plugin toy-point \(toy-dist 1.2\) is blocked"):
+        registry.find("reward", "any")
+
+
+def test_a_run_file_blocks(site: Path) -> None:
+    from agentrig.config import resolve
+
+    install(site, "toy-blocked", "raise AssertionError('imported')\n")
+    file = site / "run.toml"
+    file.write_text('[run]\nblock = ["toy-blocked"]\n[reward]\nuse = "toy-reward"\n')
+    with pytest.raises(Exception, match="does not say what to use"):
+        resolve(str(file))
+    assert "toy_blocked" not in sys.modules
+
+
+def test_a_misspelled_hook_names_plugin_and_right_name(site: Path) -> None:
+    install(site, "toy-typo", "from agentrig import hookimpl\n@hookimpl\ndef register_reward():\n    return []\n")
+    registry = load()
+    error = next(p.error for p in registry.plugins if p.name == "toy-typo")
+    assert error is not None
+    assert 'unknown hook "register_reward". Did you mean "register_rewards"?' in error
+    assert "on_run_end" in error
+
+
+def test_a_hook_with_wrong_arguments_fails_alone(site: Path) -> None:
+    install(site, "toy-args", "from agentrig import hookimpl\n@hookimpl\ndef on_step_end(evnet):\n    pass\n")
+    registry = load()
+    assert status(registry, "toy-args") == "failed"
+    registry.notify("on_step_end", event=None)
+    assert not registry.observer_errors
+
+
+def test_the_nearest_name_is_offered(site: Path) -> None:
+    install(site, "toy-good", reward_source("exact-match"))
+    with pytest.raises(LookupFailed, match=r'there is no reward called "exact-mach"\. Did you mean "exact-match"\?'):
+        load().find("reward", "exact-mach")
+
+
+def test_a_file_is_a_plugin(site: Path) -> None:
+    file = site / "mine.py"
+    file.write_text(reward_source("mine"))
+    registry = load(files=[file])
+    component = registry.find("reward", "mine")
+    assert (component.plugin, component.distribution) == ("mine", "file")
+    assert next(p.origin for p in registry.plugins if p.name == "mine") == str(file)
+
+
+def test_two_files_of_one_name_are_both_read(site: Path) -> None:
+    for folder, reward in (("a", "first"), ("b", "second")):
+        (site / folder).mkdir()
+        (site / folder / "same.py").write_text(reward_source(reward))
+        assert load(files=[site / folder / "same.py"]).find("reward", reward)
+
+
+@pytest.mark.parametrize(("content", "seen"), [(None, "there is no file"), ("x = 1 / 0\n", "ZeroDivisionError")])
+def test_a_file_that_was_asked_for_must_load(site: Path, content: str | None, seen: str) -> None:
+    file = site / "absent.py"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(PluginError, match=seen):
+        load(files=[file])
+
+
+class _Loud:
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    @hookimpl
+    def on_step_end(self, event: object) -> None:
+        self.heard.append(event)
+        raise RuntimeError("the tracker is offline")
+
+
+class _Quiet:
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    @hookimpl
+    def on_step_end(self, event: object) -> None:
+        self.heard.append(event)
+
+
+def test_an_observer_that_raises_is_logged_counted_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    registry = load()
+    before, loud, after = _Quiet(), _Loud(), _Quiet()
+    for name, observer in (("before", before), ("loud", loud), ("after", after)):
+        registry.add_observer(observer, name)
+    with caplog.at_level(logging.ERROR):
+        registry.notify("on_step_end", event=1)
+        registry.notify("on_step_end", event=2)
+    assert before.heard == loud.heard == after.heard == [1, 2]
+    assert registry.observer_errors == {"loud": 2}
+    assert [r.getMessage() for r in caplog.records] == ["observer loud failed in on_step_end"]
+
+
+def test_an_observer_with_a_misspelled_hook_is_refused() -> None:
+    class Typo:
+        @hookimpl
+        def on_steps_end(self, event: object) -> None: ...
+
+    registry = load()
+    with pytest.raises(PluginError, match=r'observer mine: unknown hook "on_steps_end"\. Did you mean "on_step_end"\?'):
+        registry.add_observer(Typo(), "mine")
+    registry.notify("on_step_end", event=1)
+
+
+@pytest.mark.parametrize("name", ["Exact", "exact match", "exact_match", "-x", ""])
+def test_component_names_have_one_form(name: str) -> None:
+    with pytest.raises(ValueError, match="name"):
+        RewardSpec(name=name, summary="", build=lambda c: None)  # type: ignore[arg-type,return-value]
+
+
+def test_the_json_of_plugins_has_its_fixed_shape(site: Path) -> None:
+    install(site, "toy-good", reward_source("good"))
+    install(site, "toy-broken", "import no_such_library\n")
+    result = CliRunner().invoke(main, ["plugins", "--json"])
+    listed = {p["distribution"]: p for p in json.loads(result.stdout)}
+    for plugin in listed.values():
+        assert {"distribution", "version", "status", "origin", "error", "components"} <= set(plugin)
+    good, broken = listed["toy-good"], listed["toy-broken"]
+    assert good["components"] == [{"kind": "reward", "name": "good", "summary": "One."}]
+    assert (good["version"], good["status"], good["origin"], good["error"]) == ("1.2", "ok", "toy_good", None)
+    assert broken["status"] == "failed"
+    assert "no_such_library" in broken["error"]
+    assert broken["components"] == []
+
+
+def test_the_command_warns_of_a_broken_plugin_and_goes_on(site: Path, toy_file: str) -> None:
+    install(site, "toy-broken", "import no_such_library\n")
+    listed = CliRunner().invoke(main, ["plugins"])
+    assert listed.exit_code == 0
+    assert "no_such_library" in listed.stdout
+    strict = CliRunner().invoke(main, ["plugins", "--strict-plugins"])
+    assert strict.exit_code == 1
+    assert "toy-broken" in strict.stderr
+
+
+def test_two_entry_points_of_one_name_do_not_hide_each_other(site: Path) -> None:
+    install(site, "toy-one", reward_source("first"), point="same")
+    install(site, "toy-two", reward_source("second"), point="same")
+    registry = load()
+    states = {p.distribution: p.status for p in registry.plugins if p.name == "same"}
+    assert sorted(states.values()) == ["failed", "ok"]
+    error = next(p.error for p in registry.plugins if p.name == "same" and p.status == "failed")
+    assert error == 'another plugin is called "same" too; rename one of the entry points'
+    assert len([c for c in registry.components("reward") if c.spec.name in ("first", "second")]) == 1
