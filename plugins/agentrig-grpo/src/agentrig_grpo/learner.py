@@ -73,8 +73,9 @@ class Learner:
         self.config, self._seed = config, seed
         self._autocast = dtype == "bfloat16"
         if config.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            model.enable_input_require_grads()
+            # transformers 5.2x renamed it, and warns at the former name.
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
         self.share_prompts = shares_prompts(model)
         self._reference: Any = None
         if config.lora_rank:
@@ -93,8 +94,12 @@ class Learner:
             fused=True,
         )
         self.updates = 0
-        # Dropout stays off: the ratio needs the same function that sampled.
+        # Checkpointing works in training mode only; dropout stays off in either, for the ratio needs
+        # the same function that sampled.
         self.model.train(config.gradient_checkpointing)
+        for module in self.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.eval()
 
     def update(self, samples: Sequence[TrainSample], *, step: int) -> dict[str, float]:
         """Learn from a step's samples.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch  # noqa: TID253  (imported with the learner only)
@@ -20,7 +21,10 @@ def wrap(model: Any, *, rank: int, alpha: int, targets: str) -> Any:
 
     modules: Any = targets if targets == "all-linear" else [t.strip() for t in targets.split(",")]
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules, lora_dropout=0.0, task_type="CAUSAL_LM")
-    wrapped: Any = get_peft_model(model, config)
+    with warnings.catch_warnings():
+        # peft asks transformers 5 for a property under its former name.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        wrapped: Any = get_peft_model(model, config)
     return wrapped
 
 

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from agentrig_grpo.server.decoder import LlamaDecoder
+from agentrig_grpo.server.engine import Engine, Request
+from agentrig_grpo.server.sampling import Settings, Uniforms, sample
+
+
+@pytest.fixture
+def engine_of(make_model):
+    def make(slots=8, model=None, **more):
+        model = model or make_model()
+        decoder = LlamaDecoder(
+            model.config, model.state_dict(), device="cpu", dtype=torch.float32, slots=slots, max_length=256
+        )
+        return Engine(decoder, eos=[1], slots=slots, **more)
+
+    return make
+
+
+def run(engine, requests):
+    for request in requests:
+        engine.submit(request)
+    while engine.busy:
+        engine.tick()
+    return [r.tokens for r in requests]
+
+
+def test_greedy_tokens_are_those_of_transformers(engine_of, make_model):
+    model = make_model(seed=7)
+    prompt = tuple(range(20, 50))
+    (tokens,) = run(engine_of(model=model), [Request(prompt, 12, temperature=0.0)])
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=1, pad_token_id=0)
+    assert tokens == out[0, len(prompt) :].tolist()
+
+
+def test_logprobs_are_of_the_tempered_softmax(engine_of, make_model):
+    model = make_model(seed=8)
+    for temperature in (0.0, 0.7, 1.3):
+        request = Request(tuple(range(30)), 8, temperature=temperature, seed=3, top_logprobs=4)
+        run(engine_of(model=model), [request])
+        ids = torch.tensor([[*request.prompt, *request.tokens]])
+        with torch.no_grad():
+            logits = model(ids).logits[0, len(request.prompt) - 1 : -1]
+        logp = torch.log_softmax(logits / (temperature or 1.0), -1)
+        expected = logp.gather(1, torch.tensor(request.tokens)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(request.logprobs), expected, atol=1e-4, rtol=1e-4)
+        assert request.tops[0][0][1] == pytest.approx(float(logp[0].max()), abs=1e-4)
+        assert len(request.tops) == len(request.tokens)
+
+
+def test_a_seeded_request_does_not_depend_on_its_company(engine_of):
+    def asked():
+        return [Request(tuple(range(5, 25 + i)), 15, seed=i) for i in range(12)]
+
+    alone = [run(engine_of(), [r])[0] for r in asked()]
+    assert run(engine_of(slots=12), asked()) == alone
+    # Three rows only, in another order: they join and leave all the time.
+    assert run(engine_of(slots=3), asked()[::-1]) == alone[::-1]
+    assert len({tuple(t) for t in alone}) > 6
+
+
+def test_without_a_seed_a_run_repeats_itself_whatever_the_order(engine_of):
+    def asked():
+        return [Request(tuple(range(5, 20 + i % 3)), 10) for i in range(9)]
+
+    def by_prompt(requests):
+        run_, found = engine_of(slots=4), {}
+        run(run_, requests)
+        for r in requests:
+            found.setdefault(r.prompt, []).append(tuple(r.tokens))
+        return {p: sorted(t) for p, t in found.items()}
+
+    first = by_prompt(asked())
+    assert first == by_prompt(asked()[::-1])
+    assert all(len(set(group)) == 3 for group in first.values()), "a group's rollouts differ"
+    other = engine_of(seed=1)
+    assert run(other, asked()) != run(engine_of(seed=0), asked())
+
+
+def test_a_group_computes_its_prompt_once(engine_of):
+    engine = engine_of(slots=4)
+    run(engine, [Request(tuple(range(9)), 5) for _ in range(10)])
+    assert engine.counts["prefills"] == 1
+    assert engine.counts["prompts"] == 10
+    small = engine_of(slots=1, prompt_cache_bytes=1)
+    run(small, [Request(tuple(range(9)), 2) for _ in range(3)])
+    assert small.counts["prefills"] == 3, "a prompt that doesn't fit is not kept"
+
+
+def test_limits_stops_and_eos_end_a_request(engine_of):
+    ends, length, stopped = (
+        Request(tuple(range(9)), 200, temperature=2.0, seed=1),
+        Request(tuple(range(9)), 3, seed=1),
+        Request(tuple(range(9)), 50, seed=1, stopped=lambda tokens: len(tokens) == 7),
+    )
+    run(engine_of(), [ends, length, stopped])
+    assert (ends.finish, ends.tokens[-1]) == ("stop", 1)
+    assert (length.finish, len(length.tokens)) == ("length", 3)
+    assert (stopped.finish, len(stopped.tokens)) == ("stop", 7)
+
+
+def test_an_aborted_request_gives_its_row_back(engine_of):
+    engine = engine_of(slots=1)
+    first, second, waiting = (Request(tuple(range(5)), 100, seed=i, temperature=0.1) for i in range(3))
+    engine.submit(first)
+    engine.tick()
+    engine.submit(second)
+    engine.submit(waiting)
+    engine.abort(first)
+    engine.abort(waiting)
+    while engine.busy:
+        engine.tick()
+    assert first.finish == waiting.finish == "abort"
+    assert second.finish in ("stop", "length")
+    assert waiting.tokens == []
+
+
+def test_a_swap_waits_for_the_batch_and_holds_back_what_waits(engine_of, make_model):
+    engine = engine_of(slots=1)
+    new = make_model(seed=9)
+    before, after = (Request(tuple(range(40, 60)), 6, temperature=0.0) for _ in range(2))
+    engine.submit(before)
+    engine.tick()
+    errors = []
+    engine.submit(after)
+    engine.swap(new.state_dict(), 5, errors.append)
+    while engine.busy:
+        engine.tick()
+    assert errors == [None]
+    assert (before.version, after.version) == (0, 5)
+    expected = run(engine_of(model=new), [Request(tuple(range(40, 60)), 6, temperature=0.0)])
+    assert after.tokens == expected[0]
+    engine.swap({}, 6, errors.append)
+    engine.tick()
+    assert isinstance(errors[1], KeyError)
+
+
+def test_diverged_weights_are_an_error_and_not_a_reply(engine_of, make_model):
+    model = make_model()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    request = Request(tuple(range(5)), 5)
+    engine = engine_of(model=model)
+    run(engine, [request])
+    assert request.finish == "error"
+    assert "not finite" in request.error
+    assert not engine.busy
+
+
+def test_samples_follow_the_distribution():
+    logits = torch.tensor([[0.0, 1.0, -torch.inf, 2.0]]).repeat(4000, 1)
+    rng = np.random.default_rng(0)
+    for temperature in (0.5, 1.0):
+        settings = Settings.of([temperature] * 4000, [1.0] * 4000, logits.device)
+        tokens, _ = sample(logits, settings, rng.random(4000).tolist())
+        counts = Counter(tokens.tolist())
+        expected = torch.softmax(logits[0] / temperature, -1)
+        for token in range(4):
+            assert counts[token] / 4000 == pytest.approx(float(expected[token]), abs=0.03)
+        assert counts[2] == 0
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it():
+    probs = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    uniforms = np.linspace(0, 1, 500, endpoint=False).tolist()
+    for top_p, kept in ((0.4, {0}), (0.6, {0, 1}), (0.81, {0, 1, 2}), (1.0, {0, 1, 2, 3})):
+        settings = Settings.of([1.0] * 500, [top_p] * 500, probs.device)
+        tokens, logp = sample(probs.log().repeat(500, 1), settings, uniforms)
+        assert set(tokens.tolist()) == kept
+        torch.testing.assert_close(logp[0].exp(), probs)
+    greedy = Settings.of([0.0, 1.0], [1.0, 1.0], probs.device)
+    assert sample(probs.log().repeat(2, 1), greedy, [0.999, 0.999])[0].tolist() == [0, 3]
+
+
+def test_uniforms_are_the_same_everywhere_and_even():
+    stream = Uniforms("seed", 1, 0)
+    values = [stream() for _ in range(1000)]
+    assert values[0] == pytest.approx(Uniforms("seed", 1, 0)())
+    assert values[:5] != [Uniforms("seed", 2, 0)() for _ in range(5)]
+    assert math.fsum(values) / 1000 == pytest.approx(0.5, abs=0.04)
+    assert 0 <= min(values) < max(values) < 1

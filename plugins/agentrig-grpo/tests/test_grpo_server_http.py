@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+import torch
+from agentrig_grpo import checkpoint
+from agentrig_grpo.server.handle import LLMServer, ServerError, ServerSettings
+
+MESSAGES = [{"role": "system", "content": "count"}, {"role": "user", "content": "select name from question?"}]
+
+
+@pytest.fixture(scope="module")
+def server(model_dir):
+    with LLMServer(ServerSettings(model=str(model_dir), name="tiny", slots=8, max_length=200)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with httpx.Client(base_url=server.base_url, timeout=60) as made:
+        yield made
+
+
+def ask(client, **more):
+    body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12, "seed": 5, **more}
+    return client.post("/chat/completions", json=body)
+
+
+def test_a_reply_has_ids_and_logprobs_where_vllm_puts_them(client, tokenizer, model_dir):
+    answer = ask(client, logprobs=True, top_logprobs=2, return_token_ids=True, n=3, temperature=0.8).json()
+    text = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
+    prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert answer["prompt_token_ids"] == prompt
+    assert [c["index"] for c in answer["choices"]] == [0, 1, 2]
+    model = checkpoint.load_model(model_dir)
+    for choice in answer["choices"]:
+        ids, content = choice["token_ids"], choice["logprobs"]["content"]
+        assert choice["message"] == {
+            "role": "assistant",
+            "content": tokenizer.decode(ids, skip_special_tokens=True),
+        }
+        assert choice["finish_reason"] == ("stop" if ids[-1] == tokenizer.eos_token_id else "length")
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+        logp = torch.log_softmax(logits / 0.8, -1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor([c["logprob"] for c in content]), logp, atol=1e-4, rtol=1e-4)
+        assert all(len(c["top_logprobs"]) == 2 for c in content)
+    used = sum(len(c["token_ids"]) for c in answer["choices"])
+    assert answer["usage"] == {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": used,
+        "total_tokens": len(prompt) + used,
+    }
+    plain = ask(client).json()
+    assert "prompt_token_ids" not in plain
+    assert "token_ids" not in plain["choices"][0]
+    assert plain["choices"][0]["logprobs"] is None
+
+
+def test_seed_and_temperature_0_repeat(client):
+    def text(**more):
+        return ask(client, **more).json()["choices"][0]["message"]["content"]
+
+    assert text() == text()
+    assert text(seed=6) != text()
+    assert text(temperature=0, seed=1) == text(temperature=0, seed=None)
+
+
+def test_stop_strings_end_and_cut_the_text(client):
+    whole = ask(client, max_tokens=60, temperature=2.0, seed=11).json()["choices"][0]["message"]["content"]
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 2]
+    answer = ask(client, max_tokens=60, temperature=2.0, seed=11, stop=["never this", stop], return_token_ids=True)
+    choice = answer.json()["choices"][0]
+    assert choice["message"]["content"] == whole[: whole.index(stop)]
+    assert choice["finish_reason"] == "stop"
+    assert 0 < len(choice["token_ids"]) < 60
+
+
+def test_many_at_once_get_what_they_get_alone(client, server):
+    def one(seed):
+        return ask(client, seed=seed, return_token_ids=True).json()["choices"][0]["token_ids"]
+
+    alone = [one(seed) for seed in range(20)]
+    before = server.health()["counts"]
+    with ThreadPoolExecutor(20) as pool:
+        assert list(pool.map(one, range(20))) == alone
+    after = server.health()["counts"]
+    assert after["prefills"] == before["prefills"], "the prompt was there already"
+    assert after["steps"] - before["steps"] < 20 * 12, "they ran side by side"
+
+
+def test_a_stream_says_the_same_in_pieces(client):
+    whole = ask(client, return_token_ids=True, logprobs=True, max_tokens=30).json()
+    chunks = []
+    body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 30, "seed": 5, "stream": True, "logprobs": True}
+    body |= {"return_token_ids": True, "stream_options": {"include_usage": True}}
+    with client.stream("POST", "/chat/completions", json=body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    chunks = [json.loads(line) for line in lines[:-1]]
+    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert chunks[-1]["usage"] == whole["usage"]
+    pieces = [c["choices"][0] for c in chunks[1:-1]]
+    choice = whole["choices"][0]
+    assert "".join(p["delta"]["content"] for p in pieces) == choice["message"]["content"]
+    assert [t for p in pieces for t in p["token_ids"]] == choice["token_ids"]
+    assert [e for p in pieces for e in p["logprobs"]["content"]] == choice["logprobs"]["content"]
+    assert pieces[-1]["finish_reason"] == choice["finish_reason"]
+    assert len(pieces) > 5
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param", "words"),
+    [
+        ({"model": "other"}, 404, "model", "'other' does not exist; this server has 'tiny'"),
+        ({"messages": []}, 400, "messages", "empty"),
+        ({"messages": "hello"}, 400, "messages", "type list"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages[0].role", "'robot'"),
+        ({"messages": [{"role": "user"}]}, 400, "messages[0].content", "string"),
+        ({"temperature": "hot"}, 400, "temperature", "a number"),
+        ({"temperature": -1}, 400, "temperature", "between 0 and 2"),
+        ({"temperature": True}, 400, "temperature", "a number"),
+        ({"top_p": 0}, 400, "top_p", "greater than 0"),
+        ({"max_tokens": 0}, 400, "max_tokens", "at least 1"),
+        ({"max_tokens": 1.5}, 400, "max_tokens", "an integer"),
+        ({"max_tokens": 199}, 400, "messages", "context is 200 tokens"),
+        ({"messages": [{"role": "user", "content": "x y z " * 200}]}, 400, "messages", "context is 200 tokens"),
+        ({"stop": [""]}, 400, "stop", "none of them empty"),
+        ({"top_logprobs": 3}, 400, "top_logprobs", "needs logprobs"),
+        ({"tools": [{"type": "function"}]}, 400, "tools", "not implemented"),
+        ({"temprature": 1}, 400, "temprature", 'Did you mean "temperature"?'),
+    ],
+)
+def test_bad_requests_are_refused_in_words(client, change, status, param, words):
+    response = ask(client, **change)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (status, param)
+    assert words in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_broken_bodies_and_wrong_routes(client):
+    assert "not JSON" in client.post("/chat/completions", content=b"{").json()["error"]["message"]
+    assert "JSON object" in client.post("/chat/completions", content=b"[]").json()["error"]["message"]
+    response = client.get("/nothing")
+    assert response.status_code == 404
+    assert "/v1/chat/completions" in response.json()["error"]["message"]
+    assert client.get("/chat/completions").status_code == 405
+
+
+def test_models_and_health(client, server):
+    assert client.get("/models").json()["data"][0]["id"] == "tiny"
+    health = server.health()
+    assert (health["status"], health["running"]) == ("ok", 0)
+
+
+def test_a_client_that_hangs_up_frees_its_row(client, server):
+    body = {"model": "tiny", "messages": MESSAGES, "temperature": 0.01, "n": 8, "max_tokens": 150}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.base_url}/chat/completions", json=body, timeout=0.02)
+    deadline = time.monotonic() + 10
+    while server.health()["running"] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert server.health()["running"] == 0
+
+
+def test_weights_are_swapped_by_file_and_by_directory(server, client, make_model, tokenizer, tmp_path):
+    from safetensors.torch import save_file
+
+    before = ask(client, temperature=0).json()
+    other = make_model(seed=3)
+    save_file(checkpoint.weights(other), str(tmp_path / "weights.safetensors"))
+    server.swap(tmp_path / "weights.safetensors", 1)
+    after = ask(client, temperature=0).json()
+    assert after["system_fingerprint"] == "v1"
+    assert after["choices"] != before["choices"]
+    checkpoint.save(make_model(), tokenizer, tmp_path / "first")
+    server.swap(tmp_path / "first", 0)
+    assert ask(client, temperature=0).json()["choices"] == before["choices"]
+    with pytest.raises(ServerError, match="cannot read weights"):
+        server.swap(tmp_path / "missing", 2)
+    assert ask(client, temperature=0).json()["choices"] == before["choices"]
+
+
+def test_a_start_that_fails_says_why(tmp_path, model_dir):
+    with pytest.raises(ServerError, match="there is no such directory"):
+        LLMServer(ServerSettings(model=str(tmp_path / "none"), name="x")).start()
+    with pytest.raises(ServerError, match="cannot use the device 'xpu'"):
+        LLMServer(ServerSettings(model=str(model_dir), name="x", device="xpu")).start()
+
+
+def test_the_server_ends_with_its_parent_and_on_stop(model_dir):
+    code = (
+        "import sys, time\n"
+        "from agentrig_grpo.server.handle import LLMServer, ServerSettings\n"
+        f"server = LLMServer(ServerSettings(model={str(model_dir)!r}, name='x'))\n"
+        "server.start()\n"
+        "print(server._process.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert alive(child)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while alive(child) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(child)
+
+
+def test_a_dead_server_is_named(model_dir):
+    server = LLMServer(ServerSettings(model=str(model_dir), name="x"))
+    server.start()
+    os.kill(server._process.pid, signal.SIGKILL)
+    server._process.wait()
+    with pytest.raises(ServerError, match="has died"):
+        server.health()
+    server.stop()
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
