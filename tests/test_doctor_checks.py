@@ -83,8 +83,7 @@ def test_a_vllm_that_pins_another_torch_is_a_problem(tmp_path, monkeypatch):
 
 
 def test_what_is_installed_here_fits_together():
-    # Others may add what clashes (a warning); agentrig's own requirements must be met wherever its tests run.
-    assert not [f for f in software.check_requirements(situation()) if f.result == "problem"]
+    only(software.check_requirements(situation()), "ok")
 
 
 STACK = Stack(

@@ -43,6 +43,7 @@ class Board(Hardware):
             Override(key="a.old", value=1, reason="r", versions={"verl": "<0.8"}),
             Override(key="a.new", value=True, add=True, reason="r", versions={"verl": ">=0.8"}),
             Override(key="a.gone", delete=True, reason="r"),
+            Override(key="a.soft", value=1, soft=True, reason="r"),
         )
 
 
@@ -71,17 +72,25 @@ def test_hardware_may_carry_only_some_algorithms():
 
 
 def test_overrides_hold_for_versions():
-    assert [o.hydra() for o in Board().overrides({"verl": "0.5.0"})] == ["a.old=1", "~a.gone"]
-    assert [o.hydra() for o in Board().overrides({"verl": "0.9.1"})] == ["+a.new=true", "~a.gone"]
-    assert [o.hydra() for o in Board().overrides({})] == ["~a.gone"]
+    assert [o.hydra() for o in Board().overrides({"verl": "0.5.0"})] == ["a.old=1", "~a.gone", "a.soft=1"]
+    assert [o.hydra() for o in Board().overrides({"verl": "0.9.1"})] == ["+a.new=true", "~a.gone", "a.soft=1"]
+    assert [o.hydra() for o in Board().overrides({})] == ["~a.gone", "a.soft=1"]
 
 
 def test_overrides_are_applied_to_dotted_settings():
-    before = {"a.old": 0, "a.gone": 1, "b": 2}
+    before = {"a.old": 0, "a.gone": 1, "b": 2, "a.soft": 0}
     after = apply_overrides(before, Board().overrides({"verl": "0.5.0"}))
-    assert after == {"a.old": 1, "b": 2}
+    assert after == {"a.old": 1, "b": 2, "a.soft": 0}
     assert before["a.gone"] == 1
-    assert "a.gone" not in apply_overrides({}, Board().overrides({}))
+    assert apply_overrides({}, Board().overrides({})) == {"a.soft": 1}
+
+
+def test_a_setting_that_is_replaced_is_logged(caplog):
+    apply_overrides({"a.old": 0, "a.gone": 1}, Board().overrides({"verl": "0.5.0"}))
+    assert [r.message for r in caplog.records] == ["a.old = 1 instead of 0: r", "a.gone = 1 is left out: r"]
+    caplog.clear()
+    apply_overrides({"a.old": 1}, Board().overrides({"verl": "0.5.0"}))
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ class ToyConfig:
 
 
 def workload(config: ToyConfig) -> Workload | None:
-    return Workload(model=config.model, micro_batch=config.micro_batch, context=1024) if config.model else None
+    if not config.model and config.nnodes == 1:
+        return None
+    return Workload(model=config.model, micro_batch=config.micro_batch, context=1024, nodes=config.nnodes)
 
 
 def check_own(situation):

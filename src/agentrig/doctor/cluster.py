@@ -12,10 +12,11 @@ from pathlib import Path
 import attrs
 from packaging.requirements import Requirement
 
+from agentrig.doctor.devices import workload
 from agentrig.doctor.findings import Finding, Situation
 from agentrig.hardware.versions import fits
 
-NEEDED_BY_WORKERS = ("WANDB_API_KEY", "HF_TOKEN")
+NEEDED_BY_WORKERS = ("WANDB_API_KEY", "HF_TOKEN", "SWANLAB_API_KEY")
 """Variables that a Ray worker inherits from the cluster, not from the run that joins it."""
 
 SOCKET_PATH = 107
@@ -84,9 +85,9 @@ def check_ray_cluster(situation: Situation) -> Iterator[Finding]:
         if noted.exists():
             yield Finding(
                 check="ray",
-                result="problem" if used else "warning",
+                result="warning",
                 evidence=f"{noted} names a cluster ({noted.read_text('utf-8').strip()}), and none runs here",
-                cure="delete that file, or run `ray stop`: a run would try to join the dead cluster",
+                cure="delete that file: ray.init would try to join the dead cluster",
             )
         elif used or "ray" in situation.versions:
             yield Finding(check="ray", result="ok", evidence="no cluster is running here")
@@ -137,8 +138,8 @@ def check_ray_token(situation: Situation) -> Iterator[Finding]:
     """On several nodes, is there a token that the nodes can share? Ray 2.60 asks for one by default."""
     address = situation.environ.get("RAY_ADDRESS", "")
     host = address.removeprefix("ray://").rpartition(":")[0]
-    nodes = situation.setting("algorithm", "nnodes", 1)
-    several = (isinstance(nodes, int) and nodes > 1) or host not in ("", "127.0.0.1", "localhost")
+    load = workload(situation)
+    several = (load is not None and load.nodes > 1) or host not in ("", "127.0.0.1", "localhost")
     version = situation.versions.get("ray")
     if not several or version is None or not fits(version, ">=2.60"):
         return

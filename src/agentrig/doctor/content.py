@@ -25,9 +25,9 @@ def cached_model(model: str, environ: dict[str, str]) -> Path | None:
 def check_model(situation: Situation) -> Iterator[Finding]:
     """Is the model there, or can it be downloaded?"""
     load = workload(situation)
-    if load is None:
+    model = load.model if load else situation.setting("algorithm", "model")
+    if not isinstance(model, str) or not model:
         return
-    model = load.model
     environ = dict(situation.environ)
     folder: Path | None = Path(model).expanduser()
     if folder is not None and not folder.exists():

@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
+
 from agentrig.doctor.cluster import ray_processes, uses_ray
 from agentrig.doctor.devices import shape_of, workload
 from agentrig.doctor.findings import Finding, Situation
@@ -103,10 +105,10 @@ def check_ports(situation: Situation) -> Iterator[Finding]:
         yield Finding(check="ports", result="problem", evidence=f"cannot listen: {error}", cure=cure)
         return
     wanted: dict[str, int] = {}
-    for kind in ("algorithm", "agent"):
-        port = situation.setting(kind, "port")
-        if isinstance(port, int) and port:
-            wanted[f"{kind}.port"] = port
+    for kind, config in situation.plan.configs.items() if situation.plan else ():
+        for key, port in attrs.asdict(config, recurse=False).items():
+            if key.endswith("port") and isinstance(port, int) and port:
+                wanted[f"{kind}.{key}"] = port
     if situation.environ.get("MASTER_PORT", "").isdigit():
         wanted["MASTER_PORT"] = int(situation.environ["MASTER_PORT"])
     if uses_ray(situation) and not ray_processes():

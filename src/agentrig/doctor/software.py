@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from packaging.requirements import Requirement
 
+from agentrig.doctor.cluster import uses_ray
 from agentrig.doctor.findings import Finding, Situation
 from agentrig.hardware.versions import fits, nearest_stack
 
@@ -70,7 +71,9 @@ def check_requirements(situation: Situation) -> Iterator[Finding]:
     ours = {"agentrig"}
     if situation.plan is not None:
         ours |= {p.distribution for p in situation.plan.registry.plugins if p.status == "ok"} - {"file", "unknown"}
-    looked = [*sorted(ours), *(n for n in STACK if n in situation.versions)]
+    # What only a run on Ray imports cannot hurt another one.
+    stack = STACK if uses_ray(situation) else COMPILED
+    looked = [*sorted(ours), *(n for n in stack if n in situation.versions)]
     found = False
     for name in looked:
         for requirement, version in unmet(name):

@@ -77,6 +77,7 @@ class Workload:
         state_bytes: Bytes of a trained weight's optimizer state: 8 for Adam in fp32.
         sequences: Sequences that are sampled at once, for the key-value cache.
         shards: Devices that share weights, gradients and optimizer (FSDP).
+        nodes: Machines that the algorithm spreads over.
         minimum: Bytes that the profile is known to need whatever the estimate says; 0 for none.
     """
 
@@ -88,6 +89,7 @@ class Workload:
     state_bytes: int = 8
     sequences: int = 1
     shards: int = 1
+    nodes: int = 1
     minimum: int = 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -10,6 +11,8 @@ from typing import Any, Literal
 import attrs
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
+
+log = logging.getLogger(__name__)
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
@@ -46,6 +49,7 @@ class Override:
         value: The new value; meaningless when `delete` is set.
         delete: Drop the key where a profile has set it, instead of setting it.
         add: The key is not in verl's YAML but below one of its open dictionaries; Hydra wants a `+` then.
+        soft: Set it only where a recipe or run file does not set the key itself.
         reason: Why, in one sentence.
         versions: Distribution to specifier: it holds only when all of these are installed in such versions.
     """
@@ -54,6 +58,7 @@ class Override:
     value: Any = None
     delete: bool = False
     add: bool = False
+    soft: bool = False
     reason: str
     versions: Mapping[str, str] = attrs.field(factory=dict)
 
@@ -72,13 +77,21 @@ class Override:
 
 
 def apply_overrides(settings: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
-    """Return dotted settings with the overrides applied in order; deleting what is not there is no error."""
+    """Return dotted settings with the overrides applied in order; a value that is replaced or dropped is logged.
+
+    Deleting what is not there is no error.
+    """
     changed = dict(settings)
     for override in overrides:
+        key = override.key
+        there = key in changed
         if override.delete:
-            changed.pop(override.key, None)
-        else:
-            changed[override.key] = override.value
+            if there:
+                log.warning("%s = %r is left out: %s", key, changed.pop(key), override.reason)
+        elif not (override.soft and there):
+            if there and changed[key] != override.value:
+                log.warning("%s = %r instead of %r: %s", key, override.value, changed[key], override.reason)
+            changed[key] = override.value
     return changed
 
 

@@ -59,20 +59,16 @@ SINCE: Sequence[Override] = (
     Override(
         key=f"{ACTOR}.strategy",
         value="fsdp2",
+        soft=True,
         reason="verl 0.9's own NPU scripts train with fsdp2",
         versions=LATEST,
     ),
     Override(
         key=f"{ROLLOUT}.enable_chunked_prefill",
         value=False,
+        soft=True,
         reason="verl 0.9's own NPU scripts turn it off",
         versions=LATEST,
     ),
-    Override(
-        key=f"{ROLLOUT}.gpu_memory_utilization",
-        value=0.6,
-        reason="verl 0.9's own NPU scripts leave the trainer this share",
-        versions=LATEST,
-    ),
 )
-"""What newer versions of verl need on top."""
+"""What newer versions of verl need on top. Their scripts also give the rollout 0.6 of the memory: a recipe's choice."""

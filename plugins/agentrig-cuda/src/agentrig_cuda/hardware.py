@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentrig import setting
-from agentrig.hardware import Hardware, Override, Probe, Stack, Symptom
+from agentrig.hardware import Hardware, Probe, Stack, Symptom
 from agentrig_cuda.probe import ask_nvml, device_files, probe
 
 if TYPE_CHECKING:
@@ -97,25 +97,6 @@ class Cuda(Hardware):
             return {}
         gpus, _ = ask_nvml()
         return {"driver": gpus[0].driver} if gpus else {}
-
-    def all_overrides(self) -> Sequence[Override]:
-        """Return the change to verl's configuration that the attention at hand needs."""
-        if self.attention[0] == "flash_attention_2":
-            return ()
-        return (
-            Override(
-                key="actor_rollout_ref.model.override_config.attn_implementation",
-                value=self.attention[0],
-                add=True,
-                reason="flash-attn is not used here, and verl asks for it unless told otherwise",
-            ),
-            Override(
-                key="actor_rollout_ref.model.use_remove_padding",
-                value=False,
-                reason="without flash attention, packed sequences are slower than padded ones "
-                "(verl 0.9.1 on one H200: 45 s against 32 s a step)",
-            ),
-        )
 
     def stacks(self) -> Sequence[Stack]:
         """Return the sets of versions that ran on an NVIDIA GPU."""
