@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -37,6 +38,8 @@ class Score:
             raise ValueError(f"status is {self.status!r}; use 'ok', 'invalid' or 'timeout'")
         if (self.value is None) != (self.status == "invalid"):
             raise ValueError(f"a score with status {self.status!r} has value {self.value!r}; only 'invalid' has none")
+        if self.value is not None and not math.isfinite(self.value):
+            raise ValueError(f"a score's value is {self.value!r}; it must be finite: it is learned from")
 
     @classmethod
     def ok(cls, value: float, **components: float) -> Score:

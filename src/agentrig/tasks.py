@@ -59,6 +59,8 @@ def fingerprint(tasks: Sequence[Task]) -> str:
             return value.rsplit("/", 1)[-1]
         if isinstance(value, Mapping):
             return {k: plain(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(v) for v in value]
         return value
 
     digest = hashlib.sha256()
