@@ -1,0 +1,133 @@
+"""The checks stop a run that would learn nothing; each says what was seen and what to change."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from rollouts import rollout, trace_of
+
+from agentrig import Triplet
+from agentrig.checks import (
+    check_failures,
+    check_rewards,
+    check_triplets,
+    check_weights,
+    count_failures,
+    count_nodes,
+    reason_of,
+)
+from agentrig.errors import RunStopped
+
+TRIPLET = Triplet(prompt_ids=(1,), response_ids=(2,), node="write_query")
+
+
+def test_failures_are_counted_by_kind_and_invalid_scores_among_them() -> None:
+    rollouts = [rollout(), rollout(failure="deadline"), rollout(failure="deadline"), rollout(None)]
+    assert count_failures(rollouts) == {"deadline": 2, "reward-invalid": 1}
+
+
+@pytest.mark.parametrize(("failed", "stops"), [(0, False), (2, False), (3, True), (8, True)])
+def test_the_failure_limit(failed: int, stops: bool) -> None:
+    rollouts = [rollout(failure="llm-error", message="HTTP 503") for _ in range(failed)]
+    rollouts += [rollout() for _ in range(8 - failed)]
+    if not stops:
+        check_failures(rollouts, 0.25, step=4, mode="train")
+        return
+    with pytest.raises(RunStopped) as caught:
+        check_failures(rollouts, 0.25, step=4, mode="train")
+    message = str(caught.value)
+    assert f"step 4: {failed} of 8 train rollouts failed (limit 25%, run.failure_limit)" in message
+    assert f"{failed} x llm-error: for example HTTP 503" in message
+    assert "agentrig dev" in message
+
+
+def test_all_kinds_of_failure_are_explained_the_most_frequent_first() -> None:
+    rollouts = [
+        rollout(None),
+        rollout(failure="deadline", message="too slow"),
+        rollout(failure="deadline", message="x"),
+    ]
+    with pytest.raises(RunStopped) as caught:
+        check_failures(rollouts, 0.5, step=1, mode="validation")
+    lines = str(caught.value).splitlines()
+    assert lines[1].strip() == "2 x deadline: for example too slow"
+    assert lines[2].strip() == "1 x reward-invalid: for example the database is corrupt"
+
+
+def test_a_step_without_rollouts_has_no_failures() -> None:
+    check_failures([], 0.0, step=1, mode="train")
+
+
+def test_a_failure_without_words_is_named_by_its_kind() -> None:
+    assert reason_of(rollout(failure="runner-died")) == "runner-died"
+
+
+def test_no_calls_at_all() -> None:
+    with pytest.raises(RunStopped) as caught:
+        check_triplets([rollout(trace=trace_of())], step=1, adapter="agent-match")
+    message = str(caught.value)
+    assert "No call to the model was recorded" in message
+    assert "Does the agent call endpoint.base_url?" in message
+
+
+def test_calls_without_token_ids() -> None:
+    with pytest.raises(RunStopped) as caught:
+        check_triplets([rollout(trace=trace_of("write", "check", ids=False))], step=1, adapter="agent-match")
+    message = str(caught.value)
+    assert "2 calls were recorded, but the endpoint returned no token ids" in message
+    assert "return_token_ids" in message
+
+
+def test_names_that_match_nothing() -> None:
+    trace = trace_of("plan", "plan", "check", "")
+    with pytest.raises(RunStopped) as caught:
+        check_triplets([rollout(trace=trace), rollout(trace=trace)], step=1, adapter="agent-match")
+    message = str(caught.value)
+    assert "The adapter agent-match kept none of 8 calls" in message
+    assert "plan (4), check (2), (no node) (2)" in message
+    assert "adapter.match=" in message
+
+
+def test_one_triplet_is_enough_and_failures_do_not_count() -> None:
+    check_triplets([rollout(trace=trace_of()), rollout(triplets=[TRIPLET])], step=1, adapter="x")
+    check_triplets([rollout(failure="deadline", trace=trace_of())], step=1, adapter="x")
+
+
+def test_a_constant_reward() -> None:
+    with pytest.raises(RunStopped) as caught:
+        check_rewards([rollout(0.0, answer="SELECT 2"), rollout(0.0), rollout(None)], step=1)
+    message = str(caught.value)
+    assert "step 1: all 2 rollouts got the reward 0: nothing tells good from bad" in message
+    assert "'SELECT 2'" in message
+    assert "easier tasks" in message
+    assert "agentrig dev" in message
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.0], [1.0], [], [None, None]])
+def test_rewards_that_differ_or_are_too_few_to_tell(values: list[float | None]) -> None:
+    check_rewards([rollout(v) for v in values], step=1)
+
+
+@pytest.mark.parametrize("change", [math.nan, math.inf])
+def test_weights_that_are_no_numbers(change: float) -> None:
+    with pytest.raises(RunStopped, match=r"step 3: the weights' change is (nan|inf): training has diverged. Lower"):
+        check_weights([0.1, 0.2, change], step=3)
+
+
+def test_weights_that_stand_still() -> None:
+    with pytest.raises(RunStopped, match=r"steps 4 and 5 changed no weight. Is the learning rate 0"):
+        check_weights([0.1, 0.0, 0.0], step=5)
+
+
+@pytest.mark.parametrize("changes", [[], [0.0], [0.0, 0.1, 0.0], [0.0, 0.0, 1e-9]])
+def test_weights_that_move(changes: list[float]) -> None:
+    check_weights(changes, step=len(changes))
+
+
+def test_calls_are_counted_by_the_node_they_were_made_under() -> None:
+    trained = rollout(trace=trace_of("write", "check", ""), triplets=[TRIPLET, TRIPLET])
+    assert count_nodes([trained, rollout(trace=trace_of("write"))]) == {
+        "seen": {"write": 2, "check": 1, "(no node)": 1},
+        "trained": {"write_query": 2},
+    }

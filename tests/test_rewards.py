@@ -1,0 +1,154 @@
+"""Scores are typed, and a reward that raises, hangs or lies becomes `invalid`, never a number."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from agentrig import Outcome, Score, Task
+from agentrig.rewards import GRACE_S, Scorer
+
+ITEMS = [(Task(id=str(i), input={}, private={"gold": i}), Outcome(answer=i)) for i in range(12)]
+
+
+def test_the_three_kinds_of_score() -> None:
+    ok, timeout, invalid = Score.ok(1, exact=0.5), Score.timeout("too slow"), Score.invalid("no database", path="x")
+    assert (ok.status, ok.value, ok.components) == ("ok", 1.0, {"exact": 0.5})
+    assert (timeout.status, timeout.value, timeout.details) == ("timeout", 0.0, {"reason": "too slow"})
+    assert (invalid.status, invalid.value, invalid.details) == ("invalid", None, {"reason": "no database", "path": "x"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"status": "fine", "value": 1.0}, "use 'ok', 'invalid' or 'timeout'"),
+        ({"status": "ok"}, "has value None"),
+        ({"status": "timeout"}, "has value None"),
+        ({"status": "invalid", "value": 0.0}, "only 'invalid' has none"),
+    ],
+)
+def test_a_score_cannot_contradict_itself(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Score(**fields)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_is_a_finite_number(value: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        Score.ok(value)
+
+
+def test_scores_come_in_the_order_of_the_outcomes() -> None:
+    def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
+        time.sleep(0.02 * (task.private["gold"] % 3))
+        return Score.ok(task.private["gold"])
+
+    assert [s.value for s in Scorer(reward, budget_s=5)(ITEMS)] == list(range(12))
+
+
+def test_outcomes_are_judged_at_once() -> None:
+    meet = threading.Barrier(4, timeout=5)
+
+    def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
+        meet.wait()
+        return Score.ok(1.0)
+
+    assert [s.value for s in Scorer(reward, budget_s=6, threads=4)(ITEMS[:4])] == [1.0] * 4
+
+
+def test_a_reward_that_raises_is_invalid_for_that_outcome_alone() -> None:
+    def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
+        if task.id == "1":
+            raise KeyError("db")
+        return Score.ok(1.0)
+
+    scores = Scorer(reward, budget_s=5)(ITEMS[:3])
+    assert [s.status for s in scores] == ["ok", "invalid", "ok"]
+    assert scores[1].details["reason"] == "the reward raised KeyError: 'db'"
+
+
+def test_a_reward_that_returns_a_number_is_told_what_to_return() -> None:
+    score = Scorer(lambda t, o, b: 1.0, budget_s=5)(ITEMS[:1])[0]  # type: ignore[arg-type,return-value]
+    assert score.status == "invalid"
+    assert score.details["reason"] == "the reward returned float; it must return an agentrig.Score"
+
+
+def test_a_reward_that_hangs_is_invalid_and_the_others_go_on() -> None:
+    release = threading.Event()
+
+    def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
+        if task.id in ("0", "1", "2", "3"):  # as many as there are threads
+            release.wait(30)
+        return Score.ok(1.0)
+
+    start = time.monotonic()
+    try:
+        scores = Scorer(reward, budget_s=0.2, threads=4)(ITEMS)
+    finally:
+        release.set()
+    assert time.monotonic() - start < 0.2 + GRACE_S + 3
+    assert [s.status for s in scores] == ["invalid"] * 4 + ["ok"] * 8
+    assert "ran past its budget of 0.2 s" in scores[0].details["reason"]
+
+
+class _Batch:
+    def __init__(self, answer: Any) -> None:
+        self.answer, self.calls = answer, 0
+
+    def __call__(self, task: Task, outcome: Outcome, budget_s: float) -> Score:
+        raise AssertionError("score_many is there")
+
+    def score_many(self, items: Sequence[tuple[Task, Outcome]], budget_s: float) -> Any:
+        self.calls += 1
+        return self.answer(items)
+
+
+def test_a_batch_is_judged_in_one_call() -> None:
+    reward = _Batch(lambda items: [Score.ok(t.private["gold"]) for t, _ in items])
+    assert [s.value for s in Scorer(reward, budget_s=5)(ITEMS)] == list(range(12))
+    assert reward.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda items: [Score.ok(1.0)], "score_many gave 1 results for 12 items"),
+        (lambda items: [1.0] * 12, "or no Scores"),
+        (lambda items: None, "the reward raised TypeError"),
+        (lambda items: 1 / 0, "the reward raised ZeroDivisionError"),
+    ],
+)
+def test_a_batch_that_goes_wrong_is_invalid(answer: Any, said: str) -> None:
+    scores = Scorer(_Batch(answer), budget_s=5)(ITEMS)
+    assert [s.status for s in scores] == ["invalid"] * 12
+    assert said in scores[0].details["reason"]
+
+
+def test_a_batch_that_hangs_is_invalid() -> None:
+    release = threading.Event()
+    try:
+        scores = Scorer(_Batch(lambda items: release.wait(30)), budget_s=0.01)(ITEMS)
+    finally:
+        release.set()
+    assert {s.status for s in scores} == {"invalid"}
+    assert "past its budget" in scores[0].details["reason"]
+
+
+def test_nothing_to_judge() -> None:
+    assert Scorer(lambda t, o, b: Score.ok(1.0), budget_s=5)([]) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"), [(0.5, "ok"), (1, "ok"), (True, "ok"), ("1", "invalid"), (None, "invalid")]
+)
+def test_the_reward_own_takes_the_agents_number(answer: Any, status: str) -> None:
+    from agentrig.builtin import own
+
+    score = own(ITEMS[0][0], Outcome(answer=answer), 1.0)
+    assert score.status == status
+    if status == "invalid":
+        assert "agent that returns a number" in score.details["reason"]
