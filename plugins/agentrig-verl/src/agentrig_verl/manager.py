@@ -7,6 +7,7 @@ own. What it shall run tasks with is therefore lent to this module beforehand (`
 from __future__ import annotations
 
 import logging
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ import attrs
 
 from agentrig import Endpoint
 from agentrig.algorithms import Rollout, Session
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, RunStopped
 from agentrig_verl.credit import Weighting
 from agentrig_verl.trajectories import PARTITION, Trajectory, in_chunks, trajectories_of
 
@@ -91,9 +92,17 @@ class LoopManager:
         indices = [int(i) for i in prompts["index"]]
         step = int(_scalar(prompts["global_steps"]))
         n = self.config.actor_rollout_ref.rollout.n
-        rollouts = self.loan.session.rollouts(
-            [self.loan.session.train_tasks[i] for i in indices], n=n, endpoint=self.loan.endpoints, step=step
-        )
+        tasks = [self.loan.session.train_tasks[i] for i in indices]
+        try:
+            rollouts = self.loan.session.rollouts(tasks, n=n, endpoint=self.loan.endpoints, step=step)
+        except RunStopped as stopped:
+            dead = [e.base_url for e in self.loan.endpoints if not answers(e)]
+            if not dead:
+                raise
+            raise RunStopped(
+                f"{stopped}\n  The model server {', '.join(dead)} does not answer any more. Nothing of this step was "
+                f"learned; go on with: agentrig train --resume {self.loan.session.directory}"
+            ) from stopped
         groups = [rollouts[i * n : (i + 1) * n] for i in range(len(uids))]
         self.put(dict(zip(uids, groups, strict=True)), step=step)
 
@@ -131,6 +140,15 @@ class LoopManager:
         status = [{"status": "finished" if by_group[uid] else "failure"} for uid in groups]
         tq.kv_batch_put(keys=list(groups), partition_id=PARTITION, tags=status)
         self.figures = _figures(list(groups.values()), by_group, self.config.data.max_prompt_length)
+
+
+def answers(endpoint: Endpoint) -> bool:
+    """Whether a server still lists its models."""
+    try:
+        with urllib.request.urlopen(f"{endpoint.base_url}/models", timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def _scalar(value: Any) -> Any:

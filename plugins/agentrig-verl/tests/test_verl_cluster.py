@@ -1,0 +1,332 @@
+"""The manager and the runners on a real Ray cluster of two nodes, with TransferQueue and a small model server."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import attrs
+import pytest
+
+from agentrig import AlgorithmSpec, Endpoint
+from agentrig.config import resolve
+from agentrig.errors import AgentrigError, RunStopped
+from agentrig.run import train
+
+TOY = str(Path(__file__).resolve().parents[3] / "tests" / "support" / "toy_plugin.py")
+TALKER = str(Path(__file__).parent / "verl_toy.py")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of Ray's and verl's own making
+    pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed; see docs/gpu.md"),
+]
+GROUP = 4
+
+
+@pytest.fixture(scope="module")
+def servers():
+    from model_server import model_server
+
+    with model_server() as one, model_server() as two:
+        yield one, two
+
+
+@pytest.fixture(scope="module")
+def composed():
+    from agentrig_verl import schema
+    from agentrig_verl.recipes import ADDITIONS, REFERENCE
+
+    return schema.compose({**REFERENCE, **ADDITIONS}, trusted={"transfer_queue.enable": True})
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(composed):
+    """Two nodes of four CPUs, joined as a run joins one; TransferQueue with two storage units."""
+    import ray
+    import transfer_queue as tq
+    from agentrig_verl import cluster
+    from ray.cluster_utils import Cluster
+
+    from agentrig.hardware import cpu_spec
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
+    nodes.add_node(num_cpus=4)
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_ADDRESS", nodes.address)
+    patch.setenv("PYTHONPATH", str(Path(TOY).parent))
+    try:
+        spec = cpu_spec()
+        assert cluster.connect(composed, spec.build(spec.config())) == 2
+        tq.init(composed.transfer_queue)
+        yield nodes
+    finally:
+        tq.close()
+        ray.shutdown()
+        nodes.shutdown()
+        patch.undo()
+
+
+class Probe:
+    """An algorithm that lends the session to a test."""
+
+    def __init__(self, body, *, on_ray):
+        self.body, self.on_ray = body, on_ray
+        self.placed = None
+
+    def pool(self, plan, **settings):
+        from agentrig_verl.pool import PlacedPool
+
+        self.placed = PlacedPool(plan, **settings)
+        return self.placed
+
+    def run(self, session):
+        self.placed.place(self.on_ray, cpus=0.5)
+        session.plan_steps(1)
+        self.body(session, self.placed)
+
+
+@pytest.fixture
+def run_with(servers, ray_cluster, tmp_path):
+    """Run a test's body with a real session, its runners on Ray."""
+
+    def run(body, *overrides, agent="toy-talker", on_ray=True):
+        own = [f"run.directory={tmp_path}/runs", "run.name=toy", "run.failure_limit=0.9"]
+        plan = resolve("toy", overrides=[*own, *overrides], uses={"agent": agent}, files=[TOY, TALKER])
+        spec = AlgorithmSpec(name="probe", summary="", build=lambda config: Probe(body, on_ray=on_ray))
+        component = attrs.evolve(plan.components["algorithm"], spec=spec)
+        train(attrs.evolve(plan, components={**plan.components, "algorithm": component}))
+
+    return run
+
+
+def endpoints(servers):
+    return [Endpoint(base_url=s.url, model="toy-model", token_ids=True) for s in servers]
+
+
+def prompts_of(indices, step):
+    """A step's prompts as verl's trainer makes and registers them."""
+    import uuid
+
+    import numpy as np
+    import transfer_queue as tq
+    from agentrig_verl.dataset import TaskDataset
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.dataset.rl_dataset import collate_fn
+
+    rows = TaskDataset.__new__(TaskDataset)
+    rows.ids = [f"train-{i}" for i in range(24)]
+    batch = collate_fn([rows[i] for i in indices])
+    batch["uid"] = np.array([str(uuid.uuid4()) for _ in indices], dtype=object)
+    batch = tu.get_tensordict(batch)
+    tu.assign_non_tensor_data(batch, "global_steps", step)
+    tags = [{"is_prompt": True, "status": "pending", "global_steps": step} for _ in indices]
+    tq.kv_batch_put(keys=list(batch["uid"]), partition_id="train", tags=tags)
+    return batch
+
+
+def replay_buffer(config):
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+    sampler = config.trainer.v1.sampler
+    return ReplayBuffer(
+        trainer_mode="sync",
+        trainer_config=config.trainer.v1.sync,
+        max_off_policy_threshold=sampler.max_off_policy_threshold,
+        max_off_policy_strategy=sampler.max_off_policy_strategy,
+        sampler_kwargs=sampler.sampler_kwargs,
+        train_batch_size=config.data.train_batch_size,
+        gen_batch_size=config.data.train_batch_size,
+    )
+
+
+def kept(session):
+    """Make a session keep what its rollouts were."""
+    found = []
+    original = session.rollouts
+
+    def rollouts(*args, **more):
+        got = original(*args, **more)
+        found.extend(got)
+        return got
+
+    session.rollouts = rollouts
+    return found
+
+
+def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, servers):
+    """All rollouts, all tokens, once; the advantages that verl trains with are those over rollouts."""
+    import torch
+    import transfer_queue as tq
+    from agentrig_verl.manager import CLASS, Loan, LoopManager, lend
+    from agentrig_verl.trainer import Trainer
+    from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+    from verl.utils.import_utils import load_class_from_fqn
+
+    seen = {}
+    indices = [3, 0, 11, 7, 20]
+
+    def body(session, pool):
+        rollouts = kept(session)
+        loan = Loan(session=session, endpoints=endpoints(servers))
+        with lend(loan):
+            manager = load_class_from_fqn(CLASS, "AgentLoopManager").create(
+                config=composed, llm_client=None, teacher_client=None, reward_loop_worker_handles=None
+            )
+        assert isinstance(manager, LoopManager)
+        batch = prompts_of(indices, step=1)
+        uids = list(batch["uid"])
+        manager.generate_sequences(batch)
+        meta, _ = replay_buffer(composed).sample(global_steps=1, partition_id="train", batch_size=len(indices))
+        real = list(meta.keys)
+        meta = upsample_batch_to_divisible_size(meta, 16, eos_token_id=0)
+        fields = ["prompts", "responses", "response_mask", "rm_scores", "rollout_log_probs", "input_ids", "task_id"]
+        seen["rows"] = {
+            key: {f: row[f] for f in fields}
+            for key, row in zip(
+                real, tq.kv_batch_get(keys=real, partition_id="train", select_fields=fields), strict=True
+            )
+        }
+        logprobs = tq.kv_batch_get(keys=list(meta.keys), partition_id="train", select_fields=["rollout_log_probs"])
+        logprobs["old_log_probs"] = logprobs.pop("rollout_log_probs")
+        tq.kv_batch_put(keys=list(meta.keys), partition_id="train", fields=logprobs)
+        trainer = Trainer.__new__(Trainer)
+        trainer.config = composed
+        meta = trainer._compute_advantage(meta, {})
+        data = tq.kv_batch_get(
+            keys=list(meta.keys), partition_id="train", select_fields=["advantages", "response_mask"]
+        )
+        seen["advantages"] = dict(zip(meta.keys, data["advantages"].unbind(), strict=True))
+        seen["masks"] = dict(zip(meta.keys, data["response_mask"].unbind(), strict=True))
+        seen.update(rollouts=rollouts, uids=uids, real=real, nodes=pool._inner.nodes, figures=manager.figures)
+        tq.kv_clear(keys=list(meta.keys), partition_id="train")
+
+    run_with(body, "runners.n=3")
+    groups = [seen["rollouts"][i * GROUP : (i + 1) * GROUP] for i in range(len(indices))]
+
+    # Identity: verl's rows are the tasks that it drew, in its order; two conversations are two sequences each.
+    assert [g[0].task.id for g in groups] == [f"train-{i}" for i in indices]
+    want = {f"{u}_{s}_{i}" for u in seen["uids"] for s in range(GROUP) for i in range(2)}
+    assert set(seen["real"]) == want
+
+    # Every sampled token is there once, with its log-probability, and the score on the last token.
+    for uid, group in zip(seen["uids"], groups, strict=True):
+        for session, rollout in enumerate(group):
+            rows = [seen["rows"][f"{uid}_{session}_{i}"] for i in range(2)]
+            sampled = sum(int(row["response_mask"].sum()) for row in rows)
+            assert sampled == sum(len(t.response_ids) for t in rollout.triplets)
+            assert len(rollout.triplets) in (2, 4, 6)
+            for row in rows:
+                mask = row["response_mask"].bool()
+                assert bytes(row["responses"][mask].tolist()) == b"odd" * (int(mask.sum()) // 3)
+                assert torch.all(row["rollout_log_probs"][mask] == -0.25)
+                assert torch.all(row["rollout_log_probs"][~mask] == 0)
+                assert row["rm_scores"].sum() == row["rm_scores"][-1] == rollout.value
+                assert torch.equal(row["input_ids"], torch.cat([row["prompts"], row["responses"]]))
+
+    # Credit, by brute force.
+    for uid, group in zip(seen["uids"], groups, strict=True):
+        values = torch.tensor([r.value for r in group])
+        spread = (values - values.mean()) / (values.std() + 1e-6)
+        for session in range(GROUP):
+            for i in range(2):
+                key = f"{uid}_{session}_{i}"
+                wanted = spread[session] * seen["masks"][key].float()
+                assert torch.allclose(seen["advantages"][key], wanted, atol=1e-5), key
+    padding = set(seen["advantages"]) - want
+    assert len(seen["advantages"]) % 16 == 0
+    assert padding
+    assert all(float(seen["advantages"][k].abs().sum()) == 0 for k in padding)
+
+    # Balance: a group stays with one server, and both servers work; runners are on both nodes.
+    by_group = defaultdict(set)
+    for which, server in enumerate(servers):
+        for body_ in server.bodies():
+            by_group[body_["messages"][0]["content"].split(": ")[1]].add(which)
+    assert all(len(s) == 1 for s in by_group.values())
+    assert set().union(*by_group.values()) == {0, 1}
+    assert len(seen["nodes"]) == 3
+    assert seen["figures"]["sequences"] == len(want)
+
+
+def test_a_dead_runner_is_replaced_and_a_hung_rollout_is_typed(run_with, composed, servers, tmp_path, caplog):
+    """Nothing is lost, nothing counted twice, and what could not be run is no part of a baseline."""
+    import transfer_queue as tq
+    from agentrig_verl.manager import Loan, LoopManager
+
+    seen = {}
+
+    def body(session, pool):
+        rollouts = kept(session)
+        manager = LoopManager(composed, Loan(session=session, endpoints=endpoints(servers)))
+        batch = prompts_of([0, 1, 2, 3], step=1)
+        manager.generate_sequences(batch)
+        meta, _ = replay_buffer(composed).sample(global_steps=1, partition_id="train", batch_size=4)
+        seen.update(rollouts=rollouts, keys=list(meta.keys), uids=list(batch["uid"]), replaced=pool.replaced)
+        seen["left"] = {k for k in tq.kv_list("train").get("train", {}) if k in seen["uids"]}
+        tq.kv_clear(keys=list(meta.keys), partition_id="train")
+
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    run_with(
+        body, "runners.n=2", "runners.threads=2", "runners.deadline_s=6", "runners.retries=3",
+        'tasks.do=["", "die-once", "hang", "typed"]', f"tasks.marker={marks}",
+    )  # fmt: skip
+    failures = [Counter(r.failure for r in seen["rollouts"][i * 4 : i * 4 + 4]) for i in range(4)]
+    assert failures == [{None: 4}, {None: 4}, {"deadline": 4}, {"no-plan": 4}]
+    assert len({r.id for r in seen["rollouts"]}) == 16
+    assert {k.split("_")[0] for k in seen["keys"]} == set(seen["uids"][:2])
+    assert len(seen["keys"]) == len(set(seen["keys"])) == 16
+    assert not seen["left"]
+    assert seen["replaced"] >= 2
+    assert any("start again" in line for line in caplog.messages)
+    assert any("past their deadline" in line for line in caplog.messages)
+
+
+def test_a_server_that_dies_stops_the_run_with_a_clear_line(run_with, composed):
+    from agentrig_verl.manager import Loan, LoopManager
+    from model_server import model_server
+
+    def body(session, pool):
+        with model_server() as gone:
+            dead = endpoints([gone])
+        manager = LoopManager(composed, Loan(session=session, endpoints=dead))
+        manager.generate_sequences(prompts_of([0, 1], step=1))
+
+    with pytest.raises(RunStopped, match="does not answer") as stopped:
+        run_with(body, "run.failure_limit=0.25", on_ray=False)
+    assert "llm-error" in str(stopped.value)
+    assert "--resume" in str(stopped.value)
+
+
+def test_without_a_session_the_manager_says_how_to_start():
+    from agentrig_verl.manager import LoopManager
+
+    with pytest.raises(AgentrigError, match="agentrig train"):
+        LoopManager.create(config=None, llm_client=None)
+
+
+def test_a_cluster_without_the_gpus_is_explained(ray_cluster, composed, monkeypatch):
+    import ray
+    from agentrig_verl import cluster
+
+    from agentrig.hardware import Hardware, Probe
+
+    class Gpu(Hardware):
+        def probe(self):
+            return Probe(available=True)
+
+    assert cluster._short(ray, composed, Gpu(name="cuda", torch_device="cuda", ray_resource="GPU")) == [
+        "it has 0 GPU, and the run wants 1"
+    ]
+
+
+def test_a_cluster_that_lacks_a_secret_is_told_node_by_node(ray_cluster):
+    import ray
+    from agentrig_verl import cluster
+
+    lines = cluster.lacks(ray, ["AGENTRIG_TEST_SECRET", "PATH"])
+    assert len(lines) == 2
+    assert all(line.endswith("has no AGENTRIG_TEST_SECRET") for line in lines)
+    text = cluster._explain("127.0.0.1:1", lines, [])
+    assert "--yes" in text
