@@ -6,6 +6,8 @@ threads of their own, many a second, so an event only counts; drawing is left to
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import time
 from collections import Counter
@@ -60,6 +62,8 @@ class LiveDisplay:
         self._ended = 0  # rollouts of the batch under way
         self._right = 0
         self._start = time.monotonic()
+        self._opened = False
+        self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
 
     # --- events ---------------------------------------------------------------------------------
 
@@ -90,6 +94,7 @@ class LiveDisplay:
                 self._failures[rollout.failure] += 1
             elif (rollout.value or 0.0) >= 1.0:
                 self._right += 1
+        self._open()
         # Where nothing is redrawn, a long measurement would look like a standstill.
         if changed and rollout.mode == "report" and not self._console.is_terminal:
             self._say(f"{doing} …")
@@ -128,9 +133,12 @@ class LiveDisplay:
         self._say(f"run ended {where} by {type(event.error).__name__}: {event.directory}")
 
     def close(self) -> None:
-        """Close the panel; harmless when there is none."""
+        """Close the panel, which stays as it stands; harmless when there is none."""
         with self._lock:
-            live, self._live = self._live, None
+            live, self._live, self._opened = self._live, None, True
+            handlers, self._handlers = self._handlers, []
+        for handler, stream in handlers:
+            handler.setStream(stream)
         if live is not None:
             live.stop()
 
@@ -141,14 +149,21 @@ class LiveDisplay:
         self._console.print(Text(text), soft_wrap=True, highlight=False)
 
     def _open(self) -> None:
-        if not self._console.is_terminal:
-            return
+        """Open the panel at the first event, on a terminal."""
+        with self._lock:
+            if not self._console.is_terminal or self._opened:
+                return
+            self._opened = True
         from rich.live import Live
 
-        live = Live(get_renderable=self.panel, console=self._console, refresh_per_second=4, transient=True)
-        with self._lock:
-            self._live = live
+        live = Live(get_renderable=self.panel, console=self._console, refresh_per_second=4)  # draws at once
+        error = sys.stderr
         live.start()
+        self._live = live
+        # Log handlers keep the stream that they began with; they must write above the panel, not through it.
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is error and sys.stderr is not error:
+                self._handlers.append((handler, handler.setStream(sys.stderr)))
 
     def panel(self) -> Group:
         """Return the panel as it stands now."""

@@ -28,7 +28,8 @@ def span_tree(rollout: Rollout) -> Tree:
     children: dict[str | None, list[Span]] = {}
     known = {s.id for s in rollout.trace.spans}
     for span in rollout.trace.spans:
-        children.setdefault(span.parent if span.parent in known else None, []).append(span)
+        parent = span.parent if span.parent in known and span.parent != span.id else None
+        children.setdefault(parent, []).append(span)
     origin = min((s.start for s in rollout.trace.spans), default=rollout.start)
     if not rollout.trace.spans:
         tree.add(Text("no spans were recorded", style="yellow"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -184,9 +185,27 @@ def model_name(run: RunData) -> str | None:
     return str(stated).rstrip("/").rsplit("/", 1)[-1] if stated else None
 
 
+def context_length(run: RunData) -> int | None:
+    """Return the context in tokens that the run set, else the one of its latest checkpoint's model."""
+    stated = find_setting(
+        mapping(run.config.get("algorithm")), "max_length", "max_model_len", "max_prompt_length", "context"
+    )
+    if isinstance(stated, int):
+        return stated
+    try:
+        latest = (run.directory / "checkpoints" / "latest").read_text("utf-8").strip()
+        model = json.loads((run.directory / "checkpoints" / latest / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    found = number(mapping(model).get("max_position_embeddings"))
+    return None if found is None else int(found)
+
+
 def devices(run: RunData) -> list[str]:
     """Return the names of the devices that the run had."""
-    found = mapping(run.manifest.get("hardware")).get("devices") or []
+    found = mapping(run.manifest.get("hardware")).get("devices")
+    if not isinstance(found, list):
+        return []
     return [str(mapping(d).get("name", "?")) if isinstance(d, Mapping) else str(d) for d in found]
 
 

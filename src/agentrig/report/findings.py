@@ -11,6 +11,7 @@ import attrs
 from agentrig.report import figures
 from agentrig.report.reading import RunData, mapping, number, rollout_rows
 from agentrig.report.samples import Pairs
+from agentrig.report.text import count, figure
 
 CONSTANT_LIMIT = 0.8
 """A larger share of groups without a difference in reward leaves little to learn from."""
@@ -37,8 +38,8 @@ def findings(run: RunData, pairs: Pairs | None) -> list[Finding]:
         found += [*_trained(run), *_weights(run), *_constant(run), *_failed(run)]
     if pairs is not None:
         found += _changed(pairs)
-    for plugin, count in mapping(run.summary.get("observer_errors")).items():
-        found.append(Finding("warn", f"observer {plugin} failed {count} times; the run went on without it"))
+    for plugin, times in mapping(run.summary.get("observer_errors")).items():
+        found.append(Finding("warn", f"observer {plugin} failed {times} times; the run went on without it"))
     return found
 
 
@@ -54,7 +55,7 @@ def _trained(run: RunData) -> list[Finding]:
     empty = [int(r["step"]) for r in run.steps if number(r.get("transitions_per_rollout")) == 0]
     if empty:
         return [Finding("warn", f"{len(empty)} steps had nothing to train on, the first is step {empty[0]}")]
-    return [Finding("ok", f"every step had calls to train on, {total:,} in all ({', '.join(sorted(trained))})")]
+    return [Finding("ok", f"every step had calls to train on, {count(total)} in all ({', '.join(sorted(trained))})")]
 
 
 def _weights(run: RunData) -> list[Finding]:
@@ -67,7 +68,7 @@ def _weights(run: RunData) -> list[Finding]:
     still = [s for s, v in zip(steps, values, strict=True) if v == 0]
     if still:
         return [Finding("warn", f"the weights stood still in {len(still)} steps, the first is step {still[0]}")]
-    return [Finding("ok", f"the weights moved in every step (L2 norm {min(values):.2g} to {max(values):.2g})")]
+    return [Finding("ok", f"the weights moved in every step (L2 norm {figure(min(values))} to {figure(max(values))})")]
 
 
 def _constant(run: RunData) -> list[Finding]:
@@ -88,17 +89,16 @@ def _failed(run: RunData) -> list[Finding]:
     failed = sum(figures.totals(run, "failures").values())
     if not rollouts:
         return []
-    text = (
-        f"{failed:,} of {rollouts:,} training rollouts failed ({failed / rollouts:.1%}) and were kept out of learning"
-    )
+    share = f"{failed / rollouts:.1%}"
+    text = f"{count(failed)} of {count(rollouts)} training rollouts failed ({share}) and were kept out of learning"
     return [Finding("warn" if failed > PART_LIMIT * rollouts else "ok", text)]
 
 
 def _changed(pairs: Pairs) -> list[Finding]:
     p = figures.sign_test(pairs.better, pairs.worse)
     text = (
-        f"of {pairs.judged:,} tasks measured at both ends, {pairs.better:,} went from wrong to right and "
-        f"{pairs.worse:,} from right to wrong (sign test p {_p(p)})"
+        f"of {count(pairs.judged)} tasks measured at both ends, {count(pairs.better)} went from wrong to right and "
+        f"{count(pairs.worse)} from right to wrong (sign test p {_p(p)})"
     )
     if p > 0.05:
         return [Finding("warn", f"{text}: chance alone could have done this")]

@@ -12,6 +12,7 @@ from agentrig.report.findings import failures_by_kind, findings
 from agentrig.report.plots import audits
 from agentrig.report.reading import RunData, mapping, number
 from agentrig.report.samples import before_after, partings
+from agentrig.report.text import NOTHING, count, duration, figure, percent, plain
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -57,7 +58,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(count=count, seconds=duration, percent=table.percent, figure=figure)
+    environment.filters.update(count=count, seconds=duration, percent=percent, figure=figure)
     return environment.get_template("page.html.j2")
 
 
@@ -107,13 +108,17 @@ def _about(run: RunData) -> list[tuple[str, str]]:
         **mapping(manifest.get("packages")),
     }
     found.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)))
-    found.append(("plugins", ", ".join(_plugin(p) for p in manifest.get("plugins") or () if isinstance(p, Mapping))))
+    found.append(("plugins", ", ".join(_plugin(p) for p in _list(manifest.get("plugins")) if isinstance(p, Mapping))))
     data = mapping(manifest.get("data"))
     found.append(("data", ", ".join(_data(role, mapping(d)) for role, d in data.items())))
     seed = manifest.get("seed", run.setting("run", "seed"))
     found.append(("seed", "" if seed is None else str(seed)))
     found.append(("started", str(manifest.get("created") or "")))
     return [(name, text) for name, text in found if text]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _components(run: RunData) -> str:
@@ -151,14 +156,14 @@ def _tiles(run: RunData, row: Mapping[str, Any], rollouts: Mapping[str, int]) ->
     failed = sum(row["failures"].values())
     total = row["rollouts"] if row["rollouts"] is not None else sum(rollouts.values())
     tiles = [
-        ("steps", count(row["steps"]), f"{table.plain(row['s_per_step'], 1)} s each"),
-        ("wall time", table.NOTHING if wall is None else duration(3600 * wall), ""),
-        ("rollouts", count(total), f"{failed:,} failed"),
+        ("steps", count(row["steps"]), f"{plain(row['s_per_step'], 1)} s each"),
+        ("wall time", NOTHING if wall is None else duration(3600 * wall), ""),
+        ("rollouts", count(total), f"{count(failed)} failed"),
     ]
     if reward is not None:
         tiles.append(("training reward", f"{reward.first:.3f} → {reward.last:.3f}", "first and last steps"))
     if best is not None:
-        tiles.append(("best validation", f"{table.percent(best)}%", ""))
+        tiles.append(("best validation", f"{percent(best)}%", ""))
     if speed is not None:
         tiles.append(("rollouts a second", figure(speed), "" if tokens is None else f"{count(round(tokens))} tokens/s"))
     return tiles
@@ -219,7 +224,7 @@ def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     """Return the settings in which runs differ: `section.key` and each run's value."""
     flat = [dict(_flat(run.config)) for run in runs]
     keys = sorted({key for settings in flat for key in settings})
-    rows = [(key, [settings.get(key, table.NOTHING) for settings in flat]) for key in keys if key != "run.name"]
+    rows = [(key, [settings.get(key, NOTHING) for settings in flat]) for key in keys if key != "run.name"]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
@@ -231,28 +236,3 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
         else:
             found.append((f"{above}{key}", json.dumps(value, ensure_ascii=False, default=str)))
     return found
-
-
-def count(value: Any) -> str:
-    """Return a whole number with thousands apart."""
-    found = number(value)
-    return table.NOTHING if found is None else f"{int(found):,}".replace(",", "\u2009")
-
-
-def duration(seconds: float) -> str:
-    """Return `3 ms`, `45 s`, `8 min 12 s` or `13 h 4 min`."""
-    if seconds < 0.1:
-        return f"{max(0.0, 1000 * seconds):.0f} ms"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def figure(value: float | None) -> str:
-    """Return a number with three digits, large ones whole."""
-    if value is None:
-        return table.NOTHING
-    return count(round(value)) if abs(value) >= 1000 else f"{value:.3g}"

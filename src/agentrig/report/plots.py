@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig.report import figures
 from agentrig.report.canvas import LIGHT, STAND_INS, Colors, Draw, color_of, finish, for_page, render, short
-from agentrig.report.reading import RunData, number
+from agentrig.report.reading import RunData, mapping, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,7 +98,7 @@ def reward(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
 
 def audits(run: RunData) -> list[str]:
     """Return the names of the rewards that were logged beside the trained one."""
-    return sorted({name for row in run.steps for name in row.get("audit") or {}})
+    return sorted({name for row in run.steps for name in mapping(row.get("audit"))})
 
 
 def time(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
@@ -108,7 +108,7 @@ def time(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
 
 
 def _time_by_step(axes: Axes, run: RunData, colors: Colors) -> bool:
-    rows = [r for r in run.steps if r.get("step_s") is not None]
+    rows = [r for r in run.steps if number(r.get("step_s")) is not None]
     steps = [int(r["step"]) for r in rows]
     bottom = [0.0] * len(rows)
     for i, part in enumerate([*figures.part_names(run), "other"]):
@@ -124,7 +124,7 @@ def _time_by_step(axes: Axes, run: RunData, colors: Colors) -> bool:
 
 
 def _seconds(row: Any, part: str, run: RunData) -> float:
-    parts = {k: number(v) or 0.0 for k, v in (row.get("time_s") or {}).items()}
+    parts = {k: number(v) or 0.0 for k, v in mapping(row.get("time_s")).items()}
     if part != "other":
         return parts.get(part, 0.0)
     return max(0.0, (number(row.get("step_s")) or 0.0) - sum(parts.values()))

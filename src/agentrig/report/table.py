@@ -9,10 +9,8 @@ from typing import Any
 import attrs
 
 from agentrig.report import figures
-from agentrig.report.reading import RunData, mapping, read_run
-
-NOTHING = "–"
-"""What stands for a figure that a run does not have."""
+from agentrig.report.reading import RunData, mapping, number, read_run
+from agentrig.report.text import NOTHING, counted, percent, plain
 
 COLUMNS = {
     "run": "Run",
@@ -48,9 +46,7 @@ def row_of(run: RunData) -> dict[str, Any]:
         "recipe": run.recipe or None,
         "status": figures.status(run),
         "model": figures.model_name(run),
-        "context": figures.find_setting(
-            mapping(run.config.get("algorithm")), "context", "max_model_len", "max_prompt_length", "max_prompt_tokens"
-        ),
+        "context": figures.context_length(run),
         "turns": run.setting("agent", "max_turns"),
         "trained": sorted(figures.totals(run, "nodes", "trained")) or None,
         "accuracy": attrs.asdict(figures.accuracy(run)),
@@ -73,7 +69,7 @@ def row_of(run: RunData) -> dict[str, Any]:
 def failures(run: RunData) -> dict[str, int]:
     """Return how many rollouts failed, by kind: the summary's count, else that of the training steps."""
     stated = mapping(run.summary.get("failures"))
-    return {str(k): int(v) for k, v in stated.items()} if run.summary else figures.totals(run, "failures")
+    return {str(k): int(number(v) or 0) for k, v in stated.items()} if run.summary else figures.totals(run, "failures")
 
 
 def _change(run: RunData, key: str) -> dict[str, float] | None:
@@ -103,16 +99,6 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
         "rollout_share": percent(row["rollout_share"]),
         "update_share": percent(row["update_share"]),
     }
-
-
-def percent(share: float | None, digits: int = 1) -> str:
-    """Return a fraction in percent, without the sign; a dash for None."""
-    return NOTHING if share is None else f"{100 * share:.{digits}f}"
-
-
-def plain(value: float | None, digits: int) -> str:
-    """Return a number with so many decimals; a dash for None."""
-    return NOTHING if value is None else f"{value:.{digits}f}"
 
 
 def _arrow(found: Mapping[str, float] | None, digits: int) -> str:
@@ -166,13 +152,6 @@ def compare_text(run_dirs: Sequence[Path], *, width: int | None = None) -> str:
     buffer = io.StringIO()
     Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False).print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
-
-
-def counted(counts: Mapping[str, int]) -> str:
-    """Return `3 (2 deadline, 1 llm-error)`, or `0`."""
-    total = sum(counts.values())
-    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if n)
-    return f"{total} ({kinds})" if kinds else str(total)
 
 
 def _interval(found: Sequence[float] | None) -> str:

@@ -1,0 +1,53 @@
+"""Numbers in words: how every figure of a report is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentrig.report.reading import number
+
+NOTHING = "–"
+"""What stands for a figure that a run does not have."""
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """Return a fraction in percent, without the sign; a dash for None."""
+    return NOTHING if share is None else f"{100 * share:.{digits}f}"
+
+
+def plain(value: float | None, digits: int) -> str:
+    """Return a number with so many decimals; a dash for None."""
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Return `3 (2 deadline, 1 llm-error)`, or `0`."""
+    total = sum(counts.values())
+    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if n)
+    return f"{total} ({kinds})" if kinds else str(total)
+
+
+def count(value: Any) -> str:
+    """Return a whole number with thousands apart."""
+    found = number(value)
+    return NOTHING if found is None else f"{int(found):,}".replace(",", "\u2009")
+
+
+def duration(seconds: float) -> str:
+    """Return `3 ms`, `45 s`, `8 min 12 s` or `13 h 4 min`."""
+    if seconds < 0.1:
+        return f"{max(0.0, 1000 * seconds):.0f} ms"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def figure(value: float | None) -> str:
+    """Return a number with three digits, large ones whole."""
+    if value is None:
+        return NOTHING
+    return count(round(value)) if abs(value) >= 1000 else f"{value:.3g}"

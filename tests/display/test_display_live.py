@@ -1,0 +1,193 @@
+"""The live display: what it prints, on a terminal and elsewhere, under events of many threads."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import attrs
+import pytest
+from rich.console import Console
+from run_dirs import rollout_of, write_run
+
+from agentrig.display import LiveDisplay
+from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
+from agentrig.plugins import load
+
+
+def display(*, terminal: bool = False) -> tuple[LiveDisplay, io.StringIO]:
+    buffer = io.StringIO()
+    return LiveDisplay(Console(file=buffer, width=110, force_terminal=terminal)), buffer
+
+
+def start(steps: int | None = 20, first_step: int = 1) -> RunStart:
+    return RunStart(directory=Path("runs/demo"), config={}, steps=steps, first_step=first_step)
+
+
+def panel(shown: LiveDisplay) -> str:
+    console = Console(file=io.StringIO(), width=110, color_system=None)
+    with console.capture() as capture:
+        console.print(shown.panel())
+    return capture.get()
+
+
+METRICS = {
+    "step": 3,
+    "reward": 0.5,
+    "rollouts": 16,
+    "failures": {"deadline": 2, "llm-error": 1},
+    "step_s": 10.0,
+    "time_s": {"rollout": 6.0, "reward": 0.5, "update": 3.0},
+    "rollouts_per_s": 12.34,
+    "tokens_per_s": 1830.0,
+    "validation_accuracy": 0.482,
+}
+
+
+def test_a_pipe_gets_one_plain_line_a_step(tmp_path: Path):
+    directory = write_run(tmp_path / "demo", steps=9)
+    shown, buffer = display()
+    shown.on_run_start(event=start(9))
+    for line in (directory / "metrics.jsonl").read_text().splitlines():
+        metrics = json.loads(line)
+        for i in range(3):
+            shown.on_rollout_end(rollout=rollout_of(i, right=True, mode="train", step=metrics["step"]))
+        shown.on_step_end(event=StepEnd(step=metrics["step"], metrics=metrics))
+    summary = json.loads((directory / "summary.json").read_text())
+    shown.on_run_end(event=RunEnd(directory=directory, summary=summary))
+    lines = buffer.getvalue().splitlines()
+    assert "\x1b" not in buffer.getvalue()
+    assert len(lines) == 11
+    assert lines[0] == "run runs/demo, 9 steps"
+    assert lines[1].startswith("step 1/9  reward ")
+    assert "eta" in lines[8]
+    assert "eta" not in lines[9]
+    accuracy = summary["accuracy"]
+    assert f"accuracy {100 * accuracy['before']:.1f}% → {100 * accuracy['after']:.1f}%" in lines[-1]
+    assert lines[-1].endswith(f"report {directory / 'report.html'}")
+
+
+def test_a_step_in_one_line_holds_every_figure():
+    shown, buffer = display()
+    shown.on_run_start(event=start())
+    shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
+    assert buffer.getvalue().splitlines()[1] == (
+        "step  3/20  reward 0.500 (mean of 1: 0.500)  validation 48.2%  12.3 rollouts/s  1,830 tokens/s"
+        "  10.0 s: rollout 60%, reward 5%, update 30%  failed 3 (2 deadline, 1 llm-error)  eta 2:50"
+    )
+
+
+def test_the_panel_counts_what_is_under_way():
+    shown, _ = display(terminal=True)
+    try:
+        shown.on_run_start(event=start())
+        for i in range(5):
+            failure = "deadline" if i == 4 else None
+            shown.on_rollout_end(rollout=rollout_of(i, right=i < 2, mode="report", step=0, failure=failure))
+        text = panel(shown)
+        assert "measuring held-out accuracy before training: 5 rollouts, 2 right" in text
+        assert "step 0 of 20" in text
+        assert "1 (1 deadline)" in text
+        shown.on_rollout_end(rollout=rollout_of(1, right=True, mode="train", step=1))
+        assert "rolling out: 1 rollouts, 1 right" in panel(shown)
+        shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
+        text = panel(shown)
+        for expected in ("step 3 of 20", "48.2% at step 3", "1,830 tokens/s", "rollout 60%", "eta 2:50", "0.500"):
+            assert expected in text
+    finally:
+        shown.close()
+
+
+def test_a_resumed_run_begins_where_it_was():
+    shown, buffer = display()
+    shown.on_run_start(event=start(first_step=12))
+    assert "going on at step 12" in buffer.getvalue()
+    assert "step 11 of 20" in panel(shown)
+
+
+def test_a_run_that_does_not_know_its_steps_has_no_bar_and_no_eta():
+    shown, buffer = display()
+    shown.on_run_start(event=start(None))
+    shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
+    assert "step 3  reward" in buffer.getvalue()
+    assert "eta" not in buffer.getvalue() + panel(shown)
+
+
+def test_an_error_closes_the_panel_and_says_where_the_run_stands():
+    shown, buffer = display(terminal=True)
+    shown.on_run_start(event=start())
+    shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
+    shown.on_run_error(event=RunError(directory=Path("runs/demo"), error=KeyboardInterrupt()))
+    assert "run ended after step 3 by KeyboardInterrupt: runs/demo" in buffer.getvalue()
+    assert buffer.getvalue().count("\x1b[?25l") == buffer.getvalue().count("\x1b[?25h") == 1  # the cursor is back
+
+
+def test_logs_go_above_the_panel_and_their_handlers_get_their_stream_back(monkeypatch: pytest.MonkeyPatch):
+    error = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", error)
+    handler = logging.StreamHandler()
+    logging.getLogger().addHandler(handler)
+    shown, buffer = display(terminal=True)
+    try:
+        shown.on_run_start(event=start())
+        logging.getLogger("agentrig").error("a plugin is slow")
+        assert "a plugin is slow" in buffer.getvalue()
+        assert error.getvalue() == ""
+        shown.close()
+        logging.getLogger("agentrig").error("later")
+        assert error.getvalue() == "later\n"
+    finally:
+        shown.close()
+        logging.getLogger().removeHandler(handler)
+
+
+def test_counts_are_right_when_many_threads_report():
+    shown, _ = display()
+    right = rollout_of(0, right=True, mode="train", step=1)
+    failed = rollout_of(1, right=False, mode="train", step=1, failure="llm-error")
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for future in [
+                pool.submit(lambda: [shown.on_rollout_end(rollout=r) for r in (right, failed) * 100]) for _ in range(8)
+            ]:
+                future.result()
+    finally:
+        sys.setswitchinterval(before)
+    assert "rolling out: 1600 rollouts, 800 right" in panel(shown)
+    assert "800 (800 llm-error)" in panel(shown)
+
+
+def test_it_is_an_observer_as_any_other():
+    registry = load()
+    shown, buffer = display()
+    registry.add_observer(shown, "display")
+    registry.notify("on_run_start", event=start())
+    registry.notify("on_rollout_end", rollout=rollout_of(0, right=True, mode="train", step=1))
+    registry.notify("on_step_end", event=StepEnd(step=3, metrics=METRICS))
+    registry.notify("on_run_error", event=RunError(directory=Path("r"), error=ValueError("x")))
+    assert registry.observer_errors == {}
+    assert len(buffer.getvalue().splitlines()) == 3
+
+
+def test_empty_metrics_and_summary_are_no_error(tmp_path: Path):
+    shown, buffer = display()
+    shown.on_run_start(event=start())
+    shown.on_step_end(event=StepEnd(step=1, metrics={"step": 1, "reward": None, "tokens_per_s": None, "time_s": {}}))
+    shown.on_run_end(event=RunEnd(directory=tmp_path, summary={}))
+    assert "accuracy – → –" in buffer.getvalue()
+
+
+def test_names_are_never_read_as_markup():
+    shown, buffer = display()
+    event = attrs.evolve(start(), directory=Path("runs/[red]x[/bold]"))
+    shown.on_run_start(event=event)
+    shown.on_run_error(event=RunError(directory=Path("[/x]"), error=SimpleNamespace()))  # type: ignore[arg-type]
+    assert "runs/[red]x[/bold]" in buffer.getvalue()
+    assert "[/x]" in buffer.getvalue()

@@ -1,0 +1,82 @@
+"""The numbers of a report, against values worked out by hand or by brute force."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from pathlib import Path
+
+import pytest
+from run_dirs import write_run
+
+from agentrig.report import figures
+from agentrig.report.reading import read_run
+
+
+def test_wilson_agrees_with_published_values():
+    # Newcombe 1998 (Stat. Med. 17), table I, method 3: 81/263, 15/148, 0/20, 1/29
+    for (right, n), expected in {
+        (81, 263): (0.2553, 0.3662),
+        (15, 148): (0.0624, 0.1605),
+        (0, 20): (0.0000, 0.1611),
+        (1, 29): (0.0061, 0.1718),
+    }.items():
+        assert figures.wilson(right, n) == pytest.approx(expected, abs=5e-5)
+
+
+def test_wilson_of_nothing_is_everything():
+    assert figures.wilson(0, 0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("better", "worse"), [(0, 0), (5, 0), (3, 3), (7, 2), (1, 9)])
+def test_sign_test_counts_all_splits(better: int, worse: int):
+    n, gap = better + worse, abs(better - worse)
+    splits = [sum(s) for s in product((0, 1), repeat=n)]
+    as_far = sum(abs(2 * k - n) >= gap for k in splits) / len(splits)
+    assert figures.sign_test(better, worse) == pytest.approx(as_far)
+
+
+def test_smoothing_is_the_mean_of_the_last_16():
+    draw = random.Random(0)
+    values = [draw.random() for _ in range(40)]
+    curve = figures.smoothed(values)
+    assert curve[0] == values[0]
+    assert curve[3] == pytest.approx(sum(values[:4]) / 4)
+    assert curve[39] == pytest.approx(sum(values[24:40]) / 16)
+
+
+def test_change_compares_the_ends(tmp_path: Path):
+    run = read_run(write_run(tmp_path / "run", steps=40))
+    _, values = figures.series(run, "response_tokens")
+    found = figures.change(run, "response_tokens")
+    assert found is not None
+    assert found.first == pytest.approx(sum(values[:10]) / 10)
+    assert found.last == pytest.approx(sum(values[-10:]) / 10)
+    assert figures.change(run, "no_such_figure") is None
+
+
+def test_time_split_adds_up_to_the_wall_time(tmp_path: Path):
+    run = read_run(write_run(tmp_path / "run", steps=6))
+    split = figures.time_split(run)
+    assert list(split) == ["rollout", "reward", "update", "other"]
+    assert sum(split.values()) == pytest.approx(figures.mean(figures.series(run, "step_s")[1]))
+    assert split["other"] == pytest.approx(0.3)
+
+
+def test_settings_are_found_however_deep_and_in_order_of_preference():
+    config = {"rollout": {"engine": {"max_model_len": 4096}}, "data": {"max_prompt_length": 2048}}
+    assert figures.find_setting(config, "max_model_len", "max_prompt_length") == 4096
+    assert figures.find_setting(config, "max_prompt_length") == 2048
+    assert figures.find_setting(config, "nothing") is None
+
+
+def test_context_comes_from_the_checkpoint_when_the_run_sets_none(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=1)
+    config = (directory / "config.toml").read_text().replace("max_length = 512", "max_length = 0")
+    (directory / "config.toml").write_text(config)
+    assert figures.context_length(read_run(directory)) is None
+    checkpoint = directory / "checkpoints" / "step-00001"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text('{"max_position_embeddings": 768}')
+    (directory / "checkpoints" / "latest").write_text("step-00001")
+    assert figures.context_length(read_run(directory)) == 768

@@ -1,0 +1,79 @@
+"""Run directories that are whole, resumed, cut off or broken."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from run_dirs import write_run
+
+from agentrig.errors import AgentrigError
+from agentrig.report import figures
+from agentrig.report.reading import read_run, rollout_rows
+
+
+def test_a_whole_run_misses_nothing(tmp_path: Path):
+    run = read_run(write_run(tmp_path / "run", steps=8))
+    assert run.missing == []
+    assert [r["step"] for r in run.steps] == list(range(1, 9))
+    assert (run.name, run.recipe, figures.status(run)) == ("run", "mini", "finished")
+    assert [f.step for f in run.of_mode("report")] == [0, 8]
+
+
+def test_no_directory_and_no_run_are_errors_that_say_so(tmp_path: Path):
+    with pytest.raises(AgentrigError, match="there is no run directory"):
+        read_run(tmp_path / "nothing")
+    with pytest.raises(AgentrigError, match="is not a run directory"):
+        read_run(tmp_path)
+
+
+def test_of_a_step_that_was_run_twice_the_later_line_counts(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=3)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 2, "reward": 0.987}) + "\n")
+        file.write('{"step": 4, "rew')  # a crash in the middle of a line
+    run = read_run(directory)
+    assert [r["step"] for r in run.steps] == [1, 2, 3]
+    assert run.steps[1]["reward"] == 0.987
+    assert any("1 line that cannot be read" in text for text in run.missing)
+
+
+def test_json_columns_are_decoded_and_absent_ones_are_none(tmp_path: Path):
+    run = read_run(write_run(tmp_path / "run", steps=1))
+    rows = list(rollout_rows(run.of_mode("train"), ("id", "input", "spans", "audit"), ids={"train-1-2"}))
+    assert [r["id"] for r in rows] == ["train-1-2"]
+    assert rows[0]["input"]["db_id"] == "airport"
+    assert rows[0]["spans"][0]["name"] == "rollout"
+    assert rows[0]["audit"] is None
+    assert (rows[0]["mode"], rows[0]["step"]) == ("train", 1)
+
+
+def test_a_broken_rollout_file_is_noted_and_the_others_are_read(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=2)
+    (directory / "rollouts" / "train-00001.parquet").write_bytes(b"PAR1 cut off")
+    run, missing = read_run(directory), []
+    rows = list(rollout_rows(run.of_mode("train"), missing=missing))
+    assert {r["step"] for r in rows} == {2}
+    assert len(missing) == 1
+    assert "train-00001.parquet cannot be read" in missing[0]
+
+
+def test_the_error_of_an_earlier_start_is_forgotten_when_the_run_was_resumed(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=2)
+    (directory / "error.json").write_text(json.dumps({"error": "RunStopped", "message": "no triplets"}))
+    manifest = directory / "manifest.json"
+    os.utime(manifest, (1000, 1000))
+    assert figures.status(read_run(directory)) == "stopped: RunStopped"
+    os.utime(directory / "error.json", (500, 500))
+    assert figures.status(read_run(directory)) == "finished"
+
+
+def test_ctrl_c_and_a_run_under_way_are_told_apart(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=2)
+    summary = json.loads((directory / "summary.json").read_text())
+    (directory / "summary.json").write_text(json.dumps({**summary, "complete": False}))
+    assert figures.status(read_run(directory)) == "interrupted"
+    (directory / "summary.json").unlink()
+    assert figures.status(read_run(directory)) == "unfinished"
