@@ -2,6 +2,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ WHEELS = Path(sys.prefix) / "share" / "agentrig-test-wheels"
 
 
 @pytest.fixture(scope="session")
-def wheel():
+def wheel() -> Any:
     """Return a function that gives a published wheel, unpacked; it is downloaded once per virtual environment."""
 
     def get(requirement: str) -> Path:

@@ -43,7 +43,7 @@ ray.shutdown()
 
 
 @pytest.mark.slow
-def test_ray_hands_out_npus_as_the_plugin_expects():
+def test_ray_hands_out_npus_as_the_plugin_expects() -> None:
     # pytest's own folders are too deep: the path of a socket may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="rig") as short:
         environ = {**os.environ, "HOME": short, "RAY_TMPDIR": short, "RAY_USAGE_STATS_ENABLED": "0"}

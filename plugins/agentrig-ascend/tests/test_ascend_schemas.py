@@ -1,5 +1,7 @@
 """Every override, against the YAML that verl's published wheels ship, composed by Hydra in struct mode."""
 
+from typing import Any
+
 import pytest
 from agentrig_ascend import Ascend
 from hydra import compose, initialize_config_dir
@@ -19,7 +21,7 @@ QWEN = {
 }
 
 
-def composed(wheel, version, overrides):
+def composed(wheel: Any, version: Any, overrides: Any) -> Any:
     """Return verl's configuration with overrides, as verl's own entry point would compose it."""
     folder = wheel(f"verl=={version}") / "verl" / "trainer" / "config"
     with initialize_config_dir(config_dir=str(folder), version_base=None):
@@ -28,13 +30,13 @@ def composed(wheel, version, overrides):
     return config
 
 
-def added(settings):
+def added(settings: Any) -> Any:
     """Return dotted settings as Hydra wants them: `++` sets a key whether verl's YAML has it or not."""
     return [f"++{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_verl_accepts_every_override(wheel, version):
+def test_verl_accepts_every_override(wheel: Any, version: Any) -> None:
     overrides = Ascend().overrides({"verl": version})
     config = composed(wheel, version, [*added(QWEN), *(o.hydra() for o in overrides)])
     assert overrides
@@ -47,7 +49,7 @@ def test_verl_accepts_every_override(wheel, version):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_verl_refuses_every_override_with_a_misspelled_key(wheel, version):
+def test_verl_refuses_every_override_with_a_misspelled_key(wheel: Any, version: Any) -> None:
     for override in Ascend().overrides({"verl": version}):
         wrong = override.hydra().replace(override.key, override.key[:-1] + "zz")
         with pytest.raises(ConfigCompositionException, match=r"Could not (override|delete)"):
@@ -55,12 +57,12 @@ def test_verl_refuses_every_override_with_a_misspelled_key(wheel, version):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_verl_refuses_a_misspelled_device(wheel, version):
+def test_verl_refuses_a_misspelled_device(wheel: Any, version: Any) -> None:
     with pytest.raises(ConfigCompositionException, match=r"trainer\.devise"):
         composed(wheel, version, ["trainer.devise=npu"])
 
 
-def test_on_the_reference_version_the_difference_is_the_references_own():
+def test_on_the_reference_version_the_difference_is_the_references_own() -> None:
     overrides = Ascend().overrides({"verl": "0.5.0"})
     assert apply_overrides(QWEN, overrides) == {
         "actor_rollout_ref.rollout.gpu_memory_utilization": 0.8,
@@ -76,13 +78,13 @@ def test_on_the_reference_version_the_difference_is_the_references_own():
     ]
 
 
-def test_no_override_holds_for_a_verl_that_nobody_has_seen():
+def test_no_override_holds_for_a_verl_that_nobody_has_seen() -> None:
     assert Ascend().overrides({"verl": "1.0.0"}) == []
     assert Ascend().overrides({}) == []
 
 
 @pytest.mark.parametrize("version", ["0.8.0", "0.9.1"])
-def test_the_engine_of_newer_versions_reads_the_key_that_is_set(wheel, version):
+def test_the_engine_of_newer_versions_reads_the_key_that_is_set(wheel: Any, version: Any) -> None:
     """From verl 0.8 on, actor.use_torch_compile is accepted and does not reach the engine: hence the other key."""
     engine = wheel(f"verl=={version}") / "verl" / "workers" / "engine" / "fsdp" / "transformer_impl.py"
     assert "self.engine_config.use_torch_compile" in engine.read_text("utf-8")
@@ -92,12 +94,12 @@ def test_the_engine_of_newer_versions_reads_the_key_that_is_set(wheel, version):
 
 
 @pytest.mark.parametrize("version", ["0.7.1", "0.8.0", "0.9.1"])
-def test_verl_sets_the_port_ranges_itself_from_0_7_1_on(wheel, version):
+def test_verl_sets_the_port_ranges_itself_from_0_7_1_on(wheel: Any, version: Any) -> None:
     text = (wheel(f"verl=={version}") / "verl" / "trainer" / "constants_ppo.py").read_text("utf-8")
     assert '"HCCL_HOST_SOCKET_PORT_RANGE": "auto"' in text
 
 
-def test_verl_has_the_platform_under_the_name_that_is_used(wheel):
+def test_verl_has_the_platform_under_the_name_that_is_used(wheel: Any) -> None:
     text = (wheel("verl==0.9.1") / "verl" / "plugin" / "platform" / "platform_npu.py").read_text("utf-8")
     assert f'@PlatformRegistry.register(platform="{Ascend().verl_platform}")' in text
     assert f'"{Ascend().ray_noset}"' in text

@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 STAND_IN = Path(__file__).parent / "stand_in"
 
 
-def run(code: str, *paths: Path | str, **environ: str) -> dict:
+def run(code: str, *paths: Path | str, **environ: str) -> Any:
     """Run code in a process that finds the stand-in; its last line must be JSON."""
     path = os.pathsep.join(str(p) for p in (STAND_IN, *paths))
     done = subprocess.run(
@@ -25,7 +26,7 @@ def run(code: str, *paths: Path | str, **environ: str) -> dict:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def test_torch_and_its_friends_report_what_the_plugin_says():
+def test_torch_and_its_friends_report_what_the_plugin_says() -> None:
     code = """
 import json, torch
 import torch.distributed as dist
@@ -58,7 +59,7 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize("version", ["0.5.0", "0.8.0"])
-def test_verls_own_device_module_agrees_with_the_plugin(wheel, version):
+def test_verls_own_device_module_agrees_with_the_plugin(wheel: Any, version: Any) -> None:
     code = """
 import importlib.util, json, os, sys, types
 from agentrig_ascend import Ascend
@@ -79,7 +80,7 @@ print(json.dumps([
     assert run(code, VERL=str(wheel(f"verl=={version}") / "verl")) == [True] * 4
 
 
-def test_verls_platform_agrees_with_the_plugin(wheel):
+def test_verls_platform_agrees_with_the_plugin(wheel: Any) -> None:
     code = """
 import json, os, sys, types
 from agentrig_ascend import Ascend
@@ -105,7 +106,7 @@ print(json.dumps({
         assert verls == ours, name
 
 
-def test_the_doctor_is_content_with_a_whole_host(tmp_path):
+def test_the_doctor_is_content_with_a_whole_host(tmp_path: Any) -> None:
     """Device files, npu-smi and CANN are stand-ins too; the checks and their processes are the real ones."""
     dev, bins, cann = tmp_path / "dev", tmp_path / "bin", tmp_path / "cann"
     for folder in (dev, bins, cann / "lib64", cann / "compiler"):
@@ -150,7 +151,7 @@ print(json.dumps([[f.check, f.result, f.evidence] for check in checks for f in c
     assert results["NPU driver"][0] == "problem"
 
 
-def test_a_torch_npu_of_another_torch_is_found(tmp_path):
+def test_a_torch_npu_of_another_torch_is_found(tmp_path: Any) -> None:
     code = """
 import json
 from agentrig.doctor import Situation

@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.slow
 
 
-def doctor(*arguments: str, paths: list[Path], **environ: str) -> dict:
+def doctor(*arguments: str, paths: list[Path], **environ: str) -> dict[str, dict[str, str]]:
     """Run the doctor in a process that finds more distributions; return its findings by check."""
     python_path = os.pathsep.join(str(p) for p in paths)
     done = subprocess.run(
@@ -27,7 +28,7 @@ def doctor(*arguments: str, paths: list[Path], **environ: str) -> dict:
     return {f["check"]: f for f in report["findings"]}
 
 
-def test_torch_npu_without_cann_breaks_torch_and_only_the_doctors_subprocess(wheel):
+def test_torch_npu_without_cann_breaks_torch_and_only_the_doctors_subprocess(wheel: Any) -> None:
     import torch
 
     number = torch.__version__.partition("+")[0]
@@ -43,7 +44,7 @@ def test_torch_npu_without_cann_breaks_torch_and_only_the_doctors_subprocess(whe
         assert "pip uninstall torch_npu" in found[check]["cure"]
 
 
-def test_vllm_ascend_beside_cuda_is_found(wheel, tmp_path):
+def test_vllm_ascend_beside_cuda_is_found(wheel: Any, tmp_path: Any) -> None:
     folder = wheel("vllm-ascend==0.10.0rc1")
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho '0, GPU-a, NVIDIA H200, 143771, 580.82.07'\n")

@@ -4,6 +4,7 @@ import stat
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from agentrig_cuda import Cuda, CudaConfig
@@ -14,7 +15,7 @@ from agentrig.doctor import Situation
 from agentrig.errors import ConfigError
 
 
-def install(folder, name, version, *, entry_points="", modules=None):
+def install(folder: Any, name: Any, version: Any, *, entry_points: Any = "", modules: Any = None) -> Any:
     """Put a distribution that does nothing on a path: metadata and modules, as an installer leaves them."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
@@ -26,7 +27,7 @@ def install(folder, name, version, *, entry_points="", modules=None):
     return folder
 
 
-def test_the_fields_are_separate():
+def test_the_fields_are_separate() -> None:
     cuda = Cuda()
     assert (cuda.name, cuda.vendor, cuda.torch_device) == ("cuda", "NVIDIA", "cuda")
     assert (cuda.collective_backend, cuda.verl_platform) == ("nccl", "nvidia")
@@ -35,19 +36,19 @@ def test_the_fields_are_separate():
     assert cuda.dtypes[0] == "bfloat16"
 
 
-def test_attention_follows_what_is_installed(tmp_path, monkeypatch):
+def test_attention_follows_what_is_installed(tmp_path: Any, monkeypatch: Any) -> None:
     assert Cuda().attention[0] == "sdpa"
     monkeypatch.syspath_prepend(install(tmp_path, "flash-attn", "2.8.3"))
     assert Cuda().attention[0] == "flash_attention_2"
 
 
-def test_attention_can_be_said():
+def test_attention_can_be_said() -> None:
     assert Cuda(config=CudaConfig(attention="eager")).attention == ("eager",)
     with pytest.raises(ConfigError, match="must be in"):
         structure(CudaConfig, {"attention": "flash"}, owner="cuda", section="hardware")
 
 
-def test_a_flash_attention_that_was_built_for_another_torch_is_explained(tmp_path, monkeypatch):
+def test_a_flash_attention_that_was_built_for_another_torch_is_explained(tmp_path: Any, monkeypatch: Any) -> None:
     error = "/x/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"
     modules = {"flash_attn_2_cuda": f"raise ImportError({error!r})\n"}
     install(tmp_path, "flash-attn", "2.8.3", modules=modules)
@@ -62,14 +63,14 @@ def test_a_flash_attention_that_was_built_for_another_torch_is_explained(tmp_pat
     assert "--force-reinstall flash-attn" in finding.cure
 
 
-def test_flash_attention_that_is_asked_for_and_missing_is_a_problem():
-    plan = SimpleNamespace(configs={"hardware": CudaConfig(attention="flash_attention_2")})
+def test_flash_attention_that_is_asked_for_and_missing_is_a_problem() -> None:
+    plan: Any = SimpleNamespace(configs={"hardware": CudaConfig(attention="flash_attention_2")})
     situation = Situation(hardware=Cuda(), plan=plan, versions={})
     (finding,) = check_flash_attention(situation)
     assert finding.result == "problem"
 
 
-def test_vllm_ascend_beside_cuda_is_found(tmp_path, monkeypatch):
+def test_vllm_ascend_beside_cuda_is_found(tmp_path: Any, monkeypatch: Any) -> None:
     points = "[vllm.platform_plugins]\nascend = vllm_ascend:register\n"
     monkeypatch.syspath_prepend(install(tmp_path, "vllm-ascend", "0.10.0rc1", entry_points=points))
     versions = {"vllm-ascend": "0.10.0rc1"}
@@ -81,7 +82,7 @@ def test_vllm_ascend_beside_cuda_is_found(tmp_path, monkeypatch):
     assert left_out.result == "ok"
 
 
-def test_the_doctor_finds_a_cpu_torch_under_cuda(tmp_path):
+def test_the_doctor_finds_a_cpu_torch_under_cuda(tmp_path: Any) -> None:
     """The driver answers (a stand-in nvidia-smi on PATH), and the torch at hand is a real one without CUDA."""
     import torch
 

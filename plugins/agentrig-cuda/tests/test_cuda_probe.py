@@ -1,4 +1,5 @@
 import stat
+from typing import Any
 
 import pytest
 from agentrig_cuda.probe import device_files, parse_smi, probe, visible
@@ -10,10 +11,10 @@ TWO = """\
 
 
 @pytest.fixture
-def host(tmp_path):
+def host(tmp_path: Any) -> Any:
     """A host with its own /dev and its own PATH; `host(smi=...)` puts an nvidia-smi on it."""
 
-    def make(*, files=(), smi=None, status=0, **environ):
+    def make(*, files: Any = (), smi: Any = None, status: Any = 0, **environ: Any) -> Any:
         dev, path = tmp_path / "dev", tmp_path / "bin"
         dev.mkdir(exist_ok=True)
         path.mkdir(exist_ok=True)
@@ -29,14 +30,14 @@ def host(tmp_path):
     return make
 
 
-def test_a_host_without_anything_has_no_gpu_and_no_problem(host):
+def test_a_host_without_anything_has_no_gpu_and_no_problem(host: Any) -> None:
     found = host()
     assert not found.available
     assert found.problems == ()
     assert "not on PATH" in found.evidence[1]
 
 
-def test_two_gpus_are_listed_with_their_memory(host):
+def test_two_gpus_are_listed_with_their_memory(host: Any) -> None:
     found = host(files=("nvidia0", "nvidia1", "nvidiactl"), smi=TWO)
     assert found.available
     assert [d.name for d in found.devices] == ["NVIDIA H200", "NVIDIA H200"]
@@ -44,13 +45,13 @@ def test_two_gpus_are_listed_with_their_memory(host):
     assert "driver 580.82.07" in found.evidence
 
 
-def test_control_files_are_no_devices(tmp_path):
+def test_control_files_are_no_devices(tmp_path: Any) -> None:
     for name in ("nvidiactl", "nvidia-uvm", "nvidia-modeset", "nvidia3"):
         (tmp_path / name).touch()
     assert device_files(tmp_path) == [str(tmp_path / "nvidia3")]
 
 
-def test_a_driver_that_does_not_answer_is_broken(host):
+def test_a_driver_that_does_not_answer_is_broken(host: Any) -> None:
     failure = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
     found = host(smi=failure, status=9)
     assert not found.available
@@ -58,27 +59,27 @@ def test_a_driver_that_does_not_answer_is_broken(host):
     assert "load the kernel module" in found.problems[0]
 
 
-def test_device_files_without_a_driver_are_broken(host):
+def test_device_files_without_a_driver_are_broken(host: Any) -> None:
     found = host(files=("nvidia0",))
     assert not found.available
     assert "--gpus all" in found.problems[0]
 
 
-def test_hidden_gpus_are_not_available_and_no_problem(host):
+def test_hidden_gpus_are_not_available_and_no_problem(host: Any) -> None:
     found = host(files=("nvidia0",), smi=TWO, CUDA_VISIBLE_DEVICES="")
     assert not found.available
     assert found.problems == ()
     assert "shows 0 of 2" in found.evidence[-1]
 
 
-def test_a_gpu_that_is_not_here_is_named(host):
+def test_a_gpu_that_is_not_here_is_named(host: Any) -> None:
     found = host(smi=TWO, CUDA_VISIBLE_DEVICES="1,7")
     assert found.available
     assert len(found.devices) == 1
     assert "use ids from 0 to 1" in found.problems[0]
 
 
-def test_visibility_is_read_as_cuda_reads_it():
+def test_visibility_is_read_as_cuda_reads_it() -> None:
     gpus = parse_smi(TWO)
     assert [g.index for g in visible(gpus, "1,0")] == [1, 0]
     assert [g.index for g in visible(gpus, "0,9,1")] == [0]
@@ -87,5 +88,5 @@ def test_visibility_is_read_as_cuda_reads_it():
     assert visible(gpus, None) == gpus
 
 
-def test_unknown_memory_is_none():
+def test_unknown_memory_is_none() -> None:
     assert parse_smi("0, GPU-a, NVIDIA GB10, [N/A], 580.1\n")[0].memory is None

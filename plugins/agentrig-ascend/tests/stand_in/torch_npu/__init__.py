@@ -4,6 +4,7 @@ It takes torch's spare device slot (PrivateUse1), as the real one does. Collecti
 """
 
 import types
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,12 +12,12 @@ import torch.distributed as dist
 __version__ = "2.13.0"
 
 
-def npu_fusion_attention(*_args, **_kwargs):
+def npu_fusion_attention(*_args: Any, **_kwargs: Any) -> Any:
     raise NotImplementedError("the stand-in computes nothing")
 
 
-def _device_module():
-    module = types.ModuleType("torch.npu")
+def _device_module() -> Any:
+    module: Any = types.ModuleType("torch.npu")
     module.is_available = lambda: True
     module.device_count = lambda: 2
     module.current_device = lambda: 0
@@ -30,11 +31,12 @@ def _device_module():
     return module
 
 
-def _autoload():
+def _autoload() -> Any:
     if hasattr(torch, "npu"):
         return
-    torch.utils.rename_privateuse1_backend("npu")
-    torch._register_device_module("npu", _device_module())
+    spare: Any = torch
+    spare.utils.rename_privateuse1_backend("npu")
+    spare._register_device_module("npu", _device_module())
     if dist.is_available():
         dist.Backend.register_backend(
             "hccl",
