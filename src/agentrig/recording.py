@@ -412,7 +412,10 @@ def _install_langchain() -> None:
 
 def plain(value: Any) -> Any:
     """Return JSON values for anything a node may pass on; what is too long is cut, and says so."""
-    text = json.dumps(value, default=str, ensure_ascii=False)
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):  # keys that are no text, rings
+        text = json.dumps(repr(value), ensure_ascii=False)
     if len(text) > OUTPUT_LIMIT:
         return f"{text[:OUTPUT_LIMIT]} … (cut from {len(text)} characters)"
     return json.loads(text)
