@@ -1,0 +1,460 @@
+"""The tracer, under agents as people write them: SDKs, plain httpx, graphs, threads; nothing asked of the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any, TypedDict
+
+import httpx
+import pytest
+from model_server import ModelServer
+
+import agentrig
+from agentrig import Span, Trace
+from agentrig.recording import OUTPUT_LIMIT, current, plain, recording
+from agentrig.traces import LLM_CALL
+
+openai = pytest.importorskip("openai")
+
+
+def record(agent: Callable[[], Any], *, token_ids: bool = True) -> Trace:
+    with recording("r1", token_ids=token_ids) as recorder:
+        agent()
+    return recorder.trace()
+
+
+def only_call(trace: Trace) -> Span:
+    (call,) = [s for s in trace.spans if s.name == LLM_CALL]
+    return call
+
+
+MESSAGES = [{"role": "user", "content": "Is 3 odd?"}]
+PROMPT_IDS = list(b"Is 3 odd?")
+
+
+@pytest.fixture
+def client(model: ModelServer) -> Iterator[Any]:
+    with openai.OpenAI(base_url=model.url, api_key="secret-key", max_retries=0) as client:
+        yield client
+
+
+def check_call(call: Span) -> None:
+    """A call that is recorded whole: ids, log-probabilities, bodies; and the ids only once."""
+    attributes = call.attributes
+    assert attributes["prompt_token_ids"] == PROMPT_IDS
+    assert attributes["response_token_ids"] == list(b"odd")
+    assert attributes["response_logprobs"] == [-0.25] * 3
+    assert attributes["request"]["messages"] == MESSAGES
+    assert attributes["response"]["choices"][0]["message"]["content"] == "odd"
+    assert attributes["finish_reason"] == "stop"
+    assert "token_ids" not in attributes["response"]["choices"][0]
+    assert call.error is None
+    assert call.end >= call.start
+
+
+def test_the_openai_client(model: ModelServer, client: Any) -> None:
+    seen: list[Any] = []
+
+    def agent() -> None:
+        seen.append(client.chat.completions.create(model="m", messages=MESSAGES, temperature=0.5))
+
+    call = only_call(record(agent))
+    check_call(call)
+    assert call.attributes["request"]["temperature"] == 0.5
+    assert call.attributes["gen_ai.response.id"] == seen[0].id
+    (body,) = model.bodies()
+    assert (body["return_token_ids"], body["logprobs"], body["temperature"]) == (True, True, 0.5)
+    assert seen[0].choices[0].message.content == "odd"
+    assert seen[0].choices[0].logprobs is None  # it did not ask for them: it need not parse them
+    assert "secret-key" not in str(call.attributes)
+
+
+def test_what_the_agent_itself_asked_for_reaches_it(model: ModelServer, client: Any) -> None:
+    seen: list[Any] = []
+
+    def agent() -> None:
+        extra = {"return_token_ids": True}
+        seen.append(client.chat.completions.create(model="m", messages=MESSAGES, logprobs=True, extra_body=extra))
+
+    check_call(only_call(record(agent)))
+    assert [t.logprob for t in seen[0].choices[0].logprobs.content] == [-0.25] * 3
+    assert seen[0].choices[0].token_ids == list(b"odd")
+
+
+def test_an_asynchronous_client(model: ModelServer) -> None:
+    async def ask() -> None:
+        async with openai.AsyncOpenAI(base_url=model.url, api_key="x") as client:
+            reply = await client.chat.completions.create(model="m", messages=MESSAGES)
+            assert reply.choices[0].message.content == "odd"
+
+    check_call(only_call(record(lambda: asyncio.run(ask()))))
+
+
+def test_a_stream(model: ModelServer, client: Any) -> None:
+    text: list[str] = []
+
+    def agent() -> None:
+        stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+        text.extend(event.choices[0].delta.content or "" for event in stream)
+
+    check_call(only_call(record(agent)))
+    assert text == ["o", "d", "d"]
+
+
+def test_an_asynchronous_stream(model: ModelServer) -> None:
+    text: list[str] = []
+
+    async def ask() -> None:
+        async with openai.AsyncOpenAI(base_url=model.url, api_key="x") as client:
+            stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+            text.extend([event.choices[0].delta.content or "" async for event in stream])
+
+    check_call(only_call(record(lambda: asyncio.run(ask()))))
+    assert text == ["o", "d", "d"]
+
+
+def test_a_stream_that_the_agent_breaks_off(model: ModelServer, client: Any) -> None:
+    def agent() -> None:
+        with client.chat.completions.create(model="m", messages=MESSAGES, stream=True) as stream:
+            next(iter(stream))
+
+    call = only_call(record(agent))
+    assert call.attributes["response"]["choices"][0]["message"]["content"].startswith("o")
+
+
+def test_plain_httpx_and_whatever_else_it_sends(model: ModelServer) -> None:
+    def agent() -> None:
+        assert httpx.get(f"{model.url}/models").status_code == 200
+        reply = httpx.post(
+            f"{model.url}/chat/completions", json={"messages": MESSAGES}, headers={"authorization": "Bearer k"}
+        )
+        assert "token_ids" not in reply.json()["choices"][0]
+        assert reply.json()["choices"][0]["message"]["content"] == "odd"
+
+    check_call(only_call(record(agent)))
+    assert model.requests[0][1]["authorization"] == "Bearer k"
+
+
+def test_nothing_is_asked_for_when_the_endpoint_has_no_token_ids(model: ModelServer, client: Any) -> None:
+    call = only_call(record(lambda: client.chat.completions.create(model="m", messages=MESSAGES), token_ids=False))
+    assert not {"return_token_ids", "logprobs"} & set(model.bodies()[0])
+    assert "response_token_ids" not in call.attributes
+    assert call.attributes["response"]["choices"][0]["message"]["content"] == "odd"
+
+
+def test_nothing_is_changed_outside_of_a_rollout(model: ModelServer, client: Any) -> None:
+    record(lambda: None)  # the taps are in place
+    client.chat.completions.create(model="m", messages=MESSAGES)
+    assert not {"return_token_ids", "logprobs"} & set(model.bodies()[0])
+    assert current() is None
+
+
+@pytest.mark.parametrize("status", [400, 429, 503])
+def test_an_error_status_is_recorded_and_reaches_the_agent(model: ModelServer, client: Any, status: int) -> None:
+    def agent() -> None:
+        with pytest.raises(openai.APIStatusError):
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": f"[status={status}]"}])
+
+    trace = record(agent)
+    call = only_call(trace)
+    assert call.error is not None
+    assert f"HTTP {status}" in call.error
+    assert f"asked for {status}" in call.error
+    assert trace.llm_calls() == []
+
+
+def test_a_server_that_is_not_there(model: ModelServer) -> None:
+    def agent() -> None:
+        with pytest.raises(httpx.ConnectError):
+            httpx.post("http://127.0.0.1:9/v1/chat/completions", json={"messages": MESSAGES})
+
+    call = only_call(record(agent))
+    assert call.error is not None
+    assert call.error.startswith("ConnectError")
+
+
+def test_a_named_part_of_a_plain_agent(model: ModelServer, client: Any) -> None:
+    def ask() -> None:
+        client.chat.completions.create(model="m", messages=MESSAGES)
+
+    def agent() -> None:
+        with agentrig.span("plan"):
+            with agentrig.span("write"):
+                ask()
+            ask()
+        ask()
+
+    trace = record(agent)
+    assert [trace.nodes(c) for c in trace.llm_calls()] == [["write", "plan"], ["plan"], []]
+
+
+def test_a_named_part_that_fails_carries_its_error(model: ModelServer, client: Any) -> None:
+    def agent() -> None:
+        with pytest.raises(ValueError, match="no"), agentrig.span("plan"):
+            raise ValueError("no")
+        client.chat.completions.create(model="m", messages=MESSAGES)
+
+    trace = record(agent)
+    assert next(s.error for s in trace.spans if s.node == "plan") == "ValueError: no"
+    assert trace.nodes(trace.llm_calls()[0]) == []
+
+
+def test_a_span_outside_of_a_rollout_does_nothing() -> None:
+    with agentrig.span("plan"):
+        assert current() is None
+
+
+def test_threads_that_copy_the_context_are_seen(model: ModelServer, client: Any) -> None:
+    def ask() -> None:
+        client.chat.completions.create(model="m", messages=MESSAGES)
+
+    async def many() -> None:
+        await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(3)))
+
+    def agent() -> None:
+        with agentrig.span("plan"):
+            context = copy_context()
+            thread = threading.Thread(target=context.run, args=(ask,))
+            thread.start()
+            thread.join()
+            asyncio.run(many())
+
+    trace = record(agent)
+    assert [trace.nodes(c) for c in trace.llm_calls()] == [["plan"]] * 4
+
+
+def test_rollouts_at_once_do_not_mix(model: ModelServer, client: Any) -> None:
+    def rollout(i: int) -> Trace:
+        def agent() -> None:
+            for _ in range(3):
+                with agentrig.span(f"node-{i}"):
+                    client.chat.completions.create(model="m", messages=[{"role": "user", "content": f"number {i}"}])
+
+        return record(agent)
+
+    with ThreadPoolExecutor(8) as threads:
+        traces = list(threads.map(rollout, range(8)))
+    for i, trace in enumerate(traces):
+        assert [trace.nodes(c) for c in trace.llm_calls()] == [[f"node-{i}"]] * 3
+        assert {bytes(c.attributes["prompt_token_ids"]).decode() for c in trace.llm_calls()} == {f"number {i}"}
+
+
+# --- LangGraph -------------------------------------------------------------------------------------
+
+
+class State(TypedDict):
+    question: str
+    answer: str
+    turns: int
+
+
+def match(trace: Trace, pattern: str) -> list[str]:
+    """Return the nodes of the triplets that the real adapter keeps."""
+    from agentrig.plugins import load
+
+    component = load().find("adapter", "agent-match")
+    spec: Any = component.spec
+    return [t.node for t in spec.build(spec.config(match=pattern))(trace)]
+
+
+def chat(model: ModelServer, client: httpx.AsyncClient | None = None) -> Any:
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(base_url=model.url, api_key="x", model="m", max_retries=0, http_async_client=client)
+
+
+def graph(model: ModelServer, client: httpx.AsyncClient | None = None) -> Any:
+    """write (a chain inside the node) → check → write again while `turns` < 2, over a conditional edge."""
+    from langchain_core.output_parsers import StrOutputParser
+    from langchain_core.prompts import ChatPromptTemplate
+    from langgraph.graph import END, START, StateGraph
+
+    llm = chat(model, client)
+    chain = ChatPromptTemplate.from_messages([("user", "{question}")]) | llm | StrOutputParser()
+
+    def write_query(state: State) -> dict[str, Any]:
+        return {"answer": chain.invoke({"question": state["question"]}), "turns": state["turns"] + 1}
+
+    def check_query(state: State) -> dict[str, Any]:
+        return {"answer": state["answer"] + str(llm.invoke("right?").content)}
+
+    async def awrite_query(state: State) -> dict[str, Any]:
+        return {"answer": await chain.ainvoke({"question": state["question"]}), "turns": state["turns"] + 1}
+
+    async def acheck_query(state: State) -> dict[str, Any]:
+        reply = await llm.ainvoke("right?")
+        return {"answer": state["answer"] + str(reply.content)}
+
+    def route(state: State) -> str:
+        return END if state["turns"] >= 2 else "write_query"
+
+    builder = StateGraph(State)
+    builder.add_node("write_query", awrite_query if client else write_query)
+    builder.add_node("check_query", acheck_query if client else check_query)
+    builder.add_edge(START, "write_query")
+    builder.add_edge("write_query", "check_query")
+    builder.add_conditional_edges("check_query", route)
+    return builder.compile()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_graph_needs_no_callback(model: ModelServer, asynchronous: bool) -> None:
+    start = {"question": "Is 3 odd?", "answer": "", "turns": 0}
+
+    async def run() -> Any:
+        async with httpx.AsyncClient() as client:
+            return await graph(model, client).ainvoke(start)
+
+    def agent() -> None:
+        found = asyncio.run(run()) if asynchronous else graph(model).invoke(start)
+        assert found["answer"] == "oddodd"
+
+    trace = record(agent)
+    calls = trace.llm_calls()
+    assert ["write_query" in trace.nodes(c) for c in calls] == [True, False, True, False]
+    assert ["check_query" in trace.nodes(c) for c in calls] == [False, True, False, True]
+    assert "RunnableSequence" in trace.nodes(calls[0])
+    check_call(calls[0])
+    assert match(trace, "write") == ["write_query"] * 2
+    assert match(trace, "check") == ["check_query"] * 2
+    assert match(trace, "^write_query$|check") == ["write_query", "check_query"] * 2
+    assert match(trace, "rewrite") == []
+    nodes = [s for s in trace.spans if s.node in ("write_query", "check_query")]
+    assert nodes[0].attributes["output"] == {"answer": "odd", "turns": 1}
+    assert all(s.error is None for s in trace.spans)
+
+
+def test_the_routing_of_a_conditional_edge_is_no_parent_of_what_follows(model: ModelServer) -> None:
+    trace = record(lambda: graph(model).invoke({"question": "?", "answer": "", "turns": 0}))
+    by_id = {s.id: s for s in trace.spans}
+    top = [s for s in trace.spans if s.node in ("write_query", "check_query")]
+    assert {by_id[s.parent].node for s in top if s.parent} == {"LangGraph"}
+    assert all(s.parent in by_id for s in trace.spans if s.parent)
+
+
+def test_a_node_that_raises(model: ModelServer) -> None:
+    from langgraph.graph import END, START, StateGraph
+
+    def explode(state: State) -> dict[str, Any]:
+        chat(model).invoke("first")
+        raise ValueError("no such table")
+
+    builder = StateGraph(State)
+    builder.add_node("write_query", explode)
+    builder.add_edge(START, "write_query")
+    builder.add_edge("write_query", END)
+    compiled = builder.compile()
+
+    def agent() -> None:
+        with pytest.raises(ValueError, match="no such table"):
+            compiled.invoke({"question": "?", "answer": "", "turns": 0})
+        chat(model).invoke("afterwards")
+
+    trace = record(agent)
+    assert next(s.error for s in trace.spans if s.node == "write_query") == "ValueError: no such table"
+    assert trace.nodes(trace.llm_calls()[-1]) == []  # what follows is not under the node that ended
+
+
+def test_calls_that_a_node_makes_in_parallel(model: ModelServer) -> None:
+    from langchain_core.runnables import RunnableLambda
+    from langgraph.graph import END, START, StateGraph
+
+    llm = chat(model)
+
+    def plan(state: State) -> dict[str, Any]:
+        llm.batch(["one", "two", "three"])
+        RunnableLambda(lambda text: llm.invoke(text)).batch(["four", "five"])
+        return {"answer": "done"}
+
+    builder = StateGraph(State)
+    builder.add_node("plan", plan)
+    builder.add_edge(START, "plan")
+    builder.add_edge("plan", END)
+    compiled = builder.compile()
+    trace = record(lambda: compiled.invoke({"question": "?", "answer": "", "turns": 0}))
+    assert len(trace.llm_calls()) == 5
+    assert match(trace, "plan") == ["plan"] * 5
+
+
+def test_branches_that_run_at_once_keep_their_own_calls(model: ModelServer) -> None:
+    from langgraph.graph import END, START, StateGraph
+
+    class Both(TypedDict, total=False):
+        question: str
+        left: str
+        right: str
+
+    llm = chat(model)
+
+    def side(name: str) -> Callable[[Both], dict[str, Any]]:
+        def node(state: Both) -> dict[str, Any]:
+            return {name: llm.invoke(f"[sleep=0.05] {name}").content}
+
+        return node
+
+    builder = StateGraph(Both)
+    for name in ("left", "right"):
+        builder.add_node(f"go_{name}", side(name))
+        builder.add_edge(START, f"go_{name}")
+        builder.add_edge(f"go_{name}", END)
+    compiled = builder.compile()
+    trace = record(lambda: compiled.invoke({"question": "?"}))
+    for call in trace.llm_calls():
+        name = call.attributes["request"]["messages"][-1]["content"].split()[-1]
+        assert trace.nodes(call)[0] == f"go_{name}"
+    assert len(trace.llm_calls()) == 2
+
+
+def test_a_call_after_a_graph_is_not_under_it(model: ModelServer, client: Any) -> None:
+    def agent() -> None:
+        graph(model).invoke({"question": "?", "answer": "", "turns": 1})
+        client.chat.completions.create(model="m", messages=MESSAGES)
+
+    trace = record(agent)
+    assert trace.nodes(trace.llm_calls()[-1]) == []
+
+
+def test_a_tool_is_a_span(model: ModelServer) -> None:
+    from langchain_core.tools import tool
+
+    @tool
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    trace = record(lambda: add.invoke({"a": 1, "b": 2}))
+    (span,) = [s for s in trace.spans if s.name == "tool"]
+    assert (span.attributes["tool.name"], span.attributes["output"]) == ("add", 3)
+
+
+# --- values ----------------------------------------------------------------------------------------
+
+
+def test_a_span_that_never_ends_is_closed_with_an_error() -> None:
+    with recording("r", token_ids=False) as recorder:
+        recorder.open("x", None, "chain.chain", {})
+    assert next(s.error for s in recorder.trace().spans if s.id == "x") == "never ended"
+
+
+def test_long_outputs_are_cut_and_say_so() -> None:
+    cut = plain({"text": "x" * 2 * OUTPUT_LIMIT})
+    assert len(cut) < OUTPUT_LIMIT + 100
+    assert cut.endswith(f"(cut from {2 * OUTPUT_LIMIT + 12} characters)")
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [({"a": (1, 2)}, {"a": [1, 2]}), ({1: "x"}, {"1": "x"}), (b"x", "b'x'"), ({(1, 2): 3}, "{(1, 2): 3}")],
+)
+def test_anything_becomes_json(value: Any, kept: Any) -> None:
+    assert plain(value) == kept
+
+
+def test_values_that_hold_themselves_do_not_break_a_rollout() -> None:
+    ring: dict[str, Any] = {}
+    ring["me"] = ring
+    assert plain(ring) == "{'me': {...}}"
