@@ -115,7 +115,7 @@ class Cuda(Hardware):
                     "TransferQueue": "==0.1.11",
                 },
                 algorithms=("verl",),
-                source="GRPO steps on one H200",
+                source="GRPO steps of a 1.5B model on one H200",
                 clashes=(
                     "agentops 0.4 wants packaging<25 and TransferQueue, by pyvers, packaging>=25: "
                     "keep packaging 25, which agentops runs with",
@@ -123,10 +123,10 @@ class Cuda(Hardware):
             ),
             Stack(
                 name="torch 2.11 on CUDA",
-                proof="hardware-tested",
+                proof="contract-tested",
                 versions={"python": "==3.12.*", "torch": "==2.11.*", "transformers": ">=5.10,<6"},
                 algorithms=("grpo",),
-                source="forward and backward passes on one H200",
+                source="forward and backward passes of these two on one H200, no whole run",
             ),
         )
 
