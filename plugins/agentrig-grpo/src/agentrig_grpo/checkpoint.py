@@ -27,16 +27,20 @@ itself writes `TokenizersBackend`, which older loaders refuse."""
 
 
 def load_tokenizer(directory: str | Path) -> Any:
-    """Return the tokenizer of a local Hugging Face directory.
+    """Return the tokenizer of a local Hugging Face directory, exactly as its `tokenizer.json` says.
+
+    For some model types (Qwen2 among them) transformers 5's `AutoTokenizer` puts the family's own
+    pre-tokenizer in the file's place, which cuts text otherwise than a tokenizer of one's own does.
 
     Raises:
         FileNotFoundError: There is no such directory, or no tokenizer in it.
         ValueError: The tokenizer has no chat template.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     directory = _existing(directory, "tokenizer_config.json")
-    tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    loader: Any = PreTrainedTokenizerFast if (directory / "tokenizer.json").is_file() else AutoTokenizer
+    tokenizer = loader.from_pretrained(str(directory), local_files_only=True)
     if not tokenizer.chat_template:
         raise ValueError(f"the tokenizer of {directory} has no chat template; put one into its tokenizer_config.json")
     return tokenizer

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import attrs
+import httpx
+import pytest
+import torch
+from agentrig_grpo import build, register_algorithms
+from agentrig_grpo.algorithm import Grpo, check_device
+from agentrig_grpo.config import GrpoConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentrig import Outcome, Score, Task, Trace, Triplet
+from agentrig.algorithms import Rollout
+from agentrig.errors import AgentrigError, ConfigError
+from agentrig.hardware import Cpu, CpuConfig
+
+TARGET = 42
+CPU = Cpu(config=CpuConfig(threads=1))
+
+
+class FakeSession:
+    """A session whose agent asks once and is paid for each TARGET token; over the real server."""
+
+    def __init__(self, directory, *, checkpoint=None, first_step=1, stop_after=None):
+        self.train_tasks = [Task(id=str(i), input={"question": f"name {i}"}) for i in range(12)]
+        self.directory, self.hardware, self.seed = directory, CPU, 3
+        self.first_step, self.checkpoint, self.stopping = first_step, checkpoint, False
+        self.stop_after = stop_after
+        self.calls, self.lines, self.reports, self.saved, self.validated = [], [], {}, {}, {}
+        directory.mkdir(exist_ok=True)
+
+    def plan_steps(self, steps):
+        self.calls.append(("plan", steps))
+
+    def rollouts(self, tasks, *, n, endpoint, step, mode="train"):
+        assert endpoint.token_ids
+        with httpx.Client(base_url=endpoint.base_url, timeout=60) as client, ThreadPoolExecutor(8) as pool:
+            jobs = [(task, i) for task in tasks for i in range(n)]
+            return list(pool.map(lambda job: self.one(client, endpoint, step, mode, *job), jobs))
+
+    def one(self, client, endpoint, step, mode, task, i):
+        body = {
+            "model": endpoint.model,
+            "messages": [{"role": "user", "content": task.input["question"]}],
+            "logprobs": True,
+            "return_token_ids": True,
+            **endpoint.sampling,
+        }
+        answer = client.post("/chat/completions", json=body).json()
+        (choice,) = answer["choices"]
+        ids = choice["token_ids"]
+        value = ids.count(TARGET) / body["max_tokens"]
+        failed = mode == "train" and i == 0 and task.id == "0"
+        triplet = Triplet(
+            prompt_ids=answer["prompt_token_ids"],
+            response_ids=ids,
+            logprobs=[c["logprob"] for c in choice["logprobs"]["content"]],
+            reward=value,
+        )
+        return Rollout(
+            id=f"{step}-{task.id}-{i}",
+            task=task,
+            group=task.id,
+            mode=mode,
+            step=step,
+            outcome=Outcome(failure="llm-error") if failed else Outcome(answer=choice["message"]["content"]),
+            score=None if failed else Score.ok(value),
+            trace=Trace(rollout_id="x"),
+            triplets=() if failed else (triplet,),
+        )
+
+    def mean(self, endpoint, step, mode):
+        rollouts = self.rollouts(self.train_tasks, n=1, endpoint=endpoint, step=step, mode=mode)
+        return sum(r.value for r in rollouts) / len(rollouts)
+
+    def validate(self, endpoint, *, step):
+        assert endpoint.sampling["temperature"] == 0.0
+        self.calls.append(("validate", step))
+        self.validated[step] = self.mean(endpoint, step, "validation")
+        return self.validated[step]
+
+    def report(self, endpoint, *, when, step):
+        assert endpoint.sampling["temperature"] == 0.0
+        self.calls.append(("report", when, step))
+        self.reports[when] = self.mean(endpoint, step, "report")
+        return self.reports[when]
+
+    def end_step(self, step, *, metrics, time_s):
+        self.calls.append(("end", step))
+        self.lines.append({"step": step, **metrics, "time_s": dict(time_s)})
+        self.stopping = step == self.stop_after
+
+    def save_checkpoint(self, step, write, *, keep=False):
+        self.calls.append(("save", step, keep))
+        directory = self.directory / f"step-{step}-{len(self.calls)}"
+        write(directory)
+        self.saved[step] = directory
+        return directory
+
+
+def config_of(model_dir, **more):
+    settings = {"steps": 10, "tasks_per_step": 6, "group_size": 6, "lr": 1e-2, "max_tokens": 6, "validate_every": 5}
+    return GrpoConfig(model=str(model_dir), **{**settings, "save_every": 4, **more})
+
+
+def test_a_model_learns_through_the_whole_loop(model_dir, tmp_path):
+    session = FakeSession(tmp_path / "run")
+    Grpo(config_of(model_dir)).run(session)
+    assert session.reports["after"] > session.reports["before"] + 0.5
+    assert session.calls[:3] == [("plan", 10), ("report", "before", 0), ("validate", 0)]
+    assert session.calls[-3:] == [("end", 10), ("save", 10, True), ("report", "after", 10)]
+    assert [c for c in session.calls if c[0] == "validate"] == [("validate", 0), ("validate", 5), ("validate", 10)]
+    assert sorted(session.saved) == [4, 8, 10]
+    for line in session.lines:
+        figures = "loss clip_fraction ratio_mean ratio_max entropy kl grad_norm lr weight_change trained_tokens"
+        assert not set(figures.split()) - set(line)
+        if not line["updates"]:  # every group was of one mind: there was nothing left to learn
+            continue
+        assert line["learner_tokens_per_s"] > 0
+        assert line["ratio_max"] == pytest.approx(1.0, abs=2e-3), "the server samples with the learner's weights"
+        assert line["weight_change"] > 0
+        assert {"update", "push"} <= set(line["time_s"])
+    learned = [line for line in session.lines if line["updates"]]
+    assert len(learned) >= 5
+    assert learned[-1]["entropy"] < learned[0]["entropy"]
+
+    # Other loaders take the checkpoint, and it is what was reported.
+    directory = session.saved[10]
+    tokenizer, model = AutoTokenizer.from_pretrained(directory), AutoModelForCausalLM.from_pretrained(directory)
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    messages = session.train_tasks[0].input["question"]
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": messages}], add_generation_prompt=True, return_tensors="pt", return_dict=False
+    )
+    out = model.generate(prompt, max_new_tokens=6, do_sample=False)
+    assert out[0, prompt.shape[1] :].tolist().count(TARGET) >= 3
+    with Grpo(config_of(model_dir)).serve(hardware=CPU, checkpoint=directory) as endpoint:
+        assert session.mean(endpoint, 0, "report") == session.reports["after"]
+        assert endpoint.sampling["temperature"] == 0.0
+
+
+def test_a_resumed_run_is_the_unbroken_run(model_dir, tmp_path):
+    config = config_of(model_dir, steps=4, save_every=2, validate_every=0, lr=1e-3)
+    whole, first = FakeSession(tmp_path / "whole"), FakeSession(tmp_path / "first", stop_after=2)
+    Grpo(config).run(whole)
+    Grpo(config).run(first)
+    assert [c[0] for c in first.calls].count("end") == 2
+    assert ("report", "after", 2) not in first.calls
+    second = FakeSession(tmp_path / "second", checkpoint=first.saved[2], first_step=3)
+    Grpo(config).run(second)
+    assert ("report", "before", 0) not in second.calls
+    lines = [*first.lines, *second.lines]
+    for ours, theirs in zip(whole.lines, lines, strict=True):
+        for figure in ("step", "trained_tokens", "loss", "weight_change", "entropy"):
+            assert ours[figure] == pytest.approx(theirs[figure], rel=1e-4, abs=1e-6), figure
+    assert second.reports["after"] == whole.reports["after"]
+
+
+def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_path):
+    class Worsening(FakeSession):
+        def validate(self, endpoint, *, step):
+            super().validate(endpoint, step=step)
+            return {0: 0.1, 1: 0.9, 2: 0.5, 3: 0.4}[step]
+
+    session = Worsening(tmp_path / "run")
+    Grpo(config_of(model_dir, steps=3, validate_every=1, save_every=1, final="best")).run(session)
+    last = [c for c in session.calls if c[0] == "save"][-2:]
+    assert last == [("save", 3, True), ("save", 3, True)]
+    best = torch.load(session.saved[3] / "trainer" / "best.pt", weights_only=True)
+    assert (best["step"], best["accuracy"]) == (1, 0.9)
+    held = AutoModelForCausalLM.from_pretrained(session.saved[3]).state_dict()
+    first = AutoModelForCausalLM.from_pretrained(session.saved[1]).state_dict()
+    assert all(torch.equal(held[name], tensor) for name, tensor in first.items())
+
+
+def test_lora_trains_end_to_end(model_dir, tmp_path):
+    session = FakeSession(tmp_path / "run")
+    config = config_of(model_dir, steps=2, validate_every=0, lora_rank=4, kl_coef=0.01, save_every=1)
+    Grpo(config).run(session)
+    assert all(line["ratio_max"] == pytest.approx(1.0, abs=2e-3) for line in session.lines)
+    resumed = FakeSession(tmp_path / "resumed", checkpoint=session.saved[1], first_step=2)
+    Grpo(config).run(resumed)
+    assert resumed.lines[0]["loss"] == pytest.approx(session.lines[1]["loss"], rel=1e-3, abs=1e-6)
+
+
+def test_each_trained_call_gets_its_rollouts_advantage(model_dir):
+    def rollout(i, value, calls, failed=False):
+        return Rollout(
+            id=str(i),
+            task=Task(id="t", input={}),
+            group="g",
+            mode="train",
+            step=1,
+            outcome=Outcome(failure="deadline") if failed else Outcome(answer=""),
+            score=None if failed else Score.ok(value),
+            trace=Trace(rollout_id=str(i)),
+            triplets=[Triplet(prompt_ids=[1], response_ids=[c]) for c in range(calls)],
+        )
+
+    rollouts = [rollout(0, 0.0, 6), rollout(1, 1.0, 1), rollout(2, 1.0, 2, failed=True)]
+    samples = Grpo(config_of(model_dir)).samples(rollouts)
+    # A baseline over calls would be 1/7, and the busy rollout would hardly be blamed.
+    assert [(s.rollout, s.advantage) for s in samples] == [(0, -0.5)] * 6 + [(1, 0.5)]
+
+
+def test_a_broken_accelerator_is_never_replaced_by_the_cpu():
+    @attrs.frozen(kw_only=True)
+    class Broken(Cpu):
+        name: str = "xpu"
+        torch_device: str = "xpu"
+        torch_cure: str = "install the build for xpu"
+        dtypes: tuple[str, ...] = ("bfloat16",)
+
+    with pytest.raises(AgentrigError, match="cannot use the device 'xpu': install the build for xpu"):
+        check_device(Broken(), "auto")
+    with pytest.raises(AgentrigError, match="no-such-device"):
+        check_device(attrs.evolve(Broken(), torch_device="no-such-device"), "auto")
+    assert check_device(CPU, "auto") == "float32"
+
+
+def test_the_spec_builds_and_bad_settings_are_refused(tmp_path):
+    (spec,) = register_algorithms()
+    assert isinstance(build(spec.config()), Grpo)
+    with pytest.raises(ValueError, match="group_size"):
+        GrpoConfig(group_size=1)
+    with pytest.raises(ConfigError, match="no shipped model is called so"):
+        Grpo(GrpoConfig(model=str(tmp_path))).run(FakeSession(tmp_path / "run"))
+    assert spec.workload(GrpoConfig(model=str(tmp_path / "none"))) is None

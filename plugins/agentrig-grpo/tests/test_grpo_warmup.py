@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from agentrig_grpo import checkpoint
+from agentrig_grpo.warmup import Example, encode, new_model, read_examples, warm_up
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+DATA = [
+    {"messages": [{"role": "user", "content": f"name {i}"}], "completion": f"select {chr(97 + i)}"} for i in range(6)
+]
+
+
+def test_examples_end_with_the_end_of_turn(tokenizer):
+    example = encode(tokenizer, DATA[0])
+    assert tokenizer.decode(example.prompt_ids) == "<|user|>name 0<|end|>\n<|assistant|>"
+    assert tokenizer.decode(example.response_ids) == "select a<|end|>"
+    ids = {"prompt_ids": [5, 6], "completion_ids": [7]}
+    assert encode(tokenizer, ids) == Example([5, 6], [7])
+    with pytest.raises(ValueError, match=r"this has \['prompt'\]"):
+        encode(tokenizer, {"prompt": "x"})
+
+
+def test_it_learns_and_repeats_itself(tokenizer, model_dir):
+    def run(seed):
+        model = new_model(AutoConfig.from_pretrained(model_dir), tokenizer, seed=seed)
+        stats = warm_up(model, tokenizer, DATA, epochs=60, lr=3e-3, tokens_per_batch=64, seed=seed, log=None)
+        return model, stats
+
+    model, stats = run(1)
+    assert stats.losses[-1] < 0.1 < stats.losses[0]
+    assert len(stats.losses) == 60
+    assert stats.completion_tokens == 60 * sum(len(encode(tokenizer, e).response_ids) for e in DATA)
+    prompt = torch.tensor([encode(tokenizer, DATA[3]).prompt_ids])
+    out = model.generate(prompt, max_new_tokens=8, do_sample=False)
+    assert tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True) == "select d"
+    again, other = run(1), run(2)
+    assert again[1].losses == stats.losses
+    assert other[1].losses != stats.losses
+
+
+def test_the_loss_is_on_the_completion_only(tokenizer, make_model):
+    example = Example([5, 6, 7], [8, 9])
+    model = make_model()
+    with torch.no_grad():
+        logits = model(torch.tensor([[5, 6, 7, 8, 9]])).logits[0]
+        expected = torch.nn.functional.cross_entropy(logits[2:4], torch.tensor([8, 9]))
+    stats = warm_up(make_model(), tokenizer, [example], log=None)
+    assert stats.losses[0] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_limits_are_kept_and_mistakes_named(tokenizer, make_model, tmp_path):
+    stats = warm_up(make_model(), tokenizer, DATA, epochs=1e4, max_seconds=1.0, log=None)
+    assert 0.9 < stats.wall_s < 10
+    assert stats.steps < 1e4
+    with pytest.raises(ValueError, match="no examples"):
+        warm_up(make_model(), tokenizer, [])
+    with pytest.raises(ValueError, match="float16"):
+        warm_up(make_model(), tokenizer, DATA, dtype="float16")
+    with pytest.raises(ValueError, match="vocab_size is 100"):
+        new_model(make_model(vocab=100).config, tokenizer, seed=0)
+    (tmp_path / "bad.jsonl").write_text('{"a": 1}\n[1]\n')
+    with pytest.raises(ValueError, match="line 2 is not a JSON object"):
+        read_examples(tmp_path / "bad.jsonl")
+
+
+def test_the_command_makes_a_model_that_others_load(tokenizer, model_dir, tmp_path):
+    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps(e) for e in DATA))
+    command = [sys.executable, "-m", "agentrig_grpo.warmup", "--model-config", model_dir, "--out", tmp_path / "out"]
+    command += ["--data", tmp_path / "data.jsonl", "--epochs", "2"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "tokens/s" in done.stdout
+    tokenizer_ = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer_.chat_template == tokenizer.chat_template
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    again = checkpoint.load_model(tmp_path / "out")
+    torch.testing.assert_close(again.state_dict(), model.state_dict())
+
+
+def test_a_directory_that_is_none_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such directory"):
+        checkpoint.load_model(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer_config\.json"):
+        checkpoint.load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_is_what_its_file_says(make_model, tokenizer, tmp_path):
+    from tokenizers import Regex, pre_tokenizers
+
+    own = copy.deepcopy(tokenizer)
+    backend = own.backend_tokenizer
+    numbers = pre_tokenizers.Split(Regex(r"[0-9]+|[^0-9]"), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([numbers, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    checkpoint.save(make_model(), own, tmp_path / "first")
+    loaded = checkpoint.load_tokenizer(tmp_path / "first")
+    assert loaded.tokenize("where 25") == own.tokenize("where 25") != tokenizer.tokenize("where 25")
+    assert len(loaded) == len(own), "Qwen2's own class would add a token that the model doesn't have"
+    checkpoint.save(make_model(), loaded, tmp_path / "second")
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        assert (tmp_path / "second" / name).read_text() == (tmp_path / "first" / name).read_text()
+    checkpoint.save(make_model(), loaded, tmp_path / "half", dtype=torch.bfloat16)
+    config = json.loads((tmp_path / "half" / "config.json").read_text())
+    assert (config["dtype"], config["architectures"]) == ("bfloat16", ["Qwen2ForCausalLM"])
