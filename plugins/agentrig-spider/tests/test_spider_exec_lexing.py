@@ -6,15 +6,14 @@ import re
 import warnings
 
 import pytest
+from agentrig_spider.rewards.lexing import official_text, order_matters
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from agentrig_spider.rewards.lexing import official_text, order_matters
 
 sqlparse = pytest.importorskip("sqlparse", reason="the official evaluator's parser is the reference here")
 
 PIECES = [
-    *"()[];,.*'\"`\\$#@%?:-+/|<>=~!&^ \t\n\r\xa0é¨´İſK_",
+    *"()[];,.*'\"`\\$#@%?:-+/|<>=~!&^ \t\n\r\xa0é¨\u00b4İ\u017fK_",
     *("distinct", "DISTINCT", "DiStInCt", "distinctrow", "xdistinct", "distinct1", "T1.distinct", "distinct("),
     *("--", "/*", "*/", "# ", "--+", "/*+", "''", '""', "\\'", '\\"', "$$", "$a$", "%s", "%(x)s", ":=", "::", "->>"),
     *("begin", "BEGIN", "end", "END IF", "end loop", "case", "CASE", "if", "loop", "for", "while", "do", "declare"),

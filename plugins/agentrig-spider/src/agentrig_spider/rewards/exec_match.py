@@ -139,13 +139,13 @@ class ExecMatch:
         for (path, _), result in zip(suite, golds, strict=True):
             if result.fetched is None:
                 raise Unsound(f"the gold query fails on {Path(path).name}: {result.failure}")
+        gold_s = time.monotonic() - started
         try:
             text = self._rules.read_prediction(predicted)
         except Refused as error:
             return _verdict(0.0, str(error), executes=False)
         if text == query.text and not is_volatile(text):
             return _verdict(1.0, "the prediction is the gold query")
-        gold_s = time.monotonic() - started
         for (path, mark), result in zip(suite, golds, strict=True):
             assert result.fetched is not None
             # One row more than the gold's shows that there are too many.

@@ -99,11 +99,10 @@ def _run_here(path: str, mark: Fingerprint, sql: str, max_rows: int) -> Fetched:
 
 
 def _run_in_worker(path: str, sql: str, max_rows: int, deadline: float) -> Fetched:
-    budget_s = deadline - time.monotonic()
-    if budget_s <= 0:
+    if time.monotonic() >= deadline:
         raise QueryTimeout("the query ran past its budget")
     try:
-        reply = WORKERS.run(path, sql, max_rows=max_rows, max_bytes=MAX_RESULT_BYTES, budget_s=budget_s)
+        reply = WORKERS.run(path, sql, max_rows=max_rows, max_bytes=MAX_RESULT_BYTES, deadline=deadline)
     except WorkerTimeout:
         raise QueryTimeout("the query ran past its budget") from None
     except WorkerLost:

@@ -28,7 +28,7 @@ CELL_BYTES = 16 << 20
 """Longest string, blob or record."""
 
 STEPS_PER_CHECK = 10_000
-KILL_AFTER_S = 0.1
+KILL_AFTER_S = 0.05
 """How long after its budget a query that doesn't come back ends with the process."""
 
 

@@ -1,0 +1,214 @@
+"""No query can hurt: each ends in time, in little memory, with a typed score, and changes no file."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agentrig_spider import ExecMatch
+from agentrig_spider.rewards import sandbox, sqlite
+from agentrig_spider.rewards.execution import NeedsWorker, run_query
+
+BUDGET_S = 0.5
+SCRIPT = Path(__file__).with_name("hostile_queries.py")
+RIGHT = {"40 identical columns"}
+"""Hostile to the matching alone: the answer is right."""
+
+
+@pytest.fixture(scope="module", params=["official", "strict"])
+def endings(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(BUDGET_S), request.param], capture_output=True, text=True, check=True
+    )
+    assert not done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_no_file_changes(endings: list[dict[str, Any]]) -> None:
+    assert endings[-1] == {"unchanged": True}
+    assert len(endings) > 50
+
+
+def test_all_end_in_time(endings: list[dict[str, Any]]) -> None:
+    late = {ending["name"]: ending["seconds"] for ending in endings[:-1] if ending["seconds"] > BUDGET_S + 0.5}
+    assert not late
+
+
+def test_memory_is_bounded(endings: list[dict[str, Any]]) -> None:
+    large = {ending["name"]: ending["mebibytes"] for ending in endings[:-1] if ending["mebibytes"] > 512}
+    assert not large
+
+
+def test_all_are_the_prediction_s_fault(endings: list[dict[str, Any]]) -> None:
+    for ending in endings[:-1]:
+        expected = 1.0 if ending["name"] in RIGHT else 0.0
+        assert ending["status"] in ("ok", "timeout"), ending
+        assert ending["value"] == expected, ending
+        assert ending["reason"], ending
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "band.sqlite"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT)")
+    connection.executemany("INSERT INTO band VALUES (?, ?)", [(index, f"name {index}" * 9) for index in range(3000)])
+    connection.commit()
+    connection.close()
+    return path
+
+
+def test_missing_database_is_invalid(tmp_path: Path) -> None:
+    score = ExecMatch().score("SELECT 1", "SELECT 1", tmp_path / "none.sqlite")
+    assert score.status == "invalid"
+    assert "none.sqlite" in score.details["reason"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_folder_is_invalid(tmp_path: Path) -> None:
+    assert ExecMatch().score("SELECT 1", "SELECT 1", tmp_path / "none" / "x.sqlite").status == "invalid"
+
+
+def test_a_folder_for_a_database_is_invalid(tmp_path: Path) -> None:
+    assert ExecMatch().score("SELECT 1", "SELECT 1", tmp_path).status == "invalid"
+
+
+def test_garbage_is_invalid(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    path.write_bytes(b"no database " * 500)
+    score = ExecMatch().score("SELECT 2", "SELECT 1", path)
+    assert score.status == "invalid"
+    assert "not a database" in score.details["reason"]
+
+
+def test_damage_that_only_the_prediction_meets_is_invalid(database: Path) -> None:
+    connection = sqlite3.connect(database)
+    connection.execute("CREATE TABLE small (a INTEGER)")
+    connection.execute("INSERT INTO small VALUES (1)")
+    connection.commit()
+    connection.close()
+    content = bytearray(database.read_bytes())
+    # Page 2 is the root of `band`; `small` begins behind all of its pages.
+    content[4096 : 4096 * 10] = b"\xee" * (4096 * 9)
+    database.write_bytes(content)
+    match = ExecMatch()
+    assert match.score("SELECT a + 0 FROM small", "SELECT a FROM small", database).value == 1.0
+    score = match.score("SELECT id FROM band", "SELECT a FROM small", database)
+    assert score.status == "invalid"
+    assert "damaged" in score.details["reason"]
+
+
+def test_a_locked_database_is_read_without_waiting(database: Path) -> None:
+    holder = sqlite3.connect(database)
+    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+    holder.execute("BEGIN EXCLUSIVE")
+    start = time.monotonic()
+    score = ExecMatch().score("SELECT id + 0 FROM band", "SELECT id FROM band", database)
+    holder.close()
+    assert (score.status, score.value) == ("ok", 1.0)
+    assert time.monotonic() - start < 1.0
+
+
+def test_a_database_that_goes_away_between_queries_is_invalid(database: Path) -> None:
+    match = ExecMatch()
+    assert match.score("SELECT id + 0 FROM band", "SELECT id FROM band", database).value == 1.0
+    database.unlink()
+    assert match.score("SELECT id + 0 FROM band", "SELECT id FROM band", database).status == "invalid"
+
+
+def test_a_database_that_goes_away_under_a_query_ends_typed(database: Path) -> None:
+    timer = threading.Timer(0.2, database.unlink)
+    timer.start()
+    start = time.monotonic()
+    sql = "SELECT count(*) FROM band a, band b, band c WHERE a.name || b.name = c.name"
+    score = ExecMatch(timeout_s=0.6).score(sql, "SELECT count(*) FROM band", database)
+    timer.join()
+    assert score.status in ("timeout", "invalid")
+    assert time.monotonic() - start < 1.1
+
+
+def test_a_database_that_is_rewritten_is_read_anew(database: Path) -> None:
+    match = ExecMatch()
+    assert match.score("SELECT 3000", "SELECT count(*) FROM band", database).value == 1.0
+    connection = sqlite3.connect(database)
+    connection.execute("DELETE FROM band WHERE id > 9")
+    connection.commit()
+    connection.close()
+    assert match.score("SELECT 3000", "SELECT count(*) FROM band", database).value == 0.0
+    assert match.score("SELECT 10", "SELECT count(*) FROM band", database).value == 1.0
+
+
+def test_an_endless_gold_is_invalid_in_time(database: Path) -> None:
+    endless = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r"
+    start = time.monotonic()
+    score = ExecMatch(timeout_s=0.3).score("SELECT 1", endless, database)
+    assert score.status == "invalid"
+    assert time.monotonic() - start < 0.8
+
+
+def test_a_read_only_folder_does_not_matter(database: Path) -> None:
+    database.chmod(0o444)
+    database.parent.chmod(0o555)
+    try:
+        assert ExecMatch().score("SELECT id + 0 FROM band", "SELECT id FROM band", database).value == 1.0
+    finally:
+        database.parent.chmod(0o755)
+
+
+def test_odd_paths(database: Path) -> None:
+    odd = database.parent / "a b%20c?d#e&mode=rwc" / "ü.sqlite"
+    odd.parent.mkdir()
+    database.rename(odd)
+    assert ExecMatch().score("SELECT id + 0 FROM band", "SELECT id FROM band", odd).value == 1.0
+
+
+def test_a_handle_can_not_write_even_without_its_authorizer(database: Path) -> None:
+    connection = sqlite.open_read_only(str(database))
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        connection.execute("DELETE FROM band")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT i FROM r LIMIT 1",
+        "SELECT hex(name) FROM band",
+        "SELECT count(*) FROM band a, band b",
+        "SELECT * FROM json_each('[1]')",
+        f"SELECT '{'x' * 3000}'",
+        f"SELECT {'(' * 101}1{')' * 101}",
+    ],
+)
+def test_risky_queries_are_kept_out_of_this_process(database: Path, sql: str) -> None:
+    mark = sqlite.fingerprint(str(database))
+    with pytest.raises(NeedsWorker):
+        run_query(str(database), mark, sql, max_rows=1, deadline=time.monotonic() + 5, workers=False)
+
+
+def test_a_killed_worker_is_replaced(database: Path) -> None:
+    match = ExecMatch()
+    assert match.score("SELECT hex(name) FROM band", "SELECT hex(name) FROM band WHERE 1", database).value == 1.0
+    for worker in list(sandbox.WORKERS._all):
+        worker._process.kill()
+    assert match.score("SELECT hex(id) FROM band", "SELECT hex(id) FROM band WHERE 1", database).value == 1.0
+
+
+def test_workers_end_with_their_process(database: Path) -> None:
+    code = (
+        "import sys; from agentrig_spider import ExecMatch; from agentrig_spider.rewards.sandbox import WORKERS\n"
+        "ExecMatch().score('SELECT hex(id) FROM band', 'SELECT hex(1)', sys.argv[1])\n"
+        "print([worker._process.pid for worker in WORKERS._all][0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(database)], capture_output=True, text=True, check=True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
