@@ -19,6 +19,7 @@ from agentrig.algorithms import Rollout
 from agentrig.config import Plan, to_toml
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware
+from agentrig.rewards import Score
 from agentrig.tasks import Task, fingerprint
 from agentrig.traces import Span
 
@@ -100,12 +101,21 @@ class RunDirectory:
                 file.unlink()
         return kept
 
-    def write_rollouts(self, rollouts: Sequence[Rollout], *, mode: str, step: int) -> None:
-        """Write a step's rollouts as Parquet; private parts of tasks stay out."""
+    def write_rollouts(
+        self, rollouts: Sequence[Rollout], *, mode: str, step: int, audits: Mapping[str, Score] | None = None
+    ) -> None:
+        """Write a step's rollouts as Parquet; private parts of tasks stay out.
+
+        Args:
+            rollouts: All of a mode and step.
+            mode: Of the rollouts.
+            step: Of the rollouts.
+            audits: Rollout id to the score of the audit reward, where there is one.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        table = pa.Table.from_pylist([_row(r) for r in rollouts], schema=_schema(pa))
+        table = pa.Table.from_pylist([_row(r, (audits or {}).get(r.id)) for r in rollouts], schema=_schema(pa))
         target = self.path / "rollouts" / f"{mode}-{step:05d}.parquet"
         part = target.with_suffix(".part")
         pq.write_table(table, part, compression="zstd")
@@ -201,7 +211,7 @@ def _span(s: Span) -> dict[str, Any]:
     }
 
 
-def _row(r: Rollout) -> dict[str, Any]:
+def _row(r: Rollout, audit: Score | None = None) -> dict[str, Any]:
     score = r.score
     return {
         "id": r.id,
@@ -215,6 +225,7 @@ def _row(r: Rollout) -> dict[str, Any]:
         "value": score.value if score else None,
         "components": _json(dict(score.components) if score else {}),
         "details": _json(dict(score.details) if score else {}),
+        "audit": _json(attrs.asdict(audit)) if audit else None,
         "input": _json(dict(r.task.input)),
         "answer": _json(r.outcome.answer),
         "start": r.start,
@@ -232,8 +243,8 @@ def _schema(pa: Any) -> Any:
     text, number, count = pa.string(), pa.float64(), pa.int64()
     types = {
         "id": text, "task_id": text, "group": text, "mode": text, "step": count, "failure": text, "message": text,
-        "status": text, "value": number, "components": text, "details": text, "input": text, "answer": text,
-        "start": number, "duration_s": number, "reward_s": number, "calls": count, "triplets": count,
+        "status": text, "value": number, "components": text, "details": text, "audit": text, "input": text,
+        "answer": text, "start": number, "duration_s": number, "reward_s": number, "calls": count, "triplets": count,
         "prompt_tokens": count, "response_tokens": count, "spans": text,
     }  # fmt: skip
     return pa.schema(list(types.items()))

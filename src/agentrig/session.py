@@ -24,7 +24,7 @@ from agentrig.config import Plan
 from agentrig.errors import AgentrigError
 from agentrig.hardware import Hardware
 from agentrig.observers import RunStart, StepEnd
-from agentrig.rewards import Scorer
+from agentrig.rewards import Score, Scorer
 from agentrig.rollouts import RolloutEngine
 from agentrig.rundir import RunDirectory
 from agentrig.runtime import Runtime
@@ -77,6 +77,7 @@ class RunSession:
         self._progress: dict[str, Any] = run.read_json("progress.json") if first_step > 1 else {}
         self.lines: list[Mapping[str, Any]] = list(earlier)
         self._step_rollouts: list[Rollout] = []
+        self._step_audits: dict[str, Score] = {}
         self._step_time: dict[str, float] = defaultdict(float)
         self._validated: float | None = None
         self._step_start = time.perf_counter()
@@ -106,7 +107,8 @@ class RunSession:
         start = time.perf_counter()
         rollouts = self.engine.run(tasks, n=n, endpoint=endpoint, step=step, mode=mode)
         wall = time.perf_counter() - start
-        self._run.write_rollouts(rollouts, mode=mode, step=step)
+        verdicts = self._audited(rollouts) if mode == "train" else {}
+        self._run.write_rollouts(rollouts, mode=mode, step=step, audits=verdicts)
         self._failures.update(count_failures(rollouts))
         if mode == "train":
             reward = sum(r.reward_s for r in rollouts)
@@ -169,7 +171,7 @@ class RunSession:
 
     def end_foreign(self, rollouts: Sequence[Rollout]) -> None:
         """File what an algorithm rolled out that does not know this session (Agent Lightning's own)."""
-        self._run.write_rollouts(rollouts, mode="train", step=1)
+        self._run.write_rollouts(rollouts, mode="train", step=1, audits=self._audited(rollouts))
         self._failures.update(count_failures(rollouts))
         self._step_rollouts = list(rollouts)
         self._step_time["rollout"] = time.perf_counter() - self._step_start
@@ -181,6 +183,7 @@ class RunSession:
         self.lines.append(line)
         self.plan.registry.notify("on_step_end", event=StepEnd(step=step, metrics=line))
         self._step_rollouts, self._step_time, self._validated = [], defaultdict(float), None
+        self._step_audits = {}
         self._step_start = time.perf_counter()
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
@@ -216,6 +219,18 @@ class RunSession:
             "response_tokens": mean([line["response_tokens"] for line in self.lines if line["response_tokens"]]),
             "observer_errors": dict(self.plan.registry.observer_errors),
         }
+
+    def _audited(self, rollouts: Sequence[Rollout]) -> dict[str, Score]:
+        """Let the audit reward judge what did not fail: rollout id to its score, which nothing learns from."""
+        if self._audit is None:
+            return {}
+        start = time.perf_counter()
+        valid = [r for r in rollouts if r.failure is None]
+        scores = self._audit([(r.task, r.outcome) for r in valid])
+        found = {r.id: score for r, score in zip(valid, scores, strict=True)}
+        self._step_audits |= found
+        self._step_time["audit"] += time.perf_counter() - start
+        return found
 
     def _check_rewards(self, rollouts: Sequence[Rollout], step: int) -> None:
         """Stop on a constant reward: at once in the first step, later when it stays for three."""
@@ -260,9 +275,8 @@ class RunSession:
         if self._validated is not None:
             line["validation_accuracy"] = self._validated
         if self._audit is not None:
-            scores = self._audit([(r.task, r.outcome) for r in valid])
-            audited = [s.value for s in scores if s.value is not None]
-            differ = sum(s.value != r.value for s, r in zip(scores, valid, strict=True) if s.value is not None)
-            line["audit"] = {self.plan.run.audit: mean(audited)}
-            line["audit_differs"] = differ
+            verdicts = [(self._step_audits[r.id].value, r.value) for r in valid if r.id in self._step_audits]
+            audited = [(audit, value) for audit, value in verdicts if audit is not None]
+            line["audit"] = {self.plan.run.audit: mean([audit for audit, _ in audited])}
+            line["audit_differs"] = sum(audit != value for audit, value in audited)
         return line
