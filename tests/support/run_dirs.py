@@ -186,7 +186,11 @@ def write_run(
             )
             for i in range(16)
         ]
-        run.write_rollouts(rollouts, mode="train", step=step)
+        # the audit parts from the reward on one rollout of the last step
+        audits = {r.id: r.score for r in rollouts if r.score is not None} if audit else {}
+        if audit and step == steps:
+            audits[rollouts[3].id] = Score(status="ok", value=0.5, details={"reason": "reads no table"})
+        run.write_rollouts(rollouts, mode="train", step=step, audits=audits)
         valid = [r for r in rollouts if r.failure is None]
         reward = sum(r.value or 0.0 for r in valid) / len(valid)
         seconds = {"rollout": 3.4 + draw.random(), "reward": 0.1, "update": 2.2 + 0.4 * draw.random()}

@@ -69,6 +69,13 @@ def series(run: RunData, *path: str) -> tuple[list[int], list[float]]:
     return steps, values
 
 
+def validation(run: RunData) -> tuple[list[int], list[float]]:
+    """Return steps and accuracies on the validation split; step 0 is before training."""
+    steps, values = series(run, "validation_accuracy")
+    before = number(run.progress.get("validation_before", run.summary.get("validation_before")))
+    return (steps, values) if before is None else ([0, *steps], [before, *values])
+
+
 @attrs.frozen
 class Change:
     """A figure at the start and at the end of a run; equal when there is only one."""
@@ -109,14 +116,14 @@ def accuracy(run: RunData) -> Accuracy:
     stated = mapping(run.summary.get("accuracy")) or {when: m.get("accuracy") for when, m in measured.items()}
     before, after = number(stated.get("before")), number(stated.get("after"))
     counts = {when: int(number(m.get("n")) or number(stated.get("n")) or 0) for when, m in measured.items()}
-    _, validation = series(run, "validation_accuracy")
+    _, validated = validation(run)
     return Accuracy(
         before=before,
         after=after,
         n=counts["after"] or counts["before"],
         before_ci95=_interval(before, counts["before"]),
         after_ci95=_interval(after, counts["after"]),
-        best_validation=max(validation, default=None),
+        best_validation=max(validated, default=None),
     )
 
 

@@ -95,6 +95,8 @@ def _failed(run: RunData) -> list[Finding]:
 
 
 def _changed(pairs: Pairs) -> list[Finding]:
+    if not pairs.better + pairs.worse:
+        return [Finding("warn", f"none of {count(pairs.judged)} tasks measured at both ends changed its outcome")]
     p = figures.sign_test(pairs.better, pairs.worse)
     text = (
         f"of {count(pairs.judged)} tasks measured at both ends, {count(pairs.better)} went from wrong to right and "

@@ -36,7 +36,7 @@ def accuracy(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
                 label=f"training, mean of {figures.SMOOTHING} steps" if len(runs) == 1 else "",
             )
             drawn = True
-        steps, values = figures.series(run, "validation_accuracy")
+        steps, values = figures.validation(run)
         if values:
             axes.plot(
                 steps, [100 * v for v in values], color=color, lw=1.8, marker="o", ms=3.6, label=label or "validation"
@@ -111,9 +111,10 @@ def _time_by_step(axes: Axes, run: RunData, colors: Colors) -> bool:
     rows = [r for r in run.steps if number(r.get("step_s")) is not None]
     steps = [int(r["step"]) for r in rows]
     bottom = [0.0] * len(rows)
+    wall = sum(number(r.get("step_s")) or 0.0 for r in rows)
     for i, part in enumerate([*figures.part_names(run), "other"]):
         values = [_seconds(r, part, run) for r in rows]
-        if not any(values):
+        if sum(values) < 0.001 * wall:  # nobody could see it
             continue
         # Bars, not areas: a single step shows too, and nothing is invented between steps.
         color = colors.muted if part == "other" else color_of(colors, i)
@@ -137,7 +138,7 @@ def _time_by_run(axes: Axes, runs: Sequence[RunData], colors: Colors) -> bool:
     places = [-float(i) for i in range(len(runs))]
     for i, part in enumerate([*parts, "other"]):
         values = [split.get(part, 0.0) for split in splits]
-        if not any(values):
+        if sum(values) < 0.001 * sum(map(sum, (split.values() for split in splits))):
             continue
         color = colors.muted if part == "other" else color_of(colors, i)
         axes.barh(places, values, left=left, height=0.56, color=color, lw=0.4, ec=color, label=part)

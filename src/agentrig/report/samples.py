@@ -117,14 +117,14 @@ class Parting:
 def partings(run: RunData, missing: list[str], *, limit: int = 6) -> list[Parting]:
     """Return the latest rollouts whose audit value differs from the one that was trained on.
 
-    Needs the Parquet column `audit`: reward name to `{"status", "value", "details"}` as JSON.
+    The Parquet column `audit` holds the audit reward's whole score as JSON.
     """
     found: list[Parting] = []
     for file in reversed(run.of_mode("train")):
         ids = {
             str(row["id"])
             for row in rollout_rows([file], ("id", "value", "audit"), missing=missing)
-            if any(_parts(row["value"], verdict) for verdict in mapping(row["audit"]).values())
+            if row["audit"] and mapping(row["audit"]).get("value") != row["value"]
         }
         for row in rollout_rows([file], ("id", "task_id", "value", "input", "answer", "audit"), ids=ids) if ids else ():
             found.append(_parting(row))
@@ -133,24 +133,19 @@ def partings(run: RunData, missing: list[str], *, limit: int = 6) -> list[Partin
     return found
 
 
-def _parts(value: Any, verdict: Any) -> bool:
-    return bool(mapping(verdict).get("value") != value)
-
-
 def _parting(row: Mapping[str, Any]) -> Parting:
     title, _ = question(row)
     answer = row["answer"] if isinstance(row["answer"], str) else json.dumps(row["answer"], ensure_ascii=False)
-    audits = [_verdict(name, mapping(v)) for name, v in mapping(row["audit"]).items()]
     return Parting(
         step=row["step"],
         title=title,
         answer=cut(answer, TEXT_LIMIT),
         trained=f"{row['value']:g}" if number(row["value"]) is not None else "–",
-        audit="; ".join(audits),
+        audit=_verdict(mapping(row["audit"])),
     )
 
 
-def _verdict(name: str, verdict: Mapping[str, Any]) -> str:
-    value = number(verdict.get("value"))
-    reason = mapping(verdict.get("details")).get("reason")
-    return f"{name} {'invalid' if value is None else f'{value:g}'}" + (f" ({reason})" if reason else "")
+def _verdict(score: Mapping[str, Any]) -> str:
+    value = number(score.get("value"))
+    reason = mapping(score.get("details")).get("reason")
+    return ("invalid" if value is None else f"{value:g}") + (f" ({reason})" if reason else "")
