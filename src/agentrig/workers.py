@@ -30,6 +30,12 @@ log = logging.getLogger(__name__)
 CLIENTS = ("openai", "anthropic", "httpx", "httpx2", "httpcore", "httpcore2")
 """Packages whose exceptions mean that a call to the model failed."""
 
+PRELOAD = (
+    "agentrig.workers", "agentrig.recording", "agentrig.plugins", "agentrig.config", "cattrs", "httpx",
+    "langchain_core.callbacks.base", "langchain_core.tracers.context",
+)  # fmt: skip
+"""What every runner imports; those that are not installed are passed over."""
+
 SPAWN_LIMIT = 3
 """How many runners in a row may die before they have built the agent."""
 
@@ -75,7 +81,14 @@ class Result:
 
 
 def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = None) -> Result:
-    """Run one rollout in this thread; failures come back typed."""
+    """Run one rollout in this thread; failures come back typed.
+
+    Args:
+        agent: What `AgentSpec.build` returned.
+        job: The rollout.
+        loop: What `running_loop` returned, for an `async` agent: all its rollouts in a process share
+            one, for a client that it keeps is bound to the loop of its first call. None for a loop of its own.
+    """
     from agentrig.recording import plain, recording
 
     start, clock = time.time(), time.perf_counter()
@@ -84,9 +97,10 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
         try:
             answer = agent(job.input, job.endpoint)
             if inspect.isawaitable(answer):
-                answer = (loop or asyncio.new_event_loop()).run_until_complete(_await(answer))
+                waiting = _await(answer)
+                answer = asyncio.run_coroutine_threadsafe(waiting, loop).result() if loop else asyncio.run(waiting)
             outcome = Outcome(answer=answer if isinstance(answer, str) else plain(answer))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             outcome = Outcome(failure=failure_kind(error), message=f"{type(error).__name__}: {error}")
             recorder.fail(outcome.message)
     return Result(
@@ -94,8 +108,18 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
     )
 
 
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop that runs in a thread of its own, for `run_agent`."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="loop", daemon=True).start()
+    return loop
+
+
 async def _await(awaitable: Any) -> Any:
-    return await awaitable
+    try:
+        return await awaitable
+    except SystemExit as error:  # let out, it would end the loop of all rollouts
+        raise AgentFailure(f"the agent called sys.exit({error.code!r})") from error
 
 
 def failure_kind(error: BaseException) -> str:
@@ -105,25 +129,21 @@ def failure_kind(error: BaseException) -> str:
     while current is not None and id(current) not in seen:
         if isinstance(current, AgentFailure):
             return current.kind
-        if type(current).__module__.split(".")[0] in (
-            "openai",
-            "httpx",
-            "httpx2",
-            "httpcore",
-            "httpcore2",
-            "anthropic",
-        ):
+        if type(current).__module__.split(".")[0] in CLIENTS:
             return "llm-error"
         seen.add(id(current))
-        current = current.__cause__ or current.__context__
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return "agent-error"
 
 
 def worker_main(pipe: Connection, plan: AgentPlan, threads: int, environment: Mapping[str, str]) -> None:
     """Run in a runner process: build the agent, then run what comes through the pipe, until it closes."""
+    from agentrig.recording import install
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the runners
     os.environ.update(environment)
     try:
+        install()  # now, so that no rollout's deadline pays for its imports
         agent = plan.build()
     except BaseException as error:
         text = str(error) if isinstance(error, AgentrigError) else f"{type(error).__name__}: {error}"
@@ -133,8 +153,9 @@ def worker_main(pipe: Connection, plan: AgentPlan, threads: int, environment: Ma
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     lock = threading.Lock()
 
+    loop = running_loop()
+
     def serve() -> None:
-        loop = asyncio.new_event_loop()
         while (job := jobs.get()) is not None:
             result = run_agent(agent, job, loop)
             with lock:
@@ -190,7 +211,7 @@ class Pool:
         self._deadline_s, self._retries = deadline_s, retries
         self._environment = {"OMP_NUM_THREADS": "1", "LANGSMITH_TRACING": "false", **(environment or {})}
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["agentrig.workers", "agentrig.recording", *preload])
+        self._context.set_forkserver_preload([*PRELOAD, *preload])
         self._workers: list[_Worker] = []
         self._waiting: deque[Job] = deque()
         self._lost: dict[str, int] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -14,7 +13,7 @@ import attrs
 from agentrig.agents import Outcome
 from agentrig.errors import AgentrigError
 from agentrig.traces import Trace
-from agentrig.workers import SPAWN_LIMIT, AgentPlan, Job, Pool, Result, run_agent
+from agentrig.workers import SPAWN_LIMIT, AgentPlan, Job, Pool, Result, run_agent, running_loop
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ class Runner:
 
     def __init__(self, plan: AgentPlan) -> None:
         self._agent = plan.build()
-        self._local = threading.local()
+        self._loop = running_loop()
 
     def ready(self) -> str:
         """Return the node that it runs on, once the agent is built."""
@@ -40,9 +39,7 @@ class Runner:
 
     def run(self, job: Job) -> Result:
         """Run a rollout; failures come back typed."""
-        if not hasattr(self._local, "loop"):
-            self._local.loop = asyncio.new_event_loop()
-        return run_agent(self._agent, job, self._local.loop)
+        return run_agent(self._agent, job, self._loop)
 
 
 @attrs.define(eq=False)
