@@ -132,6 +132,21 @@ def spy(task_input, endpoint):
     return {"input": dict(task_input), "secrets": sorted(seen), "tasks": tasks, "pid": os.getpid()}
 
 
+class SharedClient:
+    """An `async` agent that keeps one client for all of its rollouts, as people write them."""
+
+    def __init__(self):
+        self.client = None
+
+    async def __call__(self, task_input, endpoint):
+        """Ask once."""
+        self.client = self.client or httpx.AsyncClient(timeout=20)
+        body = {"model": endpoint.model, "messages": [{"role": "user", "content": f"Is {task_input['number']} odd?"}]}
+        with agentrig.span("write_query"):
+            reply = await self.client.post(f"{endpoint.base_url}/chat/completions", json=body)
+        return reply.json()["choices"][0]["message"]["content"]
+
+
 @attrs.frozen(kw_only=True)
 class BrokenConfig:
     """Settings of the agent that cannot be built."""
@@ -285,6 +300,7 @@ def register_tasks():
 def register_agents():
     yield AgentSpec(name="toy", summary="Asks once.", build=lambda config: toy_agent)
     yield AgentSpec(name="toy-spy", summary="Looks around.", build=lambda config: spy)
+    yield AgentSpec(name="toy-shared", summary="Asks by one client.", build=lambda config: SharedClient())
     yield AgentSpec(name="toy-broken", summary="Cannot be built.", config=BrokenConfig, build=build_broken)
 
 

@@ -1,0 +1,294 @@
+"""Runner processes: typed failures, deadlines, deaths; nothing is lost and nothing counted twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from model_server import ModelServer
+
+from agentrig import AgentFailure, Endpoint
+from agentrig.errors import AgentrigError
+from agentrig.workers import AgentPlan, Job, Pool, Result, failure_kind, run_agent
+
+Start = Callable[..., Pool]
+
+
+@pytest.fixture
+def start(toy_file: str) -> Iterator[Start]:
+    """Start pools that end with the test."""
+    pools: list[Pool] = []
+
+    def make(agent: str = "toy", *, config: dict[str, Any] | None = None, **options: Any) -> Pool:
+        plan = AgentPlan(name=agent, config=config or {}, files=(toy_file,))
+        pool = Pool(plan, **{"n": 1, "threads": 4, "deadline_s": 20.0, "retries": 1, **options})
+        pools.append(pool)
+        pool.start()
+        return pool
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def drain(pool: Pool, n: int, *, timeout_s: float = 30.0) -> list[Result]:
+    """Return n results; more of them would be a bug, so look for a moment longer."""
+    found: list[Result] = []
+    end = time.monotonic() + timeout_s
+    while len(found) < n and time.monotonic() < end:
+        found += pool.poll(0.1)
+    return found + pool.poll(0.1)
+
+
+def jobs(model: ModelServer, *dos: str, **more: Any) -> list[Job]:
+    endpoint = Endpoint(base_url=model.url, model="toy-model", token_ids=True)
+    return [Job(id=f"job-{i}", input={"number": i, "do": do, **more}, endpoint=endpoint) for i, do in enumerate(dos)]
+
+
+def submit(pool: Pool, todo: Sequence[Job]) -> None:
+    for job in todo:
+        pool.submit(job)
+
+
+def test_rollouts_run_and_come_back_once_each(model: ModelServer, start: Start) -> None:
+    pool = start(n=2)
+    submit(pool, jobs(model, *[""] * 20))
+    results = drain(pool, 20)
+    assert sorted(r.id for r in results) == sorted(f"job-{i}" for i in range(20))
+    for result in results:
+        assert result.outcome.answer == "odd"
+        assert result.outcome.failure is None
+        (call,) = result.trace.llm_calls()
+        assert result.trace.nodes(call) == ["write_query"]
+        assert bytes(call.attributes["prompt_token_ids"]).decode().startswith(f"Is {result.id[4:]} odd?")
+        assert result.trace.rollout_id == result.id
+        assert result.duration_s > 0
+    assert pool.pending == 0
+    assert pool.room == 8
+    assert len(set(pool.processes())) == 2
+
+
+def test_failures_are_typed(model: ModelServer, start: Start) -> None:
+    pool = start()
+    todo = jobs(model, "raise", "typed", "")
+    dead = Endpoint(base_url="http://127.0.0.1:9/v1", model="none")
+    todo.append(Job(id="dead", input={"number": 1}, endpoint=dead))
+    todo.append(Job(id="503", input={"number": 1, "wish": "[status=503]"}, endpoint=todo[0].endpoint))
+    submit(pool, todo)
+    results = {r.id: r for r in drain(pool, 5)}
+    assert {i: r.outcome.failure for i, r in results.items()} == {
+        "job-0": "agent-error",
+        "job-1": "no-plan",
+        "job-2": None,
+        "dead": "llm-error",
+        "503": "llm-error",
+    }
+    assert results["job-0"].outcome.message == "ValueError: this agent cannot count"
+    assert "503" in results["503"].outcome.message
+    assert results["job-0"].outcome.answer is None
+    assert results["job-0"].trace.spans[0].error == "ValueError: this agent cannot count"
+    assert "503" in next(s.error or "" for s in results["503"].trace.spans if s.name == "openai.chat.completion")
+    assert pool.replaced == 0
+
+
+def test_a_stuck_rollout_ends_at_its_deadline_and_its_neighbours_go_on(model: ModelServer, start: Start) -> None:
+    pool = start(deadline_s=1.5, retries=0)
+    pool.poll(0.1)
+    (first,) = pool.processes()
+    submit(pool, jobs(model, "hang", "", "", "hang", "", ""))
+    before = time.monotonic()
+    results = drain(pool, 6)
+    assert sorted(r.id for r in results) == [f"job-{i}" for i in range(6)]  # each once
+    by_id = {r.id: r.outcome for r in results}
+    assert {i: o.failure for i, o in by_id.items() if o.failure} == {"job-0": "deadline", "job-3": "deadline"}
+    assert "past its deadline of 1.5 s and its runner was killed" in by_id["job-0"].message
+    assert time.monotonic() - before < 12
+    assert first not in pool.processes()
+    assert pool.replaced >= 1
+
+
+def test_neighbours_of_a_stuck_rollout_are_not_counted_as_lost(model: ModelServer, start: Start) -> None:
+    pool = start(deadline_s=1.2, retries=0, threads=2)
+    # Slow ones are under way whenever a hanging one is killed; with no retries any count against them would show.
+    submit(pool, jobs(model, "hang", "slow", "slow", "slow", "hang", "slow", "slow", "slow"))
+    results = drain(pool, 8)
+    assert sorted(r.id for r in results) == [f"job-{i}" for i in range(8)]
+    assert {r.id for r in results if r.outcome.failure} == {"job-0", "job-4"}
+
+
+def test_a_runner_that_is_killed_is_replaced_and_its_rollouts_run_again(
+    model: ModelServer, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = start(n=1)
+    submit(pool, jobs(model, *["slow"] * 6))
+    while pool.pending and not model.requests and not any(w.jobs for w in pool._workers):
+        pool.poll(0.05)
+    (first,) = pool.processes()
+    os.kill(first, signal.SIGKILL)
+    results = drain(pool, 6)
+    assert sorted(r.id for r in results) == [f"job-{i}" for i in range(6)]
+    assert {r.outcome.failure for r in results} == {None}
+    assert first not in pool.processes()
+    assert pool.replaced == 1
+    assert f"runner {first} died (exit code -9); 4 rollouts start again, 0 failed" in caplog.text
+
+
+def test_an_agent_that_kills_its_process_is_a_failure_after_its_retries(
+    model: ModelServer, start: Start, tmp_path: Path
+) -> None:
+    pool = start(threads=1)
+    submit(pool, jobs(model, "", "die", "", "die-once", "", marker=str(tmp_path)))
+    results = {r.id: r.outcome for r in drain(pool, 5)}
+    assert {i: o.failure for i, o in results.items() if o.failure} == {"job-1": "runner-died"}
+    assert results["job-1"].message == "the runner process died (exit code -9), 2 times"
+    assert (tmp_path / "seen-3").exists()
+    assert pool.replaced == 3
+
+
+def test_an_agent_that_cannot_be_built_says_why(start: Start) -> None:
+    pool = start("toy-broken", config={"how": "raise"})
+    with pytest.raises(
+        AgentrigError, match="the agent toy-broken cannot be built: RuntimeError: its prompts are missing"
+    ):
+        drain(pool, 1, timeout_s=20)
+
+
+def test_runners_that_die_before_they_have_an_agent_are_not_replaced_forever(start: Start) -> None:
+    pool = start("toy-broken", config={"how": "die"})
+    with pytest.raises(AgentrigError, match=r"die before they have built it \(exit code 7\)"):
+        drain(pool, 1, timeout_s=30)
+    assert pool.replaced == 3
+
+
+def test_an_agent_that_no_plugin_brings(start: Start) -> None:
+    pool = start("toyy")
+    with pytest.raises(AgentrigError, match=r'there is no agent called "toyy"\. Did you mean "toy"\?'):
+        drain(pool, 1, timeout_s=20)
+
+
+def test_an_async_agent_may_share_one_client_among_its_rollouts(model: ModelServer, start: Start) -> None:
+    pool = start("toy-shared", threads=4)
+    submit(pool, jobs(model, *[""] * 24))
+    results = drain(pool, 24)
+    assert [r.outcome.message for r in results if r.outcome.failure] == []
+    assert {tuple(r.trace.nodes(r.trace.llm_calls()[0])) for r in results} == {("write_query",)}
+    prompts = {r.id: bytes(r.trace.llm_calls()[0].attributes["prompt_token_ids"]).decode() for r in results}
+    assert prompts == {f"job-{i}": f"Is {i} odd?" for i in range(24)}
+
+
+def test_wake_ends_a_wait(start: Start) -> None:
+    pool = start()
+    drain(pool, 0)
+    pool.wake()
+    pool.wake()
+    before = time.monotonic()
+    pool.poll(5)
+    assert time.monotonic() - before < 4
+
+
+def test_runners_get_input_and_nothing_else(model: ModelServer, start: Start) -> None:
+    pool = start("toy-spy")
+    submit(pool, jobs(model, "", marker="x"))
+    (result,) = drain(pool, 1)
+    assert result.outcome.answer["input"] == {"number": 0, "do": "", "marker": "x"}
+    assert result.outcome.answer["tasks"] == 0
+    assert result.outcome.answer["pid"] != os.getpid()
+
+
+# --- one rollout, in this process ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop in a thread, as a runner has one."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+ENDPOINT = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
+
+
+def run(agent: Any, loop: asyncio.AbstractEventLoop | None = None) -> Result:
+    return run_agent(agent, Job(id="r", input={"a": 1}, endpoint=ENDPOINT), loop)
+
+
+def test_agents_may_be_coroutines_or_objects(loop: asyncio.AbstractEventLoop) -> None:
+    async def answer(task_input: Any, endpoint: Endpoint) -> Any:
+        await asyncio.sleep(0)
+        return {"doubled": 2 * task_input["a"]}
+
+    class Agent:
+        async def __call__(self, task_input: Any, endpoint: Endpoint) -> Any:
+            return [endpoint.model]
+
+    assert run(answer).outcome.answer == run(answer, loop).outcome.answer == {"doubled": 2}
+    assert run(Agent()).outcome.answer == ["m"]
+
+
+def test_answers_become_json_values() -> None:
+    assert run(lambda i, e: {"rows": [(1, "x")], 2: {3}}).outcome.answer == {"rows": [[1, "x"]], "2": "{3}"}
+    assert run(lambda i, e: "x" * 50_000).outcome.answer == "x" * 50_000
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("x"), "agent-error"),
+        (httpx.ReadTimeout("x"), "llm-error"),
+        (AgentFailure("x"), "agent-error"),
+        (AgentFailure("x", kind="no-plan"), "no-plan"),
+    ],
+)
+def test_kinds_of_failure(error: Exception, kind: str) -> None:
+    assert failure_kind(error) == kind
+    outer = RuntimeError("the chain failed")
+    outer.__cause__ = error
+    assert failure_kind(outer) == kind
+
+
+def test_an_error_that_was_handled_is_not_the_reason() -> None:
+    def agent(task_input: Any, endpoint: Endpoint) -> Any:
+        with contextlib.suppress(httpx.ReadTimeout):
+            raise httpx.ReadTimeout("x")
+        raise KeyError("answer")
+
+    assert run(agent).outcome.failure == "agent-error"
+
+
+@pytest.mark.parametrize(("hide", "kind"), [(False, "llm-error"), (True, "agent-error")])
+def test_the_cause_counts_unless_it_is_hidden_on_purpose(hide: bool, kind: str) -> None:
+    def agent(task_input: Any, endpoint: Endpoint) -> Any:
+        try:
+            raise httpx.ReadTimeout("x")
+        except httpx.ReadTimeout:
+            if hide:
+                raise ValueError("no answer") from None
+            raise ValueError("no answer")  # noqa: B904  (what is tested)
+
+    assert run(agent).outcome.failure == kind
+
+
+def test_an_agent_that_exits_is_a_failure_of_its_rollout_alone(loop: asyncio.AbstractEventLoop) -> None:
+    async def coroutine(task_input: Any, endpoint: Endpoint) -> Any:
+        raise SystemExit(3)
+
+    for agent in (coroutine, lambda task_input, endpoint: sys.exit(3)):
+        outcome = run(agent, loop).outcome
+        assert outcome.failure == "agent-error"
+        assert "3" in outcome.message
+    assert loop.is_running()
