@@ -18,6 +18,7 @@ def _build(config: Any) -> Any:
 def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Bring `verl`."""
     from agentrig_verl.settings import VerlConfig
+    from agentrig_verl.workload import workload
 
     yield AlgorithmSpec(
         name="verl",
@@ -25,6 +26,7 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         config=VerlConfig,
         build=_build,
         hardware=("cuda", "ascend"),
+        workload=workload,
     )
 
 
