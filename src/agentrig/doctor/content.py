@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agentrig.doctor.devices import workload
 from agentrig.doctor.findings import Finding, Situation
+from agentrig.hardware.memory import in_words
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -52,7 +53,7 @@ def check_model(situation: Situation) -> Iterator[Finding]:
         yield Finding(check="model", result="problem", evidence=evidence, cure=cure)
     else:
         size = sum(p.stat().st_size for w in WEIGHTS for p in folder.glob(w))
-        yield Finding(check="model", result="ok", evidence=f"{folder}, {size / 1e9:.2f} GB of weights")
+        yield Finding(check="model", result="ok", evidence=f"{folder}, {in_words(size)} of weights")
 
 
 def _download(model: str, environ: dict[str, str]) -> Finding:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.doctor.findings import Finding, Result, Situation
-from agentrig.hardware.memory import GB, KNOWN, ModelShape, Workload, estimate
+from agentrig.hardware.memory import GB, KNOWN, ModelShape, Workload, estimate, in_words
 
 REFERENCE_MINIMUM = 40 * GB
 """What the reference profiles (1B and 1.5B, full training) are known to need; 24 GB runs out in Adam."""
@@ -160,13 +160,13 @@ def check_memory(situation: Situation) -> Iterator[Finding]:
         minimum = REFERENCE_MINIMUM
     # Devices sold as 40 GB or 80 GB report a few percent less than that in bytes.
     required = max(need.floor, int(minimum * 0.97))
-    evidence = f"{has / GB:.1f} GB; {load.model} ({shape.parameters / GB:.2f} B weights): {need.describe()}"
+    evidence = f"{in_words(has)}; {load.model} ({shape.parameters / 10**6:.0f} M weights): {need.describe()}"
     if has < required:
-        evidence += f"; at least {required / GB:.1f} GB are needed"
+        evidence += f"; at least {in_words(required)} are needed"
         cure = "a smaller model, LoRA, more devices to shard over, or a larger device"
         yield Finding(check="memory", result="problem", evidence=evidence, cure=cure)
     elif has < need.peak:
-        evidence += f"; {need.peak / GB:.1f} GB if every sequence is as long as it may be"
+        evidence += f"; {in_words(need.peak)} if every sequence is as long as it may be"
         cure = "a smaller micro-batch or shorter prompts and responses, if it runs out"
         yield Finding(check="memory", result="warning", evidence=evidence, cure=cure)
     else:

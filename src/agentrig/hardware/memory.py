@@ -10,6 +10,11 @@ import attrs
 GB = 10**9
 
 
+def in_words(size: float) -> str:
+    """Return a size in bytes as GB or MB (10^9 and 10^6 bytes)."""
+    return f"{size / GB:.1f} GB" if size >= GB / 2 else f"{size / 10**6:.1f} MB"
+
+
 @attrs.frozen(kw_only=True)
 class ModelShape:
     """The sizes of a decoder-only transformer (Qwen2, Llama and their kin).
@@ -125,9 +130,8 @@ class MemoryEstimate:
         return max(self.weights + self.gradients + self.optimizer, self.sampler_weights)
 
     def describe(self) -> str:
-        """Return the parts in words, in GB (10^9 bytes)."""
-        parts = attrs.asdict(self)
-        return ", ".join(f"{name.replace('_', ' ')} {value / GB:.1f}" for name, value in parts.items()) + " GB"
+        """Return the parts in words."""
+        return ", ".join(f"{name.replace('_', ' ')} {in_words(n)}" for name, n in attrs.asdict(self).items())
 
 
 def estimate(shape: ModelShape, load: Workload) -> MemoryEstimate:
