@@ -6,6 +6,13 @@ from collections.abc import Iterable
 
 from agentrig import TasksSpec
 from agentrig_spider.tasks.mini_sql import MiniSql, MiniSqlConfig
+from agentrig_spider.tasks.spider import Spider, SpiderConfig
+
+
+def _convert(source: str, target: str | None) -> str:
+    from agentrig_spider.tasks.convert import convert
+
+    return convert(source, target)
 
 
 def specs() -> Iterable[TasksSpec]:
@@ -16,5 +23,12 @@ def specs() -> Iterable[TasksSpec]:
             summary="Small generated databases over 19 domains, templated questions; nothing to download.",
             config=MiniSqlConfig,
             build=MiniSql,
+        ),
+        TasksSpec(
+            name="spider",
+            summary="Spider 1.0 from its Parquet layout; train, dev and test apart.",
+            config=SpiderConfig,
+            build=Spider,
+            convert=_convert,
         ),
     )
