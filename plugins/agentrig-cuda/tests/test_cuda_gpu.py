@@ -1,0 +1,86 @@
+"""On a host with an NVIDIA GPU: the probe and the doctor are right about it, and find what is broken on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agentrig_cuda import Cuda
+from agentrig_cuda.probe import device_files
+
+# A host with a broken driver must not pass by being skipped.
+HINTS = bool(device_files()) or shutil.which("nvidia-smi") is not None
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HINTS, reason="needs an NVIDIA GPU")]
+
+
+def doctor(*words: str, **environ: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit status and the findings by check."""
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrig", "doctor", *words, "--json"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environ},
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, {f["check"]: f for f in json.loads(done.stdout)["findings"]}
+
+
+def test_the_probe_says_what_torch_says() -> None:
+    import torch
+
+    probe = Cuda().probe()
+    assert probe.available
+    assert probe.problems == ()
+    assert len(probe.devices) == torch.cuda.device_count()
+    for index, device in enumerate(probe.devices):
+        properties = torch.cuda.get_device_properties(index)
+        assert device.name == properties.name
+        # The driver counts what it keeps for itself, torch does not.
+        assert device.memory is not None
+        assert 0 <= device.memory - properties.total_memory < 0.05 * device.memory
+
+
+def test_the_doctor_takes_the_gpu_by_itself() -> None:
+    _, found = doctor("mini")
+    assert found["cuda devices"]["result"] == "ok"
+    assert found["cuda devices"]["evidence"].startswith("used")
+    assert found["torch"]["result"] == "ok"
+    assert "can use cuda" in found["torch"]["evidence"]
+    assert found["memory"]["result"] == "ok"
+
+
+def test_the_reference_model_fits() -> None:
+    _, found = doctor("fast", "tasks.use=mini-sql", "--hardware", "cuda")
+    assert found["memory"]["result"] in ("ok", "warning")
+    assert "weights" in found["memory"]["evidence"]
+
+
+def test_a_gpu_that_is_not_here_is_found() -> None:
+    status, found = doctor("mini", "--hardware", "cuda", CUDA_VISIBLE_DEVICES="99")
+    assert status == 1
+    assert found["cuda devices"]["result"] == "problem"
+    assert "names a GPU that is not here" in found["cuda devices"]["evidence"]
+
+
+def test_hidden_gpus_leave_the_cpu() -> None:
+    _, found = doctor("mini", CUDA_VISIBLE_DEVICES="")
+    assert found["cuda devices"]["evidence"].startswith("none here")
+    assert found["cpu devices"]["evidence"].startswith("used")
+
+
+def test_vllm_ascend_beside_cuda_is_found(tmp_path: Path) -> None:
+    info = tmp_path / "vllm_ascend-0.18.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-ascend\nVersion: 0.18.0\n")
+    (info / "entry_points.txt").write_text("[vllm.platform_plugins]\nascend = vllm_ascend:register\n")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    status, found = doctor("mini", "--hardware", "cuda", PYTHONPATH=path)
+    assert status == 1
+    assert found["vllm platform"]["result"] == "problem"
