@@ -269,7 +269,7 @@ def test_a_dead_runner_is_replaced_and_a_hung_rollout_is_typed(run_with, compose
     marks = tmp_path / "marks"
     marks.mkdir()
     run_with(
-        body, "runners.n=2", "runners.threads=2", "runners.deadline_s=6", "runners.retries=3",
+        body, "runners.n=2", "runners.threads=2", "runners.deadline_s=12", "runners.retries=3",
         'tasks.do=["", "die-once", "hang", "typed"]', f"tasks.marker={marks}",
     )  # fmt: skip
     failures = [Counter(r.failure for r in seen["rollouts"][i * 4 : i * 4 + 4]) for i in range(4)]

@@ -50,11 +50,13 @@ class Verl:
         check(composed)
         import ray
         import transfer_queue as tq
+        from omegaconf import OmegaConf
         from verl.utils.import_utils import load_class_from_fqn
 
         from agentrig_verl import cluster, manager
         from agentrig_verl.trainer import Trainer, shut_down
 
+        OmegaConf.resolve(composed)
         nodes = cluster.connect(composed, session.hardware, logs=self.config.worker_logs)
         if self._pool is not None:
             on_ray = self.config.runners == "ray" or (self.config.runners == "auto" and nodes > 1)

@@ -1,0 +1,198 @@
+"""verl's configuration, composed from the real YAML of the installed verl."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from agentrig_verl import schema
+from agentrig_verl.recipes import ADDITIONS, DEPARTURES, REFERENCE, recipes
+
+from agentrig import Task
+from agentrig.config import resolve
+from agentrig.errors import ConfigError
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "gpu.md"
+
+needs_yaml = pytest.mark.skipif(not schema.installed(), reason="verl is not installed; see docs/gpu.md")
+needs_all = pytest.mark.skipif(importlib.util.find_spec("tensordict") is None, reason="tensordict is not installed")
+quiet = pytest.mark.filterwarnings("ignore")  # of verl's own making
+
+
+@needs_yaml
+@pytest.mark.parametrize("recipe", list(recipes()), ids=lambda r: r.name)
+def test_every_key_of_every_recipe_is_verls(recipe):
+    config = schema.compose(recipe.settings["algorithm"]["verl"])
+    assert config.algorithm.adv_estimator == "grpo"
+    assert config.actor_rollout_ref.rollout.n == 4
+    assert config.actor_rollout_ref.actor.clip_ratio_high == 0.3
+
+
+@needs_yaml
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("trainer.test_frq", 1, 'Did you mean "trainer.test_freq"'),
+        ("actor_rollout_ref.actor.lr", 1e-6, "actor_rollout_ref.actor.optim.lr"),
+        ("trainr.nnodes", 1, 'Did you mean "trainer.nnodes"'),
+        ("actor_rollout_ref.model.lora.rnk", 8, "actor_rollout_ref.model.lora.rank"),
+        ("data.train_batch_size", "many", "does not fit"),
+        ("data.shuffle", "yes", "does not fit"),
+        ("actor_rollout_ref.rollout", 4, "is a table with the keys"),
+        ("trainer.default_local_dir", "x", "checkpoints go to the run directory"),
+        ("actor_rollout_ref.actor.use_prefix_grouper", True, "verl ignores it"),
+    ],
+)
+def test_a_wrong_key_is_an_error_with_the_right_one(key, value, told):
+    with pytest.raises(ConfigError, match=r"\[algorithm\] verl") as error:
+        schema.compose({key: value})
+    assert told in str(error.value)
+
+
+@needs_yaml
+def test_keys_of_other_libraries_are_theirs_to_check():
+    vllm = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+    config = schema.compose({f"{vllm}.enable_auto_tool_choice": True, "ray_kwargs.ray_init.num_gpus": 1})
+    assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.enable_auto_tool_choice is True
+    assert config.ray_kwargs.ray_init.num_gpus == 1
+
+
+@needs_yaml
+def test_nested_and_dotted_keys_are_the_same():
+    nested = {"actor_rollout_ref": {"rollout": {"n": 8}, "actor.optim.lr": 1e-5}}
+    assert schema.flatten(nested) == {"actor_rollout_ref.rollout.n": 8, "actor_rollout_ref.actor.optim.lr": 1e-5}
+    assert schema.compose(nested).actor_rollout_ref.rollout.n == 8
+    with pytest.raises(ConfigError, match="set twice"):
+        schema.flatten({"a": {"b": 1}, "a.b": 2})
+
+
+@needs_yaml
+def test_a_run_file_with_a_wrong_key_is_refused_before_anything_starts(tmp_path):
+    with pytest.raises(ConfigError, match=r"trainer\.test_freq"):
+        resolve("fast", overrides=["algorithm.verl.trainer.test_frq=1"], uses={"hardware": "cuda"})
+
+
+def test_an_override_changes_one_key_and_keeps_the_others():
+    plan = resolve(
+        "fast",
+        overrides=["algorithm.verl.actor_rollout_ref.rollout.n=8"],
+        uses={"hardware": "cuda", "tasks": "mini-sql"},
+    )
+    flat = schema.flatten(plan.configs["algorithm"].verl)
+    assert flat["actor_rollout_ref.rollout.n"] == 8
+    assert flat["data.train_batch_size"] == 32
+
+
+def test_active_agent_is_the_adapters_match():
+    assert resolve("fast", uses={"hardware": "cuda", "tasks": "mini-sql"}).configs["adapter"].match == "write"
+
+
+def test_each_departure_is_in_the_docs_with_its_reason():
+    text = " ".join(DOCS.read_text("utf-8").split())
+    for key, reason in DEPARTURES.items():
+        assert f"`{key}`" in text, key
+        assert " ".join(reason.split()) in text, key
+    assert set(ADDITIONS) <= set(DEPARTURES)
+
+
+@pytest.fixture
+def composed(tmp_path):
+    """Compose a recipe for a hardware, as a run does."""
+
+    def compose(recipe="fast", hardware="cuda", checkpoint=None, **verl):
+        overrides = [f"algorithm.verl.{k}={v}" for k, v in verl.items()]
+        plan = resolve(recipe, overrides=overrides, uses={"hardware": hardware, "tasks": "mini-sql"})
+        session = SimpleNamespace(
+            hardware=plan.build("hardware"), directory=tmp_path, seed=7, checkpoint=checkpoint,
+            train_tasks=[Task(id=f"t{i}", input={}) for i in range(70)],
+        )  # fmt: skip
+        return plan.build("algorithm").compose(session)
+
+    return compose
+
+
+@needs_yaml
+@needs_all
+@quiet
+def test_a_run_connects_verl_to_its_tasks_seed_and_checkpoints(composed, tmp_path):
+    from agentrig_verl.algorithm import check
+    from agentrig_verl.dataset import TaskDataset
+
+    config = composed()
+    check(config)
+    assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
+    assert config.actor_rollout_ref.rollout.max_model_len == 4096 + 2048
+    assert "hf_model" in config.actor_rollout_ref.actor.checkpoint.save_contents
+    assert config.actor_rollout_ref.rollout.agent.agent_loop_manager_class == "agentrig_verl.manager.LoopManager"
+    rows = TaskDataset(config.data.train_files)
+    assert (len(rows), rows[3]["task_id"], rows[3]["index"]) == (70, "t3", 3)
+
+
+@needs_yaml
+@quiet
+def test_without_flash_attention_sdpa_is_chosen_and_said_once(composed, caplog):
+    from agentrig_verl import algorithm
+
+    algorithm._said.clear()
+    config = composed()
+    composed()
+    if importlib.util.find_spec("flash_attn") is None:
+        assert config.actor_rollout_ref.model.override_config.attn_implementation == "sdpa"
+        assert config.actor_rollout_ref.model.use_remove_padding is False
+        assert sum("sdpa" in line for line in caplog.messages) == 1
+
+
+@needs_yaml
+@quiet
+def test_lora_is_served_merged(composed):
+    config = composed(**{"actor_rollout_ref.model.lora_rank": 16})
+    assert config.actor_rollout_ref.model.lora.merge is True
+    assert composed().actor_rollout_ref.model.lora.merge is False
+
+
+@needs_yaml
+@quiet
+def test_resume_names_verls_own_state(composed, tmp_path):
+    (tmp_path / "step-00012" / "trainer" / "global_step_12").mkdir(parents=True)
+    config = composed(checkpoint=tmp_path / "step-00012")
+    assert config.trainer.resume_mode == "resume_path"
+    assert config.trainer.resume_from_path.endswith("step-00012/trainer/global_step_12")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match="another algorithm"):
+        composed(checkpoint=tmp_path / "other")
+
+
+@needs_yaml
+@needs_all
+@quiet
+def test_npu_has_what_its_hardware_wants(composed):
+    config = composed("npu", "ascend")
+    assert config.trainer.device == "npu"
+    assert "tool_call_parser" not in config.actor_rollout_ref.rollout.engine_kwargs.vllm
+
+
+@needs_yaml
+@needs_all
+@quiet
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("trainer.v1.trainer_mode", "separate_async", "synchronous"),
+        ("trainer.use_v1", "false", "old trainer"),
+        ("actor_rollout_ref.rollout.name", "sglang", "must be vllm"),
+        ("actor_rollout_ref.rollout.val_kwargs.n", 4, "must be 1"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", 64, "verl refuses"),
+    ],
+)
+def test_what_cannot_work_is_refused(composed, key, value, told):
+    from agentrig_verl.algorithm import check
+
+    with pytest.raises(ConfigError, match=told):
+        check(composed(**{key: value}))
+
+
+def test_the_reference_is_complete():
+    assert REFERENCE["actor_rollout_ref.actor.optim.lr"] == 1e-6
+    assert REFERENCE["trainer.save_freq"] == 64
