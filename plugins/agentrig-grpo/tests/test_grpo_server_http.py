@@ -204,7 +204,7 @@ def test_the_server_ends_with_its_parent_and_on_stop(model_dir):
         "from agentrig_grpo.server.handle import LLMServer, ServerSettings\n"
         f"server = LLMServer(ServerSettings(model={str(model_dir)!r}, name='x'))\n"
         "server.start()\n"
-        "print(server._process.pid, flush=True)\n"
+        "print(server.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -223,7 +223,7 @@ def test_the_server_ends_with_its_parent_and_on_stop(model_dir):
 def test_a_dead_server_is_named(model_dir):
     server = LLMServer(ServerSettings(model=str(model_dir), name="x"))
     server.start()
-    os.kill(server._process.pid, signal.SIGKILL)
+    os.kill(server.pid, signal.SIGKILL)
     server._process.wait()
     with pytest.raises(ServerError, match="has died"):
         server.health()

@@ -88,6 +88,11 @@ class LLMServer:
         """The address for OpenAI clients."""
         return f"http://{self.settings.host}:{self.port}/v1"
 
+    @property
+    def pid(self) -> int:
+        """The process's id; 0 when it was never started."""
+        return self._process.pid if self._process else 0
+
     def __enter__(self) -> LLMServer:
         self.start()
         return self
