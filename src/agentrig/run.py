@@ -16,13 +16,13 @@ import attrs
 
 from agentrig.adapters import Adapter
 from agentrig.algorithms import Algorithm
-from agentrig.config import Plan, resolve
+from agentrig.config import Plan, resolve, to_toml
 from agentrig.errors import ConfigError, RunStopped
 from agentrig.hardware import Hardware
 from agentrig.observers import RunEnd, RunError
 from agentrig.report import build_report
 from agentrig.rewards import Scorer
-from agentrig.rundir import RunDirectory, manifest
+from agentrig.rundir import RunDirectory, manifest, manifest_changes
 from agentrig.tasks import Task, Tasks, overlap
 from agentrig.workers import AgentPlan, Pool
 
@@ -60,14 +60,22 @@ def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
     # Tasks.
     splits = load_splits(plan)
     warnings = split_warnings(splits, plan.build("tasks"))
-    for warning in warnings:
-        log.warning("%s", warning)
 
     # The run directory: new, or rewound to its last checkpoint.
     run = RunDirectory(resume) if resume else RunDirectory.create(plan)
     checkpoint, done = run.latest_checkpoint() if resume else (None, 0)
     earlier = run.rewind(done) if resume else []
-    run.write_json("manifest.json", {**manifest(plan, hardware, splits), "warnings": warnings})
+    facts = manifest(plan, hardware, splits)
+    if resume:
+        before = run.read_json("manifest.json")
+        warnings += manifest_changes(before, facts)
+        facts["resumed"] = [*before.get("resumed", []), facts["created"]]
+        facts["created"] = before.get("created", facts["created"])
+        run.write("config.toml", to_toml(plan.as_dict()))  # overrides may have changed it
+        (run.path / "error.json").unlink(missing_ok=True)
+    for warning in warnings:
+        log.warning("%s", warning)
+    run.write_json("manifest.json", {**facts, "warnings": warnings})
 
     # Agent, reward, adapter, algorithm.
     scorer = Scorer(plan.build("reward"), budget_s=plan.run.reward_budget_s)
@@ -102,7 +110,10 @@ def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
         wall_s = time.perf_counter() - start + sum(line["step_s"] for line in earlier)
         if session.lines:
             run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": not session.stopping})
-            build_report([run.path])
+            try:
+                build_report([run.path])
+            except Exception:  # must not hide what ended the run, nor lose a run that ended well
+                log.exception("the report could not be built; see: agentrig report %s", run.path)
     summary: dict[str, Any] = run.read_json("summary.json")
     if session.stopping:
         plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=KeyboardInterrupt()))
@@ -120,7 +131,7 @@ def resume_plan(directory: Path, *, overrides: Sequence[str] = ()) -> Plan:
     if not (directory / "config.toml").is_file():
         raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
     plan = resolve(str(directory / "config.toml"), overrides=overrides)
-    return attrs.evolve(plan, recipe=directory.name)
+    return attrs.evolve(plan, recipe=RunDirectory(directory).read_json("manifest.json").get("recipe", directory.name))
 
 
 def ready_hardware(plan: Plan) -> Hardware:

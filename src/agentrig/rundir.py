@@ -131,21 +131,29 @@ class RunDirectory:
         write(part)
         if keep:
             (part / "keep").touch()
-        shutil.rmtree(target, ignore_errors=True)
+        stale = folder / f".step-{step:05d}.old"
+        shutil.rmtree(stale, ignore_errors=True)
+        if target.exists():
+            os.replace(target, stale)  # a crash must never leave half a checkpoint under a good name
         os.replace(part, target)
         self.write("checkpoints/latest", target.name)
+        shutil.rmtree(stale, ignore_errors=True)
         old = [c for c in sorted(folder.glob("step-*")) if not (c / "keep").exists() and c != target]
         for checkpoint in old[: -(KEPT_CHECKPOINTS - 1) or None]:
             shutil.rmtree(checkpoint)
         return target
 
     def latest_checkpoint(self) -> tuple[Path | None, int]:
-        """Return the latest checkpoint and its step, or (None, 0)."""
+        """Return the latest checkpoint and its step, or (None, 0).
+
+        When `latest` names one that is gone, the newest that is there counts: each came under its name whole.
+        """
+        folder = self.path / "checkpoints"
+        found = sorted(c for c in folder.glob("step-*") if c.is_dir())
         with contextlib.suppress(FileNotFoundError):
-            path = self.path / "checkpoints" / (self.path / "checkpoints" / "latest").read_text("utf-8").strip()
-            if path.is_dir():
-                return path, int(path.name.rsplit("-", 1)[1])
-        return None, 0
+            named = folder / (folder / "latest").read_text("utf-8").strip()
+            found += [named] if named in found else []
+        return (found[-1], int(found[-1].name.rsplit("-", 1)[1])) if found else (None, 0)
 
 
 def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Sequence[Task]]]) -> dict[str, Any]:
@@ -155,6 +163,7 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
         "agentrig": _version("agentrig"),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "recipe": plan.recipe,
+        "config": plan.as_dict(),
         "seed": plan.run.seed,
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -178,6 +187,23 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
         },
         "model": getattr(plan.configs["algorithm"], "model", None),
     }
+
+
+def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return warnings about what a resumed run does not find as it was: data, plugins, hardware."""
+    changes = []
+    for role, now in after["data"].items():
+        was = before.get("data", {}).get(role, now)
+        if was["fingerprint"] != now["fingerprint"]:
+            changes.append(f"the {role} tasks (split {now['split']}) are not those that this run began with")
+    versions = {kind: c["version"] for kind, c in before.get("components", {}).items()}
+    for kind, c in after["components"].items():
+        if versions.get(kind, c["version"]) != c["version"]:
+            changes.append(f"{kind} {c['name']} is {c['version']} now; this run began with {versions[kind]}")
+    hardware = before.get("hardware", after["hardware"])["name"]
+    if hardware != after["hardware"]["name"]:
+        changes.append(f"this run began on {hardware} and goes on on {after['hardware']['name']}")
+    return changes
 
 
 def _versions() -> Iterator[tuple[str, str]]:
