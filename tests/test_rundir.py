@@ -1,0 +1,169 @@
+"""The run directory: whole files, whole checkpoints, and a rewind that leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from rollouts import rollout, trace_of
+
+from agentrig import Task, Triplet
+from agentrig.config import Plan
+from agentrig.errors import ConfigError
+from agentrig.rundir import RunDirectory, manifest, manifest_changes
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run")
+
+
+def write(text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / "model").write_text(text) and None
+
+
+def test_a_run_has_its_configuration_and_is_not_overwritten(toy_plan: Callable[..., Plan]) -> None:
+    plan = toy_plan()
+    created = RunDirectory.create(plan)
+    assert created.path.name == "toy"
+    assert 'use = "toy-number"' in (created.path / "config.toml").read_text()
+    with pytest.raises(ConfigError, match=r"there is a run in .*toy already; go on with it by --resume"):
+        RunDirectory.create(plan)
+    assert RunDirectory.create(toy_plan("run.name=''")).path.name.startswith("toy-20")
+
+
+def test_files_are_written_whole_or_not_at_all(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.write("a.json", "first")
+    monkeypatch.setattr(os, "replace", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        run.write("a.json", "second")
+    assert (run.path / "a.json").read_text() == "first"
+
+
+def test_metrics_survive_a_line_cut_short(run: RunDirectory) -> None:
+    for step in (1, 2):
+        run.append_metrics({"step": step})
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "rew')
+    assert [line["step"] for line in run.metrics()] == [1, 2]
+    assert RunDirectory(run.path.parent / "empty").metrics() == []
+
+
+def test_a_rewind_forgets_what_came_after(run: RunDirectory) -> None:
+    for step in (1, 2, 3):
+        run.append_metrics({"step": step})
+        run.write_rollouts([rollout()], mode="train", step=step)
+    run.write_rollouts([rollout()], mode="report", step=0)
+    assert [line["step"] for line in run.rewind(2)] == [1, 2]
+    assert [line["step"] for line in run.metrics()] == [1, 2]
+    assert sorted(f.stem for f in (run.path / "rollouts").iterdir()) == ["report-00000", "train-00001", "train-00002"]
+    run.append_metrics({"step": 3})
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3]
+
+
+def test_the_latest_two_checkpoints_stay_and_those_that_are_kept(run: RunDirectory) -> None:
+    for step in range(1, 7):
+        run.save_checkpoint(step, write(str(step)), keep=step == 2)
+    names = sorted(c.name for c in (run.path / "checkpoints").iterdir())
+    assert names == ["latest", "step-00002", "step-00005", "step-00006"]
+    path, step = run.latest_checkpoint()
+    assert path is not None
+    assert (path.name, step, (path / "model").read_text()) == ("step-00006", 6, "6")
+
+
+def test_a_checkpoint_that_fails_leaves_the_one_before(run: RunDirectory) -> None:
+    run.save_checkpoint(1, write("one"), keep=False)
+
+    def fail(folder: Path) -> None:
+        (folder / "model").write_text("half")
+        raise OSError("disk full")
+
+    for step in (1, 2):
+        with pytest.raises(OSError, match="disk full"):
+            run.save_checkpoint(step, fail, keep=False)
+    path, step = run.latest_checkpoint()
+    assert path is not None
+    assert (step, (path / "model").read_text()) == (1, "one")
+    run.save_checkpoint(2, write("two"), keep=False)
+    assert run.latest_checkpoint()[1] == 2
+
+
+def test_a_checkpoint_may_be_saved_again(run: RunDirectory) -> None:
+    for text in ("first", "second"):
+        run.save_checkpoint(3, write(text), keep=True)
+    path, _ = run.latest_checkpoint()
+    assert path is not None
+    assert (path / "model").read_text() == "second"
+    assert sorted(c.name for c in (run.path / "checkpoints").iterdir()) == ["latest", "step-00003"]
+
+
+def test_without_the_latest_the_newest_that_is_whole_counts(run: RunDirectory) -> None:
+    assert run.latest_checkpoint() == (None, 0)
+    for step in (1, 2):
+        run.save_checkpoint(step, write(str(step)), keep=False)
+    shutil.rmtree(run.path / "checkpoints" / "step-00002")
+    assert run.latest_checkpoint() == (run.path / "checkpoints" / "step-00001", 1)
+    (run.path / "checkpoints" / "latest").unlink()
+    assert run.latest_checkpoint()[1] == 1
+
+
+def test_rollouts_are_filed_for_pandas_and_without_private(run: RunDirectory) -> None:
+    triplets = [Triplet(prompt_ids=(1, 2, 3), response_ids=(4, 5), node="write")] * 2
+    failed = rollout(failure="deadline", message="too slow", trace=trace_of())
+    run.write_rollouts([rollout(0.5, triplets=triplets), failed, rollout(None)], mode="train", step=7)
+    file = run.path / "rollouts" / "train-00007.parquet"
+    first, second, third = pq.read_table(file).to_pylist()
+    assert (first["value"], first["failure"], first["status"]) == (0.5, None, "ok")
+    assert (first["triplets"], first["prompt_tokens"], first["response_tokens"], first["calls"]) == (2, 6, 4, 1)
+    assert json.loads(first["input"]) == {"question": "?"}
+    assert json.loads(first["answer"]) == "SELECT 1"
+    (call,) = [s for s in json.loads(first["spans"]) if s["name"] == "openai.chat.completion"]
+    assert call["attributes"]["response_token_ids"] == [3]
+    assert (second["value"], second["failure"], second["message"]) == (None, "deadline", "too slow")
+    assert json.loads(second["answer"]) is None
+    assert (third["value"], third["failure"], third["status"]) == (None, "reward-invalid", "invalid")
+    assert b"gold" not in file.read_bytes()
+
+
+def test_an_empty_batch_is_a_file_too(run: RunDirectory) -> None:
+    run.write_rollouts([], mode="validation", step=1)
+    assert pq.read_table(run.path / "rollouts" / "validation-00001.parquet").num_rows == 0
+
+
+def test_the_manifest_is_complete(toy_plan: Callable[..., Plan]) -> None:
+    plan = toy_plan("run.seed=11")
+    tasks = plan.build("tasks").load("train")
+    facts = manifest(plan, plan.build("hardware"), {"train": ("train", tasks)})
+    assert facts["seed"] == 11
+    assert facts["config"] == plan.as_dict()
+    assert facts["components"]["algorithm"] == {"name": "toy-number", "distribution": "file", "version": "-"}
+    assert {"name": "core", "distribution": "agentrig", "status": "ok"}.items() <= facts["plugins"][0].items()
+    assert facts["data"]["train"]["tasks"] == 24
+    assert len(facts["data"]["train"]["fingerprint"]) == 64
+    assert facts["hardware"]["name"] == "cpu"
+    assert "agentlightning" in facts["packages"]
+    json.dumps(facts)
+
+
+def test_a_resumed_run_says_what_is_not_as_it_was(toy_plan: Callable[..., Plan]) -> None:
+    plan = toy_plan()
+
+    def facts(*tasks: Task) -> dict[str, Any]:
+        return manifest(plan, plan.build("hardware"), {"train": ("train", tasks)})
+
+    before, after = facts(Task(id="a", input={})), facts(Task(id="b", input={}))
+    assert manifest_changes(before, before) == []
+    after["components"]["reward"]["version"] = "2"
+    after["hardware"] = {"name": "cuda"}
+    assert manifest_changes(before, after) == [
+        "the train tasks (split train) are not those that this run began with",
+        "reward toy-parity is 2 now; this run began with -",
+        "this run began on cpu and goes on on cuda",
+    ]
+    assert manifest_changes({}, after) == []
