@@ -184,7 +184,7 @@ def _node_rows(run: RunData) -> list[tuple[str, int, int]]:
 
 def _audit_rows(run: RunData) -> list[dict[str, Any]]:
     differ = [number(row.get("audit_differs")) for row in run.steps]
-    counted = [(d, number(r.get("rollouts")) or 0) for d, r in zip(differ, run.steps, strict=True) if d is not None]
+    counted = [(d, _judged(r)) for d, r in zip(differ, run.steps, strict=True) if d is not None]
     trained = figures.mean(figures.series(run, "reward")[1])
     return [
         {
@@ -192,10 +192,15 @@ def _audit_rows(run: RunData) -> list[dict[str, Any]]:
             "mean": figures.mean(figures.series(run, "audit", name)[1]),
             "trained": trained,
             "differ": int(sum(d for d, _ in counted)) if counted else None,
-            "of": int(sum(n for _, n in counted)),
+            "of": sum(n for _, n in counted),
         }
         for name in audits(run)
     ]
+
+
+def _judged(step: Mapping[str, Any]) -> int:
+    failed = sum(number(n) or 0 for n in mapping(step.get("failures")).values())
+    return int((number(step.get("rollouts")) or 0) - failed)
 
 
 def _algorithm_rows(run: RunData) -> list[dict[str, Any]]:

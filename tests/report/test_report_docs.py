@@ -1,0 +1,113 @@
+"""The page docs/report.md against what a run writes, and start-up against what it may import."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pyarrow.parquet as pq
+import pytest
+from run_dirs import rollout_of
+
+from agentrig import Endpoint, Score, Task
+from agentrig.algorithms import Mode, Rollout
+from agentrig.config import resolve
+from agentrig.report import build_report, compare
+from agentrig.rewards import Scorer
+from agentrig.rundir import RunDirectory, manifest
+from agentrig.session import RunSession
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text("utf-8")
+
+
+def named(section: str) -> set[str]:
+    """The names in the first column of the table below a heading."""
+    table = PAGE.split(f"## {section}\n", 1)[1].split("\n## ", 1)[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+class Prepared:
+    """Stands where the runner pool is: gives rollouts that are there already."""
+
+    def run(self, tasks: Sequence[Task], *, n: int, endpoint: Any, step: int, mode: Mode) -> list[Rollout]:
+        return [
+            rollout_of(i, right=i % 3 > 0, mode=mode, step=step, failure="llm-error" if i == 7 else None)
+            for i in range(n * len(tasks))
+        ]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory filled by the run's own session, rather than by the generator of these tests."""
+    folder = tmp_path_factory.mktemp("runs")
+    plan = resolve("mini", overrides=[f"run.directory={json.dumps(str(folder))}", "run.name=demo"])
+    run = RunDirectory.create(plan)
+    hardware: Any = plan.build("hardware")
+    tasks = [rollout_of(i, right=True, mode="train", step=1).task for i in range(4)]
+    strict = Scorer(lambda task, outcome, budget_s: Score.ok(float(len(outcome.answer) % 2)), budget_s=5.0)
+    engine: Any = Prepared()
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
+    session = RunSession(
+        plan=attrs.evolve(plan, run=attrs.evolve(plan.run, audit="length-is-odd")),
+        engine=engine,
+        runtime=engine,
+        run=run,
+        hardware=hardware,
+        train_tasks=tasks,
+        validation_tasks=tasks,
+        report_tasks=tasks,
+        audit=strict,
+        checkpoint=None,
+        first_step=1,
+    )
+    run.write_json("manifest.json", manifest(plan, hardware, {"report": ("test", tasks)}))
+    session.validate(endpoint, step=0)
+    session.report(endpoint, when="before", step=0)
+    for step in (1, 2):
+        session.rollouts(tasks, n=4, endpoint=endpoint, step=step)
+        session.validate(endpoint, step=step)
+        session.end_step(step, metrics={"weight_change": 0.1 * step}, time_s={"update": 0.01})
+    session.report(endpoint, when="after", step=2)
+    run.write_json("summary.json", session.summary(wall_s=1.0))
+    return run.path
+
+
+def test_every_column_of_a_rollout_file_is_explained_and_no_other(directory: Path):
+    schema = pq.read_schema(directory / "rollouts" / "train-00001.parquet")
+    assert named("`rollouts/*.parquet`") == set(schema.names)
+
+
+def test_every_key_of_a_step_is_explained_and_no_other(directory: Path):
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert named("`metrics.jsonl`") == {key for line in lines for key in line}
+
+
+def test_what_a_session_writes_is_what_the_report_reads(directory: Path):
+    build_report([directory])
+    row = compare([directory])[0]
+    assert (row["status"], row["steps"], row["turns"], row["missing"]) == ("finished", 2, 2, [])
+    assert row["accuracy"]["n"] == 4
+    assert row["accuracy"]["best_validation"] == 0.5
+    assert row["trained"] == ["write_query"]
+    assert row["failures"] == {"llm-error": 2}
+    text = (directory / "report.html").read_text("utf-8")
+    assert "length-is-odd" in text
+    assert "of 30" in text  # where the audit parts from the reward, out of the training rollouts that were scored
+    assert "trained reward 1, audit 0" in text
+
+
+def test_report_and_display_import_nothing_heavy():
+    code = (
+        "import sys, agentrig.report, agentrig.display; "
+        "heavy = {'matplotlib', 'pyarrow', 'jinja2', 'numpy', 'torch', 'agentlightning'} & set(sys.modules); "
+        "sys.exit(', '.join(sorted(heavy)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
