@@ -86,6 +86,38 @@ def test_what_is_installed_here_fits_together():
     only(software.check_requirements(situation()), "ok")
 
 
+def test_verl_is_asked_whether_it_accepts_this_vllm(tmp_path, monkeypatch):
+    """A stand-in verl whose own gate refuses, as verl's does, by an exception at import."""
+    fake_distribution(tmp_path, "verl", "0.9.1")
+    fake_distribution(tmp_path, "vllm", "0.10.0")
+    gate = tmp_path / "verl" / "third_party" / "vllm"
+    gate.mkdir(parents=True)
+    for package in (gate.parent, gate.parent.parent):
+        (package / "__init__.py").touch()
+    (gate / "__init__.py").write_text("raise ValueError('vllm version 0.10.0 not supported')\n")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    versions = {"verl": "0.9.1", "vllm": "0.10.0"}
+    assert list(software.check_verl_vllm(situation(versions=versions, environ=environ))) == []
+    monkeypatch.setattr(Situation, "algorithm", "verl")
+    refused = only(software.check_verl_vllm(situation(versions=versions, environ=environ)), "problem")
+    assert refused.evidence.endswith("vllm version 0.10.0 not supported")
+    assert "docs/hardware.md" in refused.cure
+    (gate / "__init__.py").write_text("")
+    only(software.check_verl_vllm(situation(versions=versions, environ=environ)), "ok")
+
+
+@pytest.mark.slow
+def test_the_real_verl_refuses_a_vllm_that_is_too_old(tmp_path, monkeypatch):
+    """verl's own gate reads vLLM's version from its metadata, so metadata is all that vLLM needs here."""
+    pytest.importorskip("verl", reason="verl is not installed")
+    fake_distribution(tmp_path, "vllm", "0.10.0")
+    monkeypatch.setattr(Situation, "algorithm", "verl")
+    versions = {**installed(["verl"]), "vllm": "0.10.0"}
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    found = only(software.check_verl_vllm(situation(versions=versions, environ=environ)), "problem")
+    assert "vllm version 0.10.0 not supported" in found.evidence
+
+
 STACK = Stack(
     name="board 1", proof="hardware-tested", versions={"python": ">=3.11", "torch": "==2.7.1"}, algorithms=("rest",)
 )

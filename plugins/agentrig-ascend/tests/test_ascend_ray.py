@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,8 @@ from agentrig.hardware import ray_environment
 from agentrig_ascend import Ascend
 
 ascend = Ascend()
-runtime = ray_environment(ascend, {"verl": "0.5.0"}, {"env_vars": {"KEPT": "yes"}})
+runtime = ray_environment(ascend, {"verl": "0.5.0", "vllm": "0.9.2", "vllm-ascend": "0.9.2rc1"}, {
+    "env_vars": {"KEPT": "yes"}, "worker_process_setup_hook": "set_up_before.go"})
 ray.init(num_cpus=2, resources={ascend.ray_resource: 2}, include_dashboard=False, log_to_driver=False,
          runtime_env=runtime)
 
@@ -27,7 +29,7 @@ class Worker:
 def start(n, **more):
     return Worker.options(num_cpus=0, **ascend.ray_options(n), **more).remote()
 
-ask = (ascend.visible_devices, "HCCL_HOST_SOCKET_PORT_RANGE", "KEPT")
+ask = (ascend.visible_devices, "HCCL_HOST_SOCKET_PORT_RANGE", "VLLM_ASCEND_ENABLE_NZ", "KEPT", "SET_UP")
 pair = [start(1), start(1)]
 singles = ray.get([w.see.remote(*ask) for w in pair])
 for worker in pair:
@@ -42,11 +44,27 @@ ray.shutdown()
 """
 
 
+PATCHES = "import os; os.environ['SET_UP'] = os.environ.get('SET_UP', '') + {name!r}"
+
+
+def stand_ins(folder: Path) -> None:
+    """Write a set-up hook that is there before, and a vllm_ascend with patches; each notes that it was there."""
+    patch = folder / "vllm_ascend" / "patch"
+    patch.mkdir(parents=True)
+    (folder / "vllm_ascend" / "__init__.py").touch()
+    (patch / "__init__.py").touch()
+    for name in ("platform", "worker"):
+        (patch / f"{name}.py").write_text(PATCHES.format(name=f" {name}"))
+    (folder / "set_up_before.py").write_text("def go():\n    " + PATCHES.format(name="before"))
+
+
 @pytest.mark.slow
-def test_ray_hands_out_npus_as_the_plugin_expects() -> None:
+def test_ray_hands_out_npus_and_sets_workers_up_as_the_plugin_expects(tmp_path: Path) -> None:
     # pytest's own folders are too deep: the path of a socket may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="rig") as short:
-        environ = {**os.environ, "HOME": short, "RAY_TMPDIR": short, "RAY_USAGE_STATS_ENABLED": "0"}
+        stand_ins(tmp_path)
+        own = {"HOME": short, "RAY_TMPDIR": short, "PYTHONPATH": str(tmp_path)}
+        environ = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **own}
         for name in ("ASCEND_RT_VISIBLE_DEVICES", "RAY_ADDRESS"):
             environ.pop(name, None)
         done = subprocess.run(
@@ -54,7 +72,8 @@ def test_ray_hands_out_npus_as_the_plugin_expects() -> None:
         )
     assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads(done.stdout.strip().splitlines()[-1])
-    assert sorted(seen["singles"]) == [["0", "auto", "yes"], ["1", "auto", "yes"]]
-    assert seen["together"] == ["0,1", "auto", "yes"]
+    rest = ["auto", "0", "yes", "before platform worker"]
+    assert sorted(seen["singles"]) == [["0", *rest], ["1", *rest]]
+    assert seen["together"] == ["0,1", *rest]
     assert seen["expected"] == {"ASCEND_RT_VISIBLE_DEVICES": "0,1"}
     assert seen["kept"] == "0,1", "with the NOSET variable Ray must leave the value alone"

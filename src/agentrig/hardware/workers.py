@@ -19,7 +19,10 @@ HOOK = "worker_process_setup_hook"
 def ray_environment(
     hardware: Hardware, versions: Mapping[str, str], existing: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return a Ray `runtime_env` with the workers' environment and set-up function of a hardware added.
+    """Return a Ray `runtime_env` with the environment and set-up function of a hardware added.
+
+    A job has one environment for all its actors, those that train and those that serve the model, so it
+    holds what either role needs.
 
     Args:
         hardware: Whose.
@@ -27,7 +30,10 @@ def ray_environment(
         existing: A runtime_env to extend: its variables win, and its set-up hook is called first.
     """
     runtime: dict[str, Any] = dict(existing or {})
-    variables = {**hardware.environment(Context(role="worker", versions=versions)), **runtime.get("env_vars", {})}
+    variables: dict[str, str] = {}
+    for role in ("worker", "rollout"):
+        variables |= hardware.environment(Context(role=role, versions=versions))
+    variables |= runtime.get("env_vars", {})
     setup = hardware.worker_setup(versions)
     if setup is not None:
         before = runtime.get(HOOK)
