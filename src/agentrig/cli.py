@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -411,25 +412,49 @@ def export(run: Path, target: Path) -> None:
     click.echo(f"{checkpoint} -> {target}")
 
 
-@main.command()
-@click.argument("name", metavar="TASKS")
-@click.option("--from", "source", required=True, metavar="DIR_OR_ZIP", help="The download, or files to check.")
-@click.option("--to", "target", metavar="DIR", help="Where to write; see the task set's documentation for the default.")
-@click.option("--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too.")
-def data(name: str, source: str, target: str | None, files: Sequence[str]) -> None:
-    r"""Make the files of a task set from an official download, or check them.
+class DataGroup(click.Group):
+    """One command for each task set that has something to convert, and the tools that task sets bring."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names, from the plugins that are there."""
+        return sorted(self._found())
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Return a command; None makes click name the nearest."""
+        make = self._found().get(name)
+        return make() if make is not None else None
+
+    def _found(self) -> dict[str, Callable[[], click.Command]]:
+        from agentrig.plugins import load
+
+        found: dict[str, Callable[[], click.Command]] = {}
+        for component in load().components("tasks"):
+            spec: Any = component.spec
+            if spec.convert is not None:
+                found[spec.name] = partial(convert_command, spec)
+            found.update(spec.tools)
+        return found
+
+
+def convert_command(spec: Any) -> click.Command:
+    """Return the command that converts an official download of a task set."""
+
+    @click.command(spec.name, help=f"Make the files of {spec.name} from an official download, or check them.")
+    @click.option("--from", "source", required=True, metavar="DIR_OR_ZIP", help="The download, or files to check.")
+    @click.option("--to", "target", metavar="DIR", help="Where to write; beside the download by default.")
+    def convert(source: str, target: str | None) -> None:
+        click.echo(spec.convert(source, target))
+
+    return convert
+
+
+@main.group(cls=DataGroup)
+def data() -> None:
+    r"""Make the files of a task set from an official download, or work on its databases.
 
     \b
     agentrig data spider --from spider.zip --to ~/data/spider
     """
-    from agentrig.errors import ConfigError
-    from agentrig.plugins import load
-    from agentrig.specs import TasksSpec
-
-    spec = load(files=files).get(TasksSpec, name)
-    if spec.convert is None:
-        raise ConfigError(f"tasks {name} make their files themselves; there is nothing to convert")
-    click.echo(spec.convert(source, target))
 
 
 @main.command()

@@ -53,11 +53,13 @@ class TasksSpec(Spec):
     Attributes:
         convert: `convert(source, target) -> message`: makes this task set's files from an official
             download (a folder or an archive) or checks converted ones; None when there is nothing to convert.
+        tools: Further commands under `agentrig data`: name to a callable that returns a `click.Command`.
     """
 
     kind: ClassVar[str] = "tasks"
     build: Callable[[Any], Tasks]
     convert: Callable[[str, str | None], str] | None = None
+    tools: Mapping[str, Callable[[], Any]] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

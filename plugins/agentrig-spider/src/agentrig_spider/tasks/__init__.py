@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from agentrig import TasksSpec
 from agentrig_spider.tasks.mini_sql import MiniSql, MiniSqlConfig
@@ -13,6 +14,12 @@ def _convert(source: str, target: str | None) -> str:
     from agentrig_spider.tasks.convert import convert
 
     return convert(source, target)
+
+
+def _perturb_command() -> Any:
+    from agentrig_spider.perturb import perturb_command
+
+    return perturb_command
 
 
 def specs() -> Iterable[TasksSpec]:
@@ -30,5 +37,6 @@ def specs() -> Iterable[TasksSpec]:
             config=SpiderConfig,
             build=Spider,
             convert=_convert,
+            tools={"perturb": _perturb_command},
         ),
     )
