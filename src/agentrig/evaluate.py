@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 import urllib.error
@@ -21,6 +20,7 @@ from agentrig.algorithms import Algorithm, Mode, Rollout
 from agentrig.checks import count_failures
 from agentrig.config import Plan
 from agentrig.errors import AgentrigError, ConfigError, nearest
+from agentrig.report.figures import wilson
 from agentrig.rewards import Scorer
 from agentrig.run import make_engine, ready_hardware
 from agentrig.tasks import Task, Tasks
@@ -63,14 +63,6 @@ class Evaluation:
             "wall_s": self.wall_s,
             "rollouts_per_s": self.rollouts_per_s,
         }
-
-
-def wilson(right: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Return the Wilson score interval of a proportion (Wilson 1927, doi:10.1080/01621459.1927.10502953)."""
-    p = right / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def environment_endpoint(
