@@ -78,7 +78,7 @@ def reward(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
         if not values:
             continue
         drawn = True
-        color = color_of(colors, i)
+        color = color_of(colors, i if len(runs) > 1 else 1)  # alone: the colour that training has in the accuracy plot
         label = short(run.name) if len(runs) > 1 else f"mean of {figures.SMOOTHING} steps"
         axes.plot(steps, values, color=color, alpha=0.28, lw=1, label="" if len(runs) > 1 else "each step")
         axes.plot(steps, figures.smoothed(values), color=color, lw=1.8, label=label)
@@ -87,7 +87,7 @@ def reward(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
             axes.plot(
                 steps,
                 figures.smoothed(values),
-                color=color_of(colors, i if len(runs) > 1 else j),
+                color=color_of(colors, i if len(runs) > 1 else j + 1),
                 lw=1.4,
                 ls="--",
                 label="" if len(runs) > 1 else f"audit: {short(name)}",
