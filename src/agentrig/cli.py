@@ -72,7 +72,7 @@ class Group(click.Group):
 @click.version_option(package_name="agentrig", prog_name="agentrig")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
 def main(verbose: bool) -> None:
-    r"""Train the model inside an LLM agent by reinforcement learning.
+    """Train the model inside an LLM agent by reinforcement learning.
 
     \b
     agentrig train                    train the reference agent on this machine
@@ -132,7 +132,7 @@ def warn_of_failures(registry: Registry) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end, and no display.")
 @click.option("--yes", is_flag=True, help="Stop what stands in the way (a stale Ray cluster) without asking.")
 def train(words: Sequence[str], resume: Path | None, as_json: bool, yes: bool, **options: Any) -> None:
-    r"""Train, with the recipe `mini` unless another is named.
+    """Train, with the recipe `mini` unless another is named.
 
     \b
     agentrig train
@@ -208,7 +208,7 @@ def eval_(
     as_json: bool,
     **options: Any,
 ) -> None:
-    r"""Measure a model through an agent: accuracy, its 95% interval, a table per database.
+    """Measure a model through an agent: accuracy, its 95% interval, a table per database.
 
     \b
     agentrig eval mini --checkpoint runs/mini-20260101-120000
@@ -269,7 +269,7 @@ def dev(
     as_json: bool,
     **options: Any,
 ) -> None:
-    r"""Run an agent on a few tasks and show every span; nothing is learned.
+    """Run an agent on a few tasks and show every span; nothing is learned.
 
     \b
     agentrig dev mini
@@ -301,7 +301,7 @@ def dev(
 @click.option("--strict-plugins", is_flag=True, help="Stop if any plugin fails to load.")
 @click.pass_context
 def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plugins: bool) -> None:
-    r"""List the plugins: distribution, version, status, and what each brings.
+    """List the plugins: distribution, version, status, and what each brings.
 
     \b
     agentrig plugins
@@ -333,7 +333,7 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.pass_obj
 def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: bool) -> None:
-    r"""Show a component: its plugin and its settings with their defaults.
+    """Show a component: its plugin and its settings with their defaults.
 
     \b
     agentrig plugins show grpo
@@ -396,7 +396,7 @@ def _default(default: Any) -> Any:
 @click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("target", type=click.Path(path_type=Path))
 def export(run: Path, target: Path) -> None:
-    r"""Copy a run's latest checkpoint as a Hugging Face directory that vLLM and transformers load.
+    """Copy a run's latest checkpoint as a Hugging Face directory that vLLM and transformers load.
 
     \b
     agentrig export runs/mini-20260101-120000 my-model
@@ -450,7 +450,7 @@ def convert_command(spec: Any) -> click.Command:
 
 @main.group(cls=DataGroup)
 def data() -> None:
-    r"""Make the files of a task set from an official download, or work on its databases.
+    """Make the files of a task set from an official download, or work on its databases.
 
     \b
     agentrig data spider --from spider.zip --to ~/data/spider
@@ -462,7 +462,7 @@ def data() -> None:
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write the page; the first run by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def report(runs: Sequence[Path], out: Path | None, as_json: bool) -> None:
-    r"""Rebuild the report of a run, or compare several.
+    """Rebuild the report of a run, or compare several.
 
     \b
     agentrig report runs/mini-20260101-120000
