@@ -18,7 +18,7 @@ from agentrig.adapters import Adapter
 from agentrig.algorithms import Algorithm
 from agentrig.config import Plan, resolve, to_toml
 from agentrig.errors import ConfigError, RunStopped
-from agentrig.hardware import Hardware
+from agentrig.hardware import Hardware, select
 from agentrig.observers import RunEnd, RunError
 from agentrig.report import build_report
 from agentrig.rewards import Scorer
@@ -138,7 +138,8 @@ def ready_hardware(plan: Plan) -> Hardware:
     """Build the hardware, refuse it when it is broken, and set its environment.
 
     Raises:
-        ConfigError: It is not there, or broken; never replaced by another.
+        ConfigError: Algorithm and hardware do not go together.
+        HardwareError: It is not there, or broken; never replaced by another.
     """
     hardware: Hardware = plan.build("hardware")
     spec: Any = plan.components["algorithm"].spec
@@ -146,10 +147,7 @@ def ready_hardware(plan: Plan) -> Hardware:
         raise ConfigError(f"algorithm {spec.name} runs on {', '.join(spec.hardware)}, not on {hardware.name}")
     if not hardware.carries(spec.name):
         raise ConfigError(f"hardware {hardware.name} carries {', '.join(hardware.algorithms)}, not {spec.name}")
-    probe = hardware.probe()
-    if not probe.available:
-        seen = "\n".join(f"  {line}" for line in (*probe.evidence, *probe.problems))
-        raise ConfigError(f"hardware {hardware.name} cannot be used here:\n{seen}\n  Look closer with: agentrig doctor")
+    select(hardware.name, [hardware])
     for name, value in hardware.environment().items():
         os.environ.setdefault(name, value)
     return hardware

@@ -33,7 +33,9 @@ def select(requested: str, candidates: Sequence[Hardware]) -> Hardware:
             )
         probe = chosen.probe()
         if not probe.available:
-            raise HardwareError(explain(requested, probe))
+            raise HardwareError(
+                f"{explain(requested, probe)}\n  look closer with: agentrig doctor --hardware {requested}"
+            )
         return chosen
     return _auto(candidates)
 
