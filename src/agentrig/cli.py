@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, nearest
 
 if TYPE_CHECKING:
     from agentrig.config import Plan
@@ -24,7 +24,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 KINDS = ("tasks", "agent", "reward", "adapter", "algorithm", "hardware")
 
 
-class Group(click.Group):
+class NearestGroup(click.Group):
+    """Names the nearest command when there is none of the name that was given."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Look a command up."""
+        known = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in known:
+            ctx.fail(f'there is no command "{args[0]}".{nearest(args[0], known)} Commands: {", ".join(known)}')
+        return super().resolve_command(ctx, args)
+
+
+class Group(NearestGroup):
     """Prints agentrig's own errors without a traceback, and brings commands of other modules lazily."""
 
     lazy: ClassVar[dict[str, tuple[str, str]]] = {
@@ -412,7 +425,7 @@ def export(run: Path, target: Path) -> None:
     click.echo(f"{checkpoint} -> {target}")
 
 
-class DataGroup(click.Group):
+class DataGroup(NearestGroup):
     """One command for each task set that has something to convert, and the tools that task sets bring."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
