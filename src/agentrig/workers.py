@@ -291,18 +291,23 @@ class Pool:
         return [w.process.pid for w in self._workers]
 
     def _dispatch(self) -> None:
-        idle = [w for w in self._workers if w.ready and len(w.jobs) < self._threads]
-        while self._waiting and idle:
-            worker = min(idle, key=lambda w: len(w.jobs))
+        """Hand out jobs; one whose runner died runs alone the next time, so that it can take none along."""
+        able = [w for w in self._workers if w.ready]
+        while self._waiting:
+            alone = self._waiting[0].id in self._lost
+            limit = 1 if alone else self._threads
+            fit = [w for w in able if len(w.jobs) < limit and not self._lost.keys() & w.jobs.keys()]
+            if not fit:
+                return
+            worker = min(fit, key=lambda w: len(w.jobs))
             job = self._waiting.popleft()
             try:
                 worker.pipe.send(job)
             except (BrokenPipeError, OSError):
                 self._waiting.appendleft(job)
-                idle.remove(worker)
+                able.remove(worker)  # it is dead; its sentinel brings it to _bury
                 continue
             worker.jobs[job.id] = (job, time.monotonic())
-            idle = [w for w in idle if len(w.jobs) < self._threads]
 
     def _receive(self, worker: _Worker) -> list[Result]:
         results = []
