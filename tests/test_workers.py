@@ -102,7 +102,7 @@ def test_failures_are_typed(model: ModelServer, start: Start) -> None:
 
 
 def test_a_stuck_rollout_ends_at_its_deadline_and_its_neighbours_go_on(model: ModelServer, start: Start) -> None:
-    pool = start(deadline_s=1.5, retries=0)
+    pool = start(deadline_s=3.0, retries=0)
     pool.poll(0.1)
     (first,) = pool.processes()
     submit(pool, jobs(model, "hang", "", "", "hang", "", ""))
@@ -111,19 +111,19 @@ def test_a_stuck_rollout_ends_at_its_deadline_and_its_neighbours_go_on(model: Mo
     assert sorted(r.id for r in results) == [f"job-{i}" for i in range(6)]  # each once
     by_id = {r.id: r.outcome for r in results}
     assert {i: o.failure for i, o in by_id.items() if o.failure} == {"job-0": "deadline", "job-3": "deadline"}
-    assert "past its deadline of 1.5 s and its runner was killed" in by_id["job-0"].message
-    assert time.monotonic() - before < 12
+    assert "past its deadline of 3 s and its runner was killed" in by_id["job-0"].message
+    assert time.monotonic() - before < 20
     assert first not in pool.processes()
     assert pool.replaced >= 1
 
 
 def test_neighbours_of_a_stuck_rollout_are_not_counted_as_lost(model: ModelServer, start: Start) -> None:
-    pool = start(deadline_s=1.2, retries=0, threads=2)
+    pool = start(deadline_s=3.0, retries=0, threads=2)
     # Slow ones are under way whenever a hanging one is killed; with no retries any count against them would show.
-    submit(pool, jobs(model, "hang", "slow", "slow", "slow", "hang", "slow", "slow", "slow"))
-    results = drain(pool, 8)
-    assert sorted(r.id for r in results) == [f"job-{i}" for i in range(8)]
-    assert {r.id for r in results if r.outcome.failure} == {"job-0", "job-4"}
+    submit(pool, jobs(model, "hang", "slow", "slow", "hang", "slow", "slow"))
+    results = drain(pool, 6)
+    assert sorted(r.id for r in results) == [f"job-{i}" for i in range(6)]
+    assert {r.id for r in results if r.outcome.failure} == {"job-0", "job-3"}
 
 
 def test_a_runner_that_is_killed_is_replaced_and_its_rollouts_run_again(
@@ -153,6 +153,14 @@ def test_an_agent_that_kills_its_process_is_a_failure_after_its_retries(
     assert results["job-1"].message == "the runner process died (exit code -9), 2 times"
     assert (tmp_path / "seen-3").exists()
     assert pool.replaced == 3
+
+
+def test_a_rollout_that_kills_its_runner_takes_no_other_along(model: ModelServer, start: Start) -> None:
+    pool = start(threads=4)
+    submit(pool, jobs(model, "", "die", "slow", "slow", "slow", "die", ""))
+    results = drain(pool, 7)
+    assert sorted(r.id for r in results) == [f"job-{i}" for i in range(7)]
+    assert {r.id for r in results if r.outcome.failure} == {"job-1", "job-5"}
 
 
 def test_an_agent_that_cannot_be_built_says_why(start: Start) -> None:

@@ -1,0 +1,183 @@
+"""Tasks in, scored and adapted rollouts out, over the real store, runners and model server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from model_server import ModelServer
+
+from agentrig import Endpoint, Score, Task
+from agentrig.algorithms import Rollout
+from agentrig.config import Plan
+from agentrig.errors import AgentrigError
+from agentrig.rewards import Scorer
+from agentrig.run import make_engine
+
+Roll = Callable[..., list[Rollout]]
+
+
+def endpoint(model: ModelServer, name: str = "toy-model") -> Endpoint:
+    return Endpoint(base_url=model.url, model=name, token_ids=True)
+
+
+def tasks_of(*dos: str, **more: Any) -> list[Task]:
+    inputs = [{"number": i, "do": do, **more} for i, do in enumerate(dos)]
+    return [
+        Task(id=f"t{i}", input=given, private={"parity": "odd" if i % 2 else "even", "gold": f"secret-{i}"})
+        for i, given in enumerate(inputs)
+    ]
+
+
+@pytest.fixture
+def roll(model: ModelServer, toy_plan: Callable[..., Plan]) -> Roll:
+    """Bring everything up, run one batch, take everything down."""
+
+    def run(
+        tasks: Sequence[Task],
+        *overrides: str,
+        n: int = 1,
+        adapter: Any = None,
+        to: Endpoint | Sequence[Endpoint] | None = None,
+        check: Callable[[Any, Any], None] = lambda engine, runtime: None,
+        **uses: str,
+    ) -> list[Rollout]:
+        plan = toy_plan(*overrides, **uses)
+        scorer = Scorer(plan.build("reward"), budget_s=2)
+        engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter or plan.build("adapter"))
+        found: list[Rollout] = []
+
+        def body() -> None:
+            found.extend(engine.run(tasks, n=n, endpoint=to or endpoint(model), step=3, mode="train"))
+            check(engine, runtime)
+
+        runtime.run(body)
+        return found
+
+    return run
+
+
+def test_groups_lie_side_by_side_scored_and_adapted(model: ModelServer, roll: Roll) -> None:
+    tasks = tasks_of(*[""] * 6)
+    left: list[int] = []
+
+    def check(engine: Any, runtime: Any) -> None:
+        left.append(len(asyncio.run(runtime.store.query_rollouts())))
+        left.append(runtime.pool.pending)
+
+    rollouts = roll(tasks, n=3, check=check)
+    assert [r.task.id for r in rollouts] == [f"t{i}" for i in range(6) for _ in range(3)]
+    assert len({r.id for r in rollouts}) == 18
+    groups = [r.group for r in rollouts]
+    assert groups == [groups[3 * (i // 3)] for i in range(18)]
+    assert len(set(groups)) == 6
+    for r in rollouts:
+        right = float(int(r.task.id[1:]) % 2)
+        assert (r.value, r.failure, r.mode, r.step) == (right, None, "train", 3)
+        (triplet,) = r.triplets
+        assert triplet.reward == right
+        assert bytes(triplet.prompt_ids).decode().startswith(f"Is {r.task.input['number']} odd?")
+        assert bytes(triplet.response_ids) == b"odd"
+        assert triplet.logprobs == (-0.25,) * 3
+        assert triplet.node == "write_query"
+        assert r.duration_s > 0
+        assert r.reward_s >= 0
+    assert left == [0, 0]  # the store has forgotten them
+
+
+def test_failures_are_data(roll: Roll) -> None:
+    rollouts = roll(tasks_of("raise", "", "hang", "", "die", ""), "runners.deadline_s=4")
+    assert [r.failure for r in rollouts] == ["agent-error", None, "deadline", None, "runner-died", None]
+    for r in rollouts[::2]:
+        assert (r.value, r.score, r.triplets) == (None, None, ())
+        assert r.outcome.message
+    for r in rollouts[1::2]:
+        assert r.value == 1.0
+        assert len(r.triplets) == 1
+
+
+def test_a_reward_that_cannot_judge_is_a_failure_and_not_a_zero(roll: Roll) -> None:
+    rollouts = roll(tasks_of("", ""), "reward.invalid=true")
+    for r in rollouts:
+        assert (r.failure, r.value, r.triplets) == ("reward-invalid", None, ())
+        assert r.outcome.failure is None
+        assert r.score is not None
+        assert r.score.details["reason"] == "the judge is out"
+
+
+def test_an_adapter_that_raises_is_a_failure(roll: Roll) -> None:
+    def adapter(trace: Any) -> Any:
+        raise IndexError("no first call")
+
+    for r in roll(tasks_of(""), adapter=adapter):
+        assert (r.failure, r.value, r.score) == ("adapter-error", None, None)
+        assert r.outcome.message == "IndexError: no first call"
+
+
+def test_groups_are_spread_over_several_endpoints(model: ModelServer, roll: Roll) -> None:
+    roll(tasks_of("", "", ""), n=2, to=[endpoint(model, "a"), endpoint(model, "b")])
+    asked: dict[str, list[str]] = {}
+    for body in model.bodies():
+        asked.setdefault(body["messages"][0]["content"][:5], []).append(body["model"])
+    assert asked == {"Is 0 ": ["a", "a"], "Is 1 ": ["b", "b"], "Is 2 ": ["a", "a"]}
+
+
+def test_endpoints_reach_the_agent_whole(model: ModelServer, roll: Roll) -> None:
+    full = Endpoint(
+        base_url=model.url,
+        model="m",
+        api_key="key-7",
+        sampling={"temperature": 0.3, "stop": ["x"], "max_tokens": 5},
+        headers={"x-session": "abc"},
+        token_ids=False,
+    )
+    roll(tasks_of(""), to=full)
+    (_, headers, body) = model.requests[0]
+    assert headers["authorization"] == "Bearer key-7"
+    assert headers["x-session"] == "abc"
+    assert (body["temperature"], body["stop"], body["max_tokens"]) == (0.3, ["x"], 5)
+    assert "agentrig" not in body
+    assert "return_token_ids" not in body
+
+
+def test_an_agent_that_cannot_be_built_ends_the_run_with_its_reason(roll: Roll) -> None:
+    with pytest.raises(AgentrigError, match="the agent toy-broken cannot be built: RuntimeError: its prompts are miss"):
+        roll(tasks_of("", ""), agent="toy-broken")
+
+
+def test_what_the_body_raises_comes_out(roll: Roll) -> None:
+    def check(engine: Any, runtime: Any) -> None:
+        raise KeyError("body")
+
+    with pytest.raises(KeyError, match="body"):
+        roll(tasks_of(""), check=check)
+
+
+def test_every_rollout_is_told_once_and_batches_do_not_mix(model: ModelServer, toy_plan: Callable[..., Plan]) -> None:
+    from agentrig import hookimpl
+
+    told: list[str] = []
+
+    class Watch:
+        @hookimpl
+        def on_rollout_end(self, rollout: Rollout) -> None:
+            told.append(rollout.id)
+
+    plan = toy_plan()
+    plan.registry.add_observer(Watch(), "watch")
+    engine, runtime = make_engine(
+        plan, scorer=Scorer(lambda t, o, b: Score.ok(1.0), budget_s=2), adapter=plan.build("adapter")
+    )
+    found: list[Rollout] = []
+
+    def body() -> None:
+        for step in range(3):
+            found.extend(engine.run(tasks_of("", ""), n=2, endpoint=endpoint(model), step=step, mode="train"))
+        assert engine.run([], n=2, endpoint=endpoint(model), step=4, mode="train") == []
+
+    runtime.run(body)
+    assert sorted(told) == sorted(r.id for r in found)
+    assert len(set(told)) == 12
+    assert [r.step for r in found] == [0] * 4 + [1] * 4 + [2] * 4
