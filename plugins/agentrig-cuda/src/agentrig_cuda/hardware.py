@@ -11,7 +11,7 @@ import attrs
 
 from agentrig import setting
 from agentrig.hardware import Hardware, Probe, Stack, Symptom
-from agentrig_cuda.probe import ask_nvml, device_files, probe
+from agentrig_cuda.probe import ask_smi, probe
 
 if TYPE_CHECKING:
     from agentrig.doctor import Check
@@ -93,9 +93,7 @@ class Cuda(Hardware):
 
     def host_versions(self) -> Mapping[str, str]:
         """Return the driver's version."""
-        if not device_files():
-            return {}
-        gpus, _ = ask_nvml()
+        _, gpus = ask_smi(os.environ)
         return {"driver": gpus[0].driver} if gpus else {}
 
     def stacks(self) -> Sequence[Stack]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 
-from agentrig.hardware import Device, Probe, run_tool
+from agentrig.hardware import Device, Probe, ToolAnswer, run_tool
 
 QUERY = ("--query-gpu=index,uuid,name,memory.total,driver_version", "--format=csv,noheader,nounits")
 MIB = 2**20
@@ -41,6 +41,12 @@ def parse_smi(text: str) -> list[Gpu]:
             size = int(memory) * MIB if memory.isdigit() else None  # "[N/A]" where memory is unified
             gpus.append(Gpu(index=int(index), uuid=uuid, name=name, memory=size, driver=driver))
     return gpus
+
+
+def ask_smi(environ: Mapping[str, str]) -> tuple[ToolAnswer, list[Gpu]]:
+    """Return what `nvidia-smi` answered, and the GPUs that it lists."""
+    answer = run_tool("nvidia-smi", *QUERY, environ=environ)
+    return answer, parse_smi(answer.output) if answer.ok else []
 
 
 def ask_nvml() -> tuple[list[Gpu], str]:
@@ -102,8 +108,7 @@ def probe(environ: Mapping[str, str] | None = None, dev: Path = Path("/dev")) ->
     files = device_files(dev)
     evidence = [f"device files: {', '.join(files) or 'no ' + str(dev / 'nvidia[0-9]*')}"]
     problems: list[str] = []
-    smi = run_tool("nvidia-smi", *QUERY, environ=environ)
-    gpus = parse_smi(smi.output) if smi.ok else []
+    smi, gpus = ask_smi(environ)
     evidence.append(f"nvidia-smi: {f'{len(gpus)} GPU(s)' if smi.ok else smi.why}")
     if not gpus and (files or smi.found):
         gpus, word = ask_nvml()
