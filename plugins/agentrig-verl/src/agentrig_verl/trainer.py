@@ -72,6 +72,9 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             "temperature": rollout.temperature,
             "top_p": rollout.top_p,
             "max_tokens": self.config.data.max_response_length,
+            # vLLM's own fields, which the OpenAI API has not: sent only when set
+            **({"top_k": rollout.top_k} if rollout.top_k > 0 else {}),
+            **({"ignore_eos": True} if rollout.ignore_eos else {}),
         }
         for address in self.llm_server_manager.get_addresses():
             base_url = f"http://{address}/v1"

@@ -1,0 +1,241 @@
+"""How long a step takes, beside plain verl: the same model, prompts, lengths and n, one call a rollout.
+
+    python tests/benchmarks/verl_step.py plain|agentrig [--shape 18m|1.5b] [--steps 8] [--gpus 1] [--out FILE]
+
+`plain` runs verl's own single-turn agent loop from the same composed configuration; `agentrig` runs this project's
+manager with an agent that makes one call. Both sample exactly `--response` tokens (end of text is ignored). Prints
+the median seconds of each part over all steps but the first two, tokens a second and MFU, as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import re
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+SHAPES = {
+    "18m": {"hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "intermediate_size": 1024, "vocab_size": 16384, "tie_word_embeddings": False},
+    "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
+             "intermediate_size": 8960, "vocab_size": 151936, "tie_word_embeddings": True},
+}  # fmt: skip
+LENGTHS = {"18m": (64, 64), "1.5b": (816, 128)}
+TASKS = 64
+PLUGIN = """
+import hashlib, httpx, json
+from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl, span
+
+class Prompts:
+    splits, roles = ("train",), {"train": "train", "validation": "train", "report": "train"}
+    def load(self, split):
+        rows = json.loads(open(PROMPTS).read())
+        return [Task(id=str(i), input={"text": t}) for i, t in enumerate(rows)]
+
+_client = httpx.Client(timeout=120)
+
+def agent(task_input, endpoint):
+    body = {"model": endpoint.model, "messages": [{"role": "user", "content": task_input["text"]}], **endpoint.sampling}
+    with span("write_query"):
+        reply = _client.post(f"{endpoint.base_url}/chat/completions", json=body)
+    reply.raise_for_status()
+    return reply.json()["choices"][0]["message"]["content"]
+
+def reward(task, outcome, budget_s):
+    return Score.ok(float(hashlib.sha256(outcome.answer.encode()).digest()[0] % 2))
+
+@hookimpl
+def register_tasks(): yield TasksSpec(name="bench-prompts", summary="", build=lambda c: Prompts())
+@hookimpl
+def register_agents(): yield AgentSpec(name="bench-call", summary="", build=lambda c: agent)
+@hookimpl
+def register_rewards(): yield RewardSpec(name="bench-hash", summary="", build=lambda c: reward)
+"""
+REWARD = """
+import hashlib
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **more):
+    return float(hashlib.sha256(solution_str.encode()).digest()[0] % 2)
+"""
+
+
+def make_model(shape: str, folder: Path, *, context: int) -> None:
+    """Write a random Qwen2 with the shipped model's tokenizer."""
+    import torch
+    from agentrig_grpo import checkpoint
+    from agentrig_grpo.naming import model_directory
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = checkpoint.load_tokenizer(model_directory("mini"))
+    torch.manual_seed(0)
+    config = Qwen2Config(**SHAPES[shape], max_position_embeddings=context, eos_token_id=tokenizer.eos_token_id,
+                         pad_token_id=tokenizer.pad_token_id, bos_token_id=None)  # fmt: skip
+    with torch.device("cuda"):
+        model = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters", file=sys.stderr)
+    checkpoint.save(model, tokenizer, folder)
+
+
+def make_prompts(file: Path, tokens: int) -> None:
+    """Write prompts of about that many tokens."""
+    from agentrig_grpo import checkpoint
+    from agentrig_grpo.naming import model_directory
+
+    tokenizer = checkpoint.load_tokenizer(model_directory("mini"))
+    import random
+
+    rng = random.Random(0)
+    usable = [i for i in range(300, len(tokenizer)) if tokenizer.decode([i]).strip().isalpha()]
+    texts = [tokenizer.decode(rng.choices(usable, k=tokens - 3)) for _ in range(TASKS)]
+    file.write_text(json.dumps(texts), "utf-8")
+
+
+def settings(shape: str, arguments: argparse.Namespace, *, plain: bool) -> dict[str, object]:
+    """Return verl's keys, the same for both."""
+    prompt, response = LENGTHS[shape]
+    big = shape == "1.5b"
+    rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+    return {
+        "algorithm.adv_estimator": "grpo",
+        "data.train_batch_size": 32, "data.max_prompt_length": prompt + 64, "data.max_response_length": response,
+        "data.dataloader_num_workers": 0, "data.seed": 0,
+        f"{rollout}.name": "vllm", f"{rollout}.n": 4, f"{rollout}.tensor_model_parallel_size": 1,
+        f"{rollout}.gpu_memory_utilization": 0.4, f"{rollout}.ignore_eos": True, f"{rollout}.seed": 0,
+        f"{rollout}.log_prob_micro_batch_size_per_gpu": 16 if big else 128,
+        f"{rollout}.max_model_len": prompt + 64 + response,
+        f"{actor}.ppo_mini_batch_size": 32, f"{actor}.ppo_micro_batch_size_per_gpu": 16 if big else 128,
+        f"{actor}.optim.lr": 1e-6, f"{actor}.use_kl_loss": False,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": big,
+        "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+        "actor_rollout_ref.model.use_remove_padding": False,
+        "reward.num_workers": 1, "transfer_queue.backend.SimpleStorage.num_data_storage_units": 2,
+        "trainer.n_gpus_per_node": arguments.gpus, "trainer.nnodes": 1, "trainer.val_before_train": False,
+        "trainer.test_freq": -1, "trainer.save_freq": -1, "trainer.total_epochs": 100,
+        "trainer.total_training_steps": arguments.steps, "trainer.logger": ["console"],
+        **({f"{rollout}.agent.num_workers": 8} if plain else {}),
+    }  # fmt: skip
+
+
+def run_plain(work: Path, keys: dict[str, object]) -> list[dict[str, float]]:
+    """Run verl's own loop; return its metrics, one dict a step."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from omegaconf import OmegaConf, open_dict
+    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+
+    from agentrig_verl import schema
+
+    texts = json.loads((work / "prompts.json").read_text("utf-8"))
+    rows = [{"prompt": [{"role": "user", "content": t}], "data_source": "bench", "reward_model": {"ground_truth": ""},
+             "extra_info": {"index": i}} for i, t in enumerate(texts)]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), work / "prompts.parquet")
+    (work / "reward.py").write_text(REWARD, "utf-8")
+    config = schema.compose(keys, trusted={
+        "actor_rollout_ref.model.path": str(work / "model"), "data.train_files": str(work / "prompts.parquet"),
+        "data.val_files": str(work / "prompts.parquet"), "trainer.resume_mode": "disable",
+        "reward.custom_reward_function.path": str(work / "reward.py"),
+    })  # fmt: skip
+    with open_dict(config):
+        config.transfer_queue.enable = True
+    print(OmegaConf.select(config, "trainer.total_training_steps"), "steps of plain verl", file=sys.stderr)
+    captured = Path(os.environ.get("BENCH_LOG", work / "plain.log"))
+    with captured.open("w") as log, _descriptors(log):
+        run_ppo(config, TaskRunnerV1)
+    found = []
+    for line in captured.read_text("utf-8", errors="replace").splitlines():
+        if re.search(r"step:\d+ - ", line):
+            pairs = re.findall(
+                r"([\w/@.()-]+):(-?[\d.]+(?:e[+-]?\d+)?)", line.replace("np.float64(", "").replace("np.int64(", "")
+            )
+            found.append({k: float(v) for k, v in pairs})
+    return found
+
+
+@contextlib.contextmanager
+def _descriptors(log: io.TextIOBase):
+    """Send this process's and Ray's output to a file."""
+    sys.stdout.flush()
+    kept = os.dup(1), os.dup(2)
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept[0], 1)
+        os.dup2(kept[1], 2)
+
+
+def run_agentrig(work: Path, keys: dict[str, object]) -> list[dict[str, float]]:
+    """Run this project's loop; return verl's timers, one dict a step."""
+    from agentrig.config import resolve
+    from agentrig.run import train
+
+    (work / "bench.py").write_text(f"PROMPTS = {str(work / 'prompts.json')!r}\n{PLUGIN}", "utf-8")
+    lines = ["[run]", f'directory = "{work}"', 'name = "run"', "report_tasks = 1", "validation_tasks = 1",
+             "[tasks]", 'use = "bench-prompts"', "[agent]", 'use = "bench-call"', "[reward]", 'use = "bench-hash"',
+             "[adapter]", 'use = "agent-match"', "[hardware]", 'use = "cuda"', "[runners]", "n = 8", "threads = 16",
+             "[algorithm]", 'use = "verl"', f'model = "{work}/model"', "[algorithm.verl]"]  # fmt: skip
+    lines += [f"{json.dumps(k)} = {json.dumps(v)}" for k, v in keys.items()]
+    (work / "bench.toml").write_text("\n".join(lines), "utf-8")
+    train(resolve(str(work / "bench.toml"), files=[str(work / "bench.py")]))
+    found = []
+    for text in (work / "run" / "metrics.jsonl").read_text("utf-8").splitlines():
+        line = json.loads(text)
+        times, figures = line["time_s"], line["algorithm"]
+        found.append({
+            "timing_s/step": figures["verl_step_s"], "timing_s/gen": figures["verl_rollout_s"],
+            "rollout": times["rollout"], "reward": times["reward"], "timing_s/old_log_prob": times["log_probs"],
+            "timing_s/update_actor": times["update"], "timing_s/update_weights": times["weight_sync"],
+            "timing_s/adv": times["credit"], "perf/mfu/actor": figures["mfu"],
+            "perf/total_num_tokens": figures["total_tokens"],
+        })  # fmt: skip
+    return found
+
+
+def main() -> None:
+    """Run one side and print its figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("side", choices=("plain", "agentrig"))
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="18m")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--work", type=Path, help="folder for model and prompts; made once, shared by both sides")
+    arguments = parser.parse_args()
+    work = (arguments.work or Path(tempfile.mkdtemp(prefix="verl-step-"))).resolve()
+    prompt, response = LENGTHS[arguments.shape]
+    if not (work / "model").is_dir():
+        work.mkdir(parents=True, exist_ok=True)
+        make_prompts(work / "prompts.json", prompt)
+        make_model(arguments.shape, work / "model", context=prompt + 64 + response)
+    keys = settings(arguments.shape, arguments, plain=arguments.side == "plain")
+    run = run_plain if arguments.side == "plain" else run_agentrig
+    lines = run(work, keys)
+    names = sorted(
+        {
+            k
+            for line in lines
+            for k in line
+            if k.startswith("timing_s/") or k in ("rollout", "reward", "perf/mfu/actor", "perf/total_num_tokens")
+        }
+    )
+    later = lines[2:] or lines
+    medians = {
+        n: round(statistics.median(line[n] for line in later if n in line), 4)
+        for n in names
+        if any(n in line for line in later)
+    }
+    print(
+        json.dumps(
+            {"side": arguments.side, "shape": arguments.shape, "gpus": arguments.gpus, "steps": len(lines), **medians}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
