@@ -207,6 +207,11 @@ def test_a_large_micro_batch_is_a_warning():
     only(devices.check_memory(situation(QWEN, "algorithm.micro_batch=64", hardware=board)), "warning")
 
 
+def test_a_device_of_unknown_memory_is_told_what_is_needed():
+    board = Board(found=Probe(available=True, devices=(Device(name="B1"),)))
+    assert "optimizer 12.3 GB" in only(devices.check_memory(situation(QWEN, hardware=board)), "skipped").evidence
+
+
 def test_a_model_of_unknown_shape_is_not_judged(tmp_path):
     assert "not known" in only(devices.check_memory(situation("algorithm.model=some/model")), "skipped").evidence
     (tmp_path / "config.json").write_text("{")

@@ -150,11 +150,16 @@ def check_memory(situation: Situation) -> Iterator[Finding]:
         return
     sizes = [d.memory for d in situation.probes[hardware.name].devices if d.memory]
     shape = shape_of(load.model)
-    if not sizes or shape is None:
-        why = f"the shape of {load.model} is not known here" if sizes else f"{hardware.name} does not say its memory"
-        yield Finding(check="memory", result="skipped", evidence=why)
+    if shape is None:
+        evidence = f"the shape of {load.model} is not known here"
+        yield Finding(check="memory", result="skipped", evidence=evidence)
         return
-    need, has = estimate(shape, load), min(sizes)
+    need = estimate(shape, load)
+    if not sizes:
+        evidence = f"{hardware.name} does not say its memory; {load.model} would need {need.describe()}"
+        yield Finding(check="memory", result="skipped", evidence=evidence)
+        return
+    has = min(sizes)
     minimum = load.minimum
     if not minimum and load.trained == 1.0 and hardware.name != "cpu" and load.model.lower() in REFERENCE_MODELS:
         minimum = REFERENCE_MINIMUM
