@@ -110,10 +110,10 @@ def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
         wall_s = time.perf_counter() - start + sum(line["step_s"] for line in earlier)
         if session.lines:
             run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": not session.stopping})
-            try:
-                build_report([run.path])
-            except Exception:  # must not hide what ended the run, nor lose a run that ended well
-                log.exception("the report could not be built; see: agentrig report %s", run.path)
+        try:
+            build_report([run.path])
+        except Exception:  # must not hide what ended the run, nor lose a run that ended well
+            log.exception("the report could not be built; see: agentrig report %s", run.path)
     summary: dict[str, Any] = run.read_json("summary.json")
     if session.stopping:
         plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=KeyboardInterrupt()))
