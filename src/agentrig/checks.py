@@ -29,10 +29,11 @@ def count_nodes(rollouts: Sequence[Rollout]) -> dict[str, dict[str, int]]:
 
 
 def check_failures(rollouts: Sequence[Rollout], limit: float, *, step: int, mode: str) -> None:
-    """Stop when more than the allowed share of a step's rollouts failed."""
+    """Stop when more than the allowed share of a step's rollouts failed, or all that were to be learned from."""
     failures = count_failures(rollouts)
     total = sum(failures.values())
-    if not rollouts or total <= limit * len(rollouts):
+    nothing_left = mode == "train" and total == len(rollouts)
+    if not rollouts or (total <= limit * len(rollouts) and not nothing_left):
         return
     lines = [
         f"step {step}: {total} of {len(rollouts)} {mode} rollouts failed "
