@@ -55,6 +55,13 @@ def test_all_kinds_of_failure_are_explained_the_most_frequent_first() -> None:
     assert lines[2].strip() == "1 x reward-invalid: for example the database is corrupt"
 
 
+def test_a_step_of_failures_alone_stops_whatever_the_limit() -> None:
+    rollouts = [rollout(failure="deadline")] * 2
+    check_failures(rollouts, 1.0, step=1, mode="validation")
+    with pytest.raises(RunStopped, match="2 of 2 train rollouts failed"):
+        check_failures(rollouts, 1.0, step=1, mode="train")
+
+
 def test_a_step_without_rollouts_has_no_failures() -> None:
     check_failures([], 0.0, step=1, mode="train")
 

@@ -1,0 +1,257 @@
+"""Whole runs of a tiny algorithm: what is written, and every check that ends a run which learns nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from model_server import ModelServer
+
+from agentrig import hookimpl
+from agentrig.config import Plan
+from agentrig.errors import AgentrigError, ConfigError, RunStopped
+from agentrig.run import resume_plan, train
+
+MakePlan = Callable[..., Plan]
+
+
+class Watch:
+    """An observer that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+
+    @hookimpl
+    def on_run_start(self, event: Any) -> None:
+        assert (event.directory / "manifest.json").is_file()
+        self.told.append(("start", (event.steps, event.first_step)))
+
+    @hookimpl
+    def on_rollout_end(self, rollout: Any) -> None:
+        self.told.append(("rollout", rollout.mode))
+
+    @hookimpl
+    def on_step_end(self, event: Any) -> None:
+        self.told.append(("step", event.step))
+
+    @hookimpl
+    def on_run_end(self, event: Any) -> None:
+        self.told.append(("end", event.summary["steps"]))
+
+    @hookimpl
+    def on_run_error(self, event: Any) -> None:
+        self.told.append(("error", type(event.error).__name__))
+
+    def of(self, *kinds: str) -> list[Any]:
+        return [value for kind, value in self.told if kind in kinds]
+
+
+class Complain:
+    """An observer that is broken."""
+
+    @hookimpl
+    def on_step_end(self, event: Any) -> None:
+        raise OSError("no tracker there")
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_from_start_to_end(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
+    plan = toy_plan("algorithm.steps=2", "run.audit=toy-parity", "reward.right=2.0")
+    watch = Watch()
+    plan.registry.add_observer(watch, "watch")
+    plan.registry.add_observer(Complain(), "complain")
+    summary = train(plan)
+    run = tmp_path / "runs" / "toy"
+
+    assert summary["accuracy"] == {"before": 0.5, "after": 0.5, "n": 4}
+    assert (summary["steps"], summary["train_rollouts"], summary["rollouts"]) == (2, 24, 24 + 2 * 4 + 2 * 4)
+    assert summary["failures"] == {}
+    assert summary["complete"] is True
+    assert summary["transitions_per_rollout"] == 1.0
+    assert summary["response_tokens"] == 3.0
+    assert set(summary["time_share"]) == {"rollout", "reward", "update"}
+    assert 0 < sum(summary["time_share"].values()) <= 1.0001
+    assert summary["observer_errors"] == {"complain": 2}
+    assert json.loads((run / "summary.json").read_text()) == summary
+
+    first, second = lines_of(run)
+    assert [first["step"], second["step"]] == [1, 2]
+    assert (first["reward"], first["reward_std"], first["rollouts"]) == (1.0, 1.0, 12)
+    assert first["constant_groups"] == 1.0
+    assert first["validation_accuracy"] == 0.5
+    assert first["nodes"] == {"seen": {"write_query": 12}, "trained": {"write_query": 12}}
+    assert first["algorithm"] == {"weight_change": 1.0, "number": 1.0}
+    assert second["algorithm"]["number"] == 3.0
+    assert first["audit"] == {"toy-parity": 0.5}
+    assert first["audit_differs"] == 6
+    assert first["time_s"]["update"] == 0.001
+    assert first["tokens_per_s"] == pytest.approx(3 * first["rollouts_per_s"])
+
+    assert watch.of("start", "step", "end", "error") == [(2, 1), 1, 2, 2]
+    assert watch.of("rollout").count("train") == 24
+    files = sorted(f.stem for f in (run / "rollouts").iterdir())
+    assert files == [
+        "report-00000",
+        "report-00002",
+        "train-00001",
+        "train-00002",
+        "validation-00001",
+        "validation-00002",
+    ]
+    rows = pq.read_table(run / "rollouts" / "train-00001.parquet").to_pylist()
+    assert {r["value"] for r in rows} == {0.0, 2.0}
+    assert (run / "report.html").stat().st_size > 1000
+    assert (run / "checkpoints" / "latest").read_text() == "step-00002"
+    assert not (run / "error.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["reward.right=0"], "all 12 rollouts got the reward 0: nothing tells good from bad"),
+        (
+            ["adapter.match=plan"],
+            "The adapter toy-match kept none of 12 calls. They were made under these nodes: write_",
+        ),
+        (["algorithm.token_ids=false"], "the endpoint returned no token ids"),
+        (['tasks.do=["no-call", "even"]'], "No call to the model was recorded"),
+        (['tasks.do=["raise", "", ""]'], "4 of 12 train rollouts failed (limit 25%, run.failure_limit)"),
+        (['tasks.do=["typed"]', "run.failure_limit=1.0"], "12 x no-plan: for example AgentFailure: there is no plan"),
+        (["reward.invalid=true"], "12 x reward-invalid: for example the judge is out"),
+        (["algorithm.change=nan"], "the weights' change is nan: training has diverged"),
+    ],
+)
+def test_a_run_that_would_learn_nothing_stops_in_its_first_step(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, overrides: list[str], said: str
+) -> None:
+    plan = toy_plan("algorithm.report=false", "run.validation_tasks=1", "run.failure_limit=0.25", *overrides)
+    watch = Watch()
+    plan.registry.add_observer(watch, "watch")
+    with pytest.raises(RunStopped) as caught:
+        train(plan)
+    assert said in str(caught.value)
+    assert "step 1" in str(caught.value)
+    run = tmp_path / "runs" / "toy"
+    error = json.loads((run / "error.json").read_text())
+    assert error == {"error": "RunStopped", "message": str(caught.value)}
+    assert watch.of("error") == ["RunStopped"]
+    assert watch.of("end") == []
+    assert (run / "rollouts" / "train-00001.parquet").is_file()  # what was seen can be looked at
+
+
+def test_weights_that_stand_still_stop_the_second_step(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
+    with pytest.raises(RunStopped, match="steps 1 and 2 changed no weight"):
+        train(toy_plan("algorithm.report=false", "run.validation_tasks=1", "algorithm.change=0.0"))
+    assert len(lines_of(tmp_path / "runs" / "toy")) == 2
+
+
+def test_failures_below_the_limit_stay_out_of_every_mean(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path
+) -> None:
+    do = ["raise", "", "", "", "typed", ""]  # both of them would have been wrong: even numbers
+    train(
+        toy_plan("algorithm.steps=1", "algorithm.report=false", f"tasks.do={json.dumps(do)}", "run.failure_limit=0.4")
+    )
+    (line,) = lines_of(tmp_path / "runs" / "toy")
+    assert line["failures"] == {"agent-error": 2, "no-plan": 2}
+    assert line["rollouts"] == 12
+    assert line["reward"] == pytest.approx(6 / 8)  # of those that were judged; as zeros they would give 6/12
+    assert line["transitions_per_rollout"] == 1.0
+    assert json.loads((tmp_path / "runs" / "toy" / "summary.json").read_text())["failures"] == line["failures"]
+
+
+def test_an_interrupted_run_keeps_a_checkpoint_and_goes_on(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path
+) -> None:
+    class Interrupt:
+        @hookimpl
+        def on_step_end(self, event: Any) -> None:
+            if event.step == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    plan = toy_plan("algorithm.steps=3", "algorithm.wait_s=0.2")
+    plan.registry.add_observer(Interrupt(), "interrupt")
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match=r"ended early; go on with: agentrig train --resume"):
+        train(plan)
+    assert signal.getsignal(signal.SIGINT) is before
+    run = tmp_path / "runs" / "toy"
+    broken = json.loads((run / "summary.json").read_text())
+    assert broken["complete"] is False
+    done = len(lines_of(run))
+    assert 1 <= done < 3
+    assert (run / "checkpoints" / "latest").read_text() == f"step-{done:05d}"
+
+    model.requests.clear()
+    watch = Watch()
+    resumed = resume_plan(run)
+    assert resumed.recipe == "toy"
+    resumed.registry.add_observer(watch, "watch")
+    summary = train(resumed, resume=run)
+    assert watch.of("start") == [(3, done + 1)]
+    assert [line["step"] for line in lines_of(run)] == [1, 2, 3]
+    assert lines_of(run)[-1]["algorithm"]["number"] == 0.5 * (1 + 2 + 3)
+    assert summary["complete"] is True
+    assert summary["accuracy"] == {"before": 0.5, "after": 0.5, "n": 4}
+    assert watch.of("rollout").count("report") == 4  # only after: what was measured before is kept
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["recipe"] == "toy"
+    assert len(manifest["resumed"]) == 1
+    assert manifest["warnings"] == []
+
+
+def test_a_resumed_run_may_be_longer_and_says_so(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
+    small = ["algorithm.report=false", "run.validation_tasks=1"]
+    train(toy_plan("algorithm.steps=1", *small))
+    run = tmp_path / "runs" / "toy"
+    train(resume_plan(run, overrides=["algorithm.steps=2"]), resume=run)
+    assert [line["algorithm"]["number"] for line in lines_of(run)] == [0.5, 1.5]
+    assert resume_plan(run).configs["algorithm"].steps == 2
+
+
+def test_runs_are_refused_before_anything_is_made(toy_plan: MakePlan, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'run\.report: there is no split "tst"'):
+        train(toy_plan("run.report=tst"))
+    with pytest.raises(ConfigError, match=r"is not a run directory: it has no config\.toml"):
+        resume_plan(tmp_path)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_splits_that_share_tasks_and_runs_steered_by_test_data_are_warned_of(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = ["algorithm.steps=1", "algorithm.report=false", "run.report_tasks=2", "run.validation_tasks=2"]
+    train(toy_plan(*small, "run.report=train", "run.validation=test"))
+    warnings = json.loads((tmp_path / "runs" / "toy" / "manifest.json").read_text())["warnings"]
+    assert any('validates on "test"' in w for w in warnings)
+    assert "2 of 2 report tasks are in the training split too" in warnings
+    assert all(w in caplog.text for w in warnings)
+
+
+def test_an_algorithm_must_say_how_far_the_weights_moved(
+    model: ModelServer, toy_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import attrs
+
+    plan = toy_plan("algorithm.report=false")
+
+    class Silent:
+        def __init__(self, config: Any) -> None: ...
+
+        def run(self, session: Any) -> None:
+            session.plan_steps(1)
+            session.end_step(1, metrics={}, time_s={})
+
+    component = plan.components["algorithm"]
+    silent = attrs.evolve(component, spec=attrs.evolve(component.spec, build=Silent))
+    with pytest.raises(AgentrigError, match="end_step needs metrics"):
+        train(attrs.evolve(plan, components={**plan.components, "algorithm": silent}))
