@@ -60,6 +60,17 @@ def build(folder: Path, case: dict[str, Any]) -> Path:
     return database
 
 
+def runs_at_all(sql: str) -> bool:
+    connection = sqlite3.connect(":memory:")
+    try:
+        connection.execute(sql)
+    except sqlite3.OperationalError:
+        return False
+    finally:
+        connection.close()
+    return True
+
+
 @needs_spider
 @pytest.mark.parametrize("case", rows("exec_cases.jsonl"), ids=lambda case: case["name"])
 def test_case(case: dict[str, Any], tmp_path: Path) -> None:
@@ -69,6 +80,8 @@ def test_case(case: dict[str, Any], tmp_path: Path) -> None:
     score = match.score(case["pred"].replace("@DIR@", str(tmp_path)), case["gold"], database)
     official = case["official_verdict"]
     expected = EXCEPTIONS.get(case["name"], ("ok", official))
+    if case["name"] == "deep_parens" and runs_at_all(case["pred"]):
+        expected = ("ok", 1.0)  # newer SQLite has no bound on its parser's stack
     assert (score.status, score.value) == expected, score
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

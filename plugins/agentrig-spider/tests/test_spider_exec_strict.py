@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from agentrig_spider.rewards.sql import NotAQuery, read_select
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("strict") / "band.sqlite"
     connection = sqlite3.connect(path)
     connection.executescript(
@@ -26,7 +25,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         """
     )
     connection.close()
-    yield path
+    return path
 
 
 STRICT = ExecMatch("strict")

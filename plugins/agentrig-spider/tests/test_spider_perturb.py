@@ -89,8 +89,7 @@ def test_a_seed_is_a_copy(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_lucky_answer_loses(source: Path) -> None:
-    gold, lucky = "SELECT count(*) FROM band", "SELECT count(*) + 20 FROM gig, tag WHERE tag.name = 't0' AND 0 < 60"
-    lucky = "SELECT (SELECT count(*) FROM gig) + 20 FROM band LIMIT 1"
+    gold, lucky = "SELECT count(*) FROM band", "SELECT (SELECT count(*) FROM gig) + 20 FROM band LIMIT 1"
     assert ExecMatch("strict").score(lucky, gold, source).value == 1.0
     done = CliRunner().invoke(perturb_command, [str(source), "--copies", "2"])
     assert done.exit_code == 0, done.output

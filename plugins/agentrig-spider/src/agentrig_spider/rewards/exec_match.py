@@ -7,7 +7,7 @@ import time
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from agentrig import Score
 from agentrig_spider.rewards.execution import (
@@ -26,6 +26,8 @@ from agentrig_spider.rewards.rules import Query, Refused, Rules, Unsound
 from agentrig_spider.rewards.sqlite import Fetched, Fingerprint, QueryFailed, fingerprint
 from agentrig_spider.rewards.strict import Strict
 from agentrig_spider.rewards.suite import copies_of, databases
+
+MAX_REASON = 1_000
 
 THREADS = 4
 """Queries of one batch that are in worker processes at once."""
@@ -61,9 +63,14 @@ class ExecMatch:
             raise ValueError(f"timeout_s is {timeout_s!r}; use seconds above 0")
         self.mode = mode
         self.timeout_s = timeout_s
+        self._keep_distinct = keep_distinct
         self._copies = copies
         self._rules: Rules = Strict() if mode == "strict" else Official(keep_distinct=keep_distinct)
         self._golds = Golds()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the golds; another process runs its own."""
+        return _make, (self.mode, self.timeout_s, self._keep_distinct, self._copies)
 
     def score(
         self, predicted: str, gold: str, database: str | os.PathLike[str], *, budget_s: float | None = None
@@ -117,11 +124,11 @@ class ExecMatch:
         try:
             return self._score(predicted, gold, database, budget, workers)
         except Unsound as error:
-            return Score.invalid(str(error))
+            return Score.invalid(_plain(str(error)))
         except NeedsWorker:
             raise
         except Exception as error:  # a fault of this reward must not look like the policy's
-            return Score.invalid(f"the reward failed: {type(error).__name__}: {error}")
+            return Score.invalid(_plain(f"the reward failed: {type(error).__name__}: {error}"))
 
     def _score(
         self, predicted: str, gold: str, database: str | os.PathLike[str], budget: float, workers: bool
@@ -189,6 +196,10 @@ class ExecMatch:
         return self._golds.get((path, mark, query.text), make, deadline=deadline)
 
 
+def _make(mode: Any, timeout_s: float, keep_distinct: bool, copies: str | os.PathLike[str] | None) -> ExecMatch:
+    return ExecMatch(mode, timeout_s, keep_distinct=keep_distinct, copies=copies)
+
+
 def _mark(path: str) -> Fingerprint:
     try:
         return fingerprint(path)
@@ -209,4 +220,9 @@ def _check_sound(path: str, mark: Fingerprint, deadline: float) -> None:
 
 
 def _verdict(value: float, reason: str, *, executes: bool = True) -> Score:
-    return Score(status="ok", value=value, components={"executes": float(executes)}, details={"reason": reason})
+    return Score(status="ok", value=value, components={"executes": float(executes)}, details={"reason": _plain(reason)})
+
+
+def _plain(reason: str) -> str:
+    """Return a reason that every file format can hold: SQLite's messages quote the query."""
+    return reason[:MAX_REASON].encode(errors="backslashreplace").decode()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 
@@ -12,7 +14,7 @@ import attrs
 
 from agentrig_spider.rewards.sqlite import Fetched, Row
 
-_CLOCK = re.compile(r"""\bnow\b|\b(?:date|time|datetime|julianday|unixepoch)\s*\(\s*\)|\bstrftime\s*\([^,]*\)""")
+_CLOCK = re.compile(r"""\bnow\b|\b(?:date|time|datetime|julianday|unixepoch)\s*\(\s*\)|\bstrftime\s*\([^,()]*\)""")
 _CHANGING = ("random", "current_date", "current_time", "changes(", "last_insert_rowid")
 
 
@@ -60,6 +62,9 @@ class Gold:
     timed_out_after_s: float | None = None
 
 
+_ALL: weakref.WeakSet[Golds] = weakref.WeakSet()
+
+
 class Golds:
     """A thread-safe cache of golds, the least recently used out first.
 
@@ -71,9 +76,14 @@ class Golds:
     def __init__(self, max_entries: int = 20_000, max_cells: int = 1_000_000) -> None:
         self._max_entries = max_entries
         self._max_cells = max_cells
-        self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, tuple[Gold, int]] = OrderedDict()
         self._cells = 0
+        self._reset()
+        _ALL.add(self)
+
+    def _reset(self) -> None:
+        """Forget the threads, also those of the process that this one was forked from; keep the golds."""
+        self._lock = threading.Lock()
         self._running: dict[Hashable, threading.Lock] = {}
 
     def get(self, key: Hashable, make: Callable[[], Gold], *, deadline: float) -> Gold:
@@ -121,3 +131,11 @@ class Golds:
     def _remove(self, key: Hashable) -> None:
         _, cells = self._kept.pop(key)
         self._cells -= cells
+
+
+def _after_fork() -> None:
+    for golds in list(_ALL):
+        golds._reset()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -23,6 +23,13 @@ KEEP_IDLE = 4
 GRACE_S = 0.1
 """How long after a query's budget its worker is killed."""
 
+START_S = 30.0
+"""How long a worker may take to start; a loaded machine is no reason to fail."""
+
+UNCHARGED_START_S = 0.3
+"""Of the time that a worker takes to start, how much does not count against the query's budget."""
+
+READY = b"ready"
 _SCRIPT = Path(__file__).with_name("worker.py")
 
 
@@ -45,9 +52,13 @@ class Worker:
             stderr=subprocess.DEVNULL,
             bufsize=0,
             cwd="/",
-            env={},
             start_new_session=True,
         )
+        try:
+            self._read(len(READY), time.monotonic() + START_S)
+        except (WorkerLost, WorkerTimeout):
+            self.end()
+            raise OSError(f"no worker process could be started: {sys.executable} {_SCRIPT} does not run") from None
 
     def call(self, request: tuple[Any, ...], wait_s: float) -> Any:
         """Send a request and return the reply.
@@ -128,8 +139,10 @@ class Workers:
         """
         asked = time.monotonic()
         with self._free:
-            deadline += time.monotonic() - asked  # the wait for others is not this query's fault
+            began = time.monotonic()
             worker = self._take()
+            # Neither the wait for others nor a worker's start is this query's fault.
+            deadline += began - asked + min(time.monotonic() - began, UNCHARGED_START_S)
             try:
                 budget_s = max(deadline - time.monotonic(), 0.0)
                 reply = worker.call((path, sql, max_rows, max_bytes, budget_s), budget_s + GRACE_S)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import attrs
@@ -156,17 +156,24 @@ def open_read_only(path: str) -> sqlite3.Connection:
     return connection
 
 
-Fingerprint = tuple[int, ...]
+class Fingerprint(NamedTuple):
+    """What changes when a file is replaced or written: sizes in bytes, times in nanoseconds."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
 
 
 def fingerprint(path: str) -> Fingerprint:
-    """Return what changes when the file is replaced or written: device, inode, size, times in ns.
+    """Return the fingerprint of a file.
 
     Raises:
         OSError: There is no such file.
     """
     stat = os.stat(path)
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+    return Fingerprint(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 class Pool:

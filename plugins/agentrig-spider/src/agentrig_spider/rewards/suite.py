@@ -19,7 +19,7 @@ def databases(database: str | os.PathLike[str]) -> Sequence[str]:
     Raises:
         Unsound: There is no such folder.
     """
-    path = os.path.abspath(os.fspath(database))
+    path = os.path.abspath(os.fsdecode(database))
     folder, name = os.path.split(path)
     try:
         names = _names(folder)
@@ -38,7 +38,7 @@ def copies_of(path: str, copies: str | os.PathLike[str] | None) -> Sequence[str]
     """
     folder, name = os.path.split(path)
     stem = name.partition(".sqlite")[0]
-    place = os.path.join(folder, "perturbed") if copies is None else os.path.join(os.fspath(copies), stem)
+    place = os.path.join(folder, "perturbed") if copies is None else os.path.join(os.fsdecode(copies), stem)
     try:
         names = _names(place)
     except OSError:

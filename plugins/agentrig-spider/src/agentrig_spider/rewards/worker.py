@@ -118,6 +118,8 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     bound()
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    stdout.write(b"ready")
+    stdout.flush()
     while len(head := read_exactly(stdin, 8)) == 8:
         request = marshal.loads(read_exactly(stdin, int.from_bytes(head, "little")))
         try:
