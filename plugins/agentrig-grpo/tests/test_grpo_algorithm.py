@@ -177,6 +177,7 @@ def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_p
     assert all(torch.equal(held[name], tensor) for name, tensor in first.items())
 
 
+@pytest.mark.slow
 def test_lora_trains_end_to_end(model_dir, tmp_path):
     session = FakeSession(tmp_path / "run")
     config = config_of(model_dir, steps=2, validate_every=0, lora_rank=4, kl_coef=0.01, save_every=1)

@@ -53,8 +53,10 @@ def load_model(directory: str | Path, *, dtype: torch.dtype = torch.float32, dev
         FileNotFoundError: There is no such directory, or no `config.json` in it.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     directory = _existing(directory, "config.json")
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, local_files_only=True)
     return model.to(device).eval()
 

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,9 @@ from typing import Any
 import attrs
 
 from agentrig.errors import AgentrigError
+
+
+ANY_HOST = ("", "0.0.0.0")
 
 
 class ServerError(AgentrigError):
@@ -85,8 +89,9 @@ class LLMServer:
 
     @property
     def base_url(self) -> str:
-        """The address for OpenAI clients."""
-        return f"http://{self.settings.host}:{self.port}/v1"
+        """The address for OpenAI clients; with this machine's name when it listens on all its addresses."""
+        host = socket.gethostname() if self.settings.host in ANY_HOST else self.settings.host
+        return f"http://{host}:{self.port}/v1"
 
     @property
     def pid(self) -> int:
@@ -178,7 +183,7 @@ class LLMServer:
         return self._http("GET", "/health", None, 60.0)
 
     def _http(self, method: str, path: str, body: Any, timeout_s: float) -> dict[str, Any]:
-        host = "127.0.0.1" if self.settings.host in ("", "0.0.0.0") else self.settings.host
+        host = "127.0.0.1" if self.settings.host in ANY_HOST else self.settings.host
         connection = http.client.HTTPConnection(host, self.port, timeout=timeout_s)
         try:
             connection.request(method, path, body=None if body is None else json.dumps(body))

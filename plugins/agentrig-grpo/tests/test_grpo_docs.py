@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+from agentrig_grpo.config import GrpoConfig
+
+from agentrig import Outcome, Score, Task, Trace, Triplet
+from agentrig.algorithms import Rollout
+
+HERE = Path(__file__).resolve().parents[1]
+PAGE = HERE.parents[1] / "docs" / "algorithms.md"
+
+
+def test_the_readme_names_every_setting_with_its_default():
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", (HERE / "README.md").read_text(), re.M))
+    for field in attrs.fields(GrpoConfig):
+        default = field.default
+        if isinstance(default, bool):
+            default = str(default).lower()
+        elif isinstance(default, float):
+            default = f"{default:g}"
+        assert rows.pop(field.name).strip('"') == str(default)
+    assert not rows
+
+
+def test_the_example_of_the_docs_works():
+    space: dict = {}
+    exec(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)[0], space)
+    (spec,) = space["register_algorithms"]()
+    algorithm = spec.build(spec.config())
+    rollouts = [
+        Rollout(
+            id=str(i),
+            task=Task(id="t", input={}),
+            group="g",
+            mode="train",
+            step=1,
+            outcome=Outcome(answer=""),
+            score=Score.ok(float(i == 2)),
+            trace=Trace(rollout_id=str(i)),
+            triplets=[Triplet(prompt_ids=[1], response_ids=[i])],
+        )
+        for i in range(4)
+    ]
+    assert [(s.rollout, s.advantage) for s in algorithm.samples(rollouts)] == [(2, 1.0)]
+
+
+def test_the_plugin_imports_nothing_heavy():
+    heavy = ("torch", "transformers", "numpy", "starlette")
+    code = f"import agentrig_grpo.server.handle, sys; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

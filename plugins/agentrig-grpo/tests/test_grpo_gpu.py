@@ -1,0 +1,55 @@
+"""What only a CUDA device shows; skipped without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.learner import Learner, TrainSample
+from agentrig_grpo.server.decoder import LlamaDecoder
+from agentrig_grpo.server.engine import Engine, Request
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_decoder_agrees_with_transformers(make_model, dtype):
+    model = make_model(initializer_range=0.05).to("cuda")
+    decoder = LlamaDecoder(model.config, model.state_dict(), device="cuda", dtype=dtype, slots=8, max_length=128)
+    decoder.append(decoder.prefill([list(range(5, 40)), [5, 6, 7]]))
+    logits = decoder.step([9, 10])
+    with torch.no_grad():
+        expected = model(torch.tensor([[*range(5, 40), 9]], device="cuda")).logits[0, -1]
+    close = 1e-3 if dtype == torch.float32 else 0.03
+    assert float((logits[0] - expected).abs().max()) < close * float(expected.abs().max())
+
+
+def test_what_is_sampled_in_bf16_has_a_ratio_near_one_in_the_learner(make_model):
+    model = make_model(initializer_range=0.05).to("cuda")
+    decoder = LlamaDecoder(
+        model.config, model.state_dict(), device="cuda", dtype=torch.bfloat16, slots=32, max_length=128
+    )
+    engine = Engine(decoder, eos=[1], slots=32)
+    requests = [Request(tuple(range(5, 30)), 20, seed=i) for i in range(32)]
+    for request in requests:
+        engine.submit(request)
+    while engine.busy:
+        engine.tick()
+    samples = [
+        TrainSample(
+            prompt_ids=r.prompt,
+            response_ids=r.tokens,
+            logprobs=r.logprobs,
+            advantage=1.0 if i % 2 else -1.0,
+            rollout=i,
+            group="g",
+        )
+        for i, r in enumerate(requests)
+    ]
+    metrics = Learner(model, GrpoConfig(lr=1e-4), dtype="bfloat16", seed=0).update(samples, step=1)
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=0.02)
+    assert metrics["ratio_max"] < 1.2
+    assert metrics["weight_change"] > 0
