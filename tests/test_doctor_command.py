@@ -84,6 +84,19 @@ def test_a_check_that_fails_is_a_finding_and_hides_no_other(recipe, monkeypatch)
     assert found["torch"].result == "ok"
 
 
+def test_a_probe_that_fails_is_a_finding_and_hides_no_other(recipe, monkeypatch):
+    from agentrig.hardware import Cpu
+
+    def probe(self):
+        raise OSError("no /proc")
+
+    monkeypatch.setattr(Cpu, "probe", probe)
+    found = by_check(examine(recipe(), hardware="cpu"))
+    assert found["cpu devices"].result == "problem"
+    assert "OSError: no /proc" in found["cpu devices"].evidence
+    assert found["torch"].result == "ok"
+
+
 def test_broken_hardware_under_auto_is_explained_and_not_replaced(recipe, tmp_path, monkeypatch):
     """An nvidia-smi that fails, on a host where nothing else hints at a GPU."""
     pytest.importorskip("agentrig_cuda")

@@ -14,7 +14,7 @@ import click
 from agentrig.doctor import cluster, content, devices, place, software
 from agentrig.doctor.findings import Check, Finding, Situation
 from agentrig.errors import AgentrigError
-from agentrig.hardware import Hardware, HardwareError, installed, select
+from agentrig.hardware import Hardware, HardwareError, Probe, installed, select
 
 CHECKS: Sequence[Check] = (
     software.check_python,
@@ -99,18 +99,26 @@ def look(source: str | None, *, overrides: Sequence[str], hardware: str | None) 
         except HardwareError as error:
             findings.append(_refusal("hardware", error))
     versions = installed(software.STACK)
-    for each in [*candidates, *([chosen] if chosen else [])]:
-        versions.update({k: v for k, v in each.host_versions().items() if each is chosen or k not in versions})
+    if chosen is not None:
+        versions.update(chosen.host_versions())
     situation = Situation(
         hardware=chosen,
         candidates=candidates,
-        probes={h.name: h.probe() for h in candidates},
+        probes={h.name: _probe(h) for h in candidates},
         plan=plan,
         versions=versions,
         environ=dict(os.environ),
         directory=Path(plan.run.directory if plan else "runs"),
     )
     return situation, findings
+
+
+def _probe(hardware: Hardware) -> Probe:
+    try:
+        return hardware.probe()
+    except Exception as error:  # somebody's plugin: the others are examined all the same
+        problem = f"the probe itself failed ({type(error).__name__}: {error}): report it to whoever wrote the plugin"
+        return Probe(available=False, problems=(problem,))
 
 
 def _candidates(plan: Any) -> list[Hardware]:

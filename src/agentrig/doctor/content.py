@@ -8,7 +8,9 @@ from pathlib import Path
 
 from agentrig.doctor.devices import workload
 from agentrig.doctor.findings import Finding, Situation
+from agentrig.errors import AgentrigError
 from agentrig.hardware.memory import in_words
+from agentrig.tasks import fingerprint
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -92,9 +94,6 @@ def _reachable(url: str) -> bool:
 
 def check_data(situation: Situation) -> Iterator[Finding]:
     """Can the recipe's splits be loaded? Their fingerprints are shown, to be compared with a run's manifest."""
-    from agentrig.errors import AgentrigError
-    from agentrig.tasks import fingerprint
-
     plan = situation.plan
     if plan is None:
         return

@@ -25,7 +25,7 @@ def check_hardware(situation: Situation) -> Iterator[Finding]:
         if probe.problems:
             result: Result = "problem" if chosen and not probe.available else "warning"
             for problem in probe.problems:
-                what, _, cure = problem.partition(": ")
+                what, _, cure = problem.rpartition(": ")
                 yield Finding(
                     check=f"{hardware.name} devices", result=result, evidence=f"{what} [{evidence}]", cure=cure
                 )

@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 
 from agentrig.doctor.cluster import uses_ray
 from agentrig.doctor.findings import Finding, Situation
+from agentrig.doctor.subprocesses import ask
 from agentrig.hardware.versions import fits, nearest_stack
 
 COMPILED = ("torch", "torch_npu", "vllm", "vllm-ascend", "flash-attn", "torchvision", "torchaudio")
@@ -138,8 +139,6 @@ print(json.dumps({"verl": importlib.metadata.version("verl"), "vllm": importlib.
 
 def check_verl_vllm(situation: Situation) -> Iterator[Finding]:
     """Does this verl accept this vLLM? Versions alone do not tell, so verl's own gate is imported."""
-    from agentrig.doctor.subprocesses import ask
-
     if situation.algorithm != "verl" or not {"verl", "vllm"} <= situation.versions.keys():
         return
     answer = ask(ACCEPTS_VLLM, environ=situation.environ)

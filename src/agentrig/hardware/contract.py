@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -35,7 +35,7 @@ class Probe:
         available: Whether a run could use it now.
         devices: In the order of their ids; only those that the environment lets a run see.
         evidence: What was looked at and what was seen, a line each.
-        problems: What is there but broken, a line each, as `what: cure`. A probe that is not
+        problems: What is there but broken, a line each, as `what: cure` (the last colon counts). A probe that is not
             available but has problems is a *broken* accelerator: `--hardware auto` stops on it.
     """
 
@@ -175,6 +175,3 @@ class Hardware(abc.ABC):
         They are called whatever hardware the run uses: a broken backend can break torch for all.
         """
         return ()
-
-
-Build = Callable[[Any], Hardware]
