@@ -25,13 +25,19 @@ MINI = RecipeSpec(
         "algorithm": {
             "use": "grpo",
             "model": "mini",
-            "steps": 40,
+            "steps": 45,
             "tasks_per_step": 64,
-            "group_size": 8,
+            "group_size": 6,
             "lr": 2e-4,
-            "warmup_steps": 5,
+            # AdamW's first updates are as large as later ones while its averages still mean little.
+            "warmup_steps": 20,
+            # The model is cheap to update next to what a rollout costs, so each step's rollouts are used twice.
+            "inner_epochs": 2,
+            "mini_batches": 2,
+            "scale_rewards": True,
             "negative_scale": 0.5,
-            "validate_every": 10,
+            "validate_every": 15,
+            "save_every": 5,
         },
         "hardware": {"use": "auto"},
         "runners": {"n": 2, "threads": 16, "deadline_s": 60.0},

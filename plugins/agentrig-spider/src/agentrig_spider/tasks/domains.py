@@ -19,9 +19,7 @@ class Number:
         name: The column.
         low: Smallest value.
         high: Greatest value.
-        more: The comparative for greater values (`older`), empty when there is none.
-        less: The comparative for smaller values.
-        most: The superlative for the greatest value.
+        most: The superlative for the greatest value (`oldest`), empty when there is none.
         least: The superlative for the smallest value.
         adds: Whether a sum of its values means something.
     """
@@ -29,8 +27,6 @@ class Number:
     name: str
     low: int = 10
     high: int = 99
-    more: str = ""
-    less: str = ""
     most: str = ""
     least: str = ""
     adds: bool = True
@@ -112,31 +108,31 @@ TITLES = tuple(
 
 
 def _numbers() -> dict[str, Number]:
-    age = Number("age", 18, 79, "older", "younger", "oldest", "youngest", False)
-    year = Number("year", 1950, 2019, "later", "earlier", "latest", "earliest", False)
+    age = Number("age", 18, 79, "oldest", "youngest", False)
+    year = Number("year", 1950, 2019, "latest", "earliest", False)
     rest = {
-        "price": ("more expensive", "cheaper", "most expensive", "cheapest"),
-        "length": ("longer", "shorter", "longest", "shortest"),
-        "weight": ("heavier", "lighter", "heaviest", "lightest"),
-        "height": ("taller", "lower", "tallest", "lowest"),
-        "salary": ("better paid", "worse paid", "best paid", "worst paid"),
-        "speed": ("faster", "slower", "fastest", "slowest"),
-        "rating": ("better rated", "worse rated", "best rated", "worst rated"),
-        "budget": ("richer", "poorer", "richest", "poorest"),
-        "power": ("stronger", "weaker", "strongest", "weakest"),
-        "width": ("wider", "narrower", "widest", "narrowest"),
-        "experience": ("more experienced", "less experienced", "most experienced", "least experienced"),
-        "capacity": ("roomier", "tighter", "roomiest", "tightest"),
-        "depth": ("deeper", "shallower", "deepest", "shallowest"),
-        "volume": ("louder", "quieter", "loudest", "quietest"),
-        "distance": ("farther", "nearer", "farthest", "nearest"),
-        "income": ("", "", "", ""),
-        "stock": ("", "", "", ""),
-        "area": ("", "", "", ""),
-        "debt": ("", "", "", ""),
-        "fame": ("", "", "", ""),
-        "cargo": ("", "", "", ""),
-        "yield": ("", "", "", ""),
+        "price": ("most expensive", "cheapest"),
+        "length": ("longest", "shortest"),
+        "weight": ("heaviest", "lightest"),
+        "height": ("tallest", "lowest"),
+        "salary": ("best paid", "worst paid"),
+        "speed": ("fastest", "slowest"),
+        "rating": ("best rated", "worst rated"),
+        "budget": ("richest", "poorest"),
+        "power": ("strongest", "weakest"),
+        "width": ("widest", "narrowest"),
+        "experience": ("most experienced", "least experienced"),
+        "capacity": ("roomiest", "tightest"),
+        "depth": ("deepest", "shallowest"),
+        "volume": ("loudest", "quietest"),
+        "distance": ("farthest", "nearest"),
+        "income": ("", ""),
+        "stock": ("", ""),
+        "area": ("", ""),
+        "debt": ("", ""),
+        "fame": ("", ""),
+        "cargo": ("", ""),
+        "yield": ("", ""),
     }
     return {"age": age, "year": year} | {name: Number(name, 10, 99, *words) for name, words in rest.items()}
 

@@ -22,7 +22,7 @@ from agentrig_spider.tasks.databases import rows_of, write_database
 from agentrig_spider.tasks.domains import SEEN, UNSEEN, Domain
 from agentrig_spider.tasks.questions import Question, Wording, questions_of
 
-FORMAT = 2
+FORMAT = 3
 """Raised when the generator changes, so that an older cache is not used."""
 
 SPLITS = ("train", "dev", "test", "unseen")

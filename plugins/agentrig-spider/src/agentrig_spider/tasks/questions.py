@@ -170,7 +170,7 @@ def _condition(
     # No row has the bound itself, so that words like "past" leave nothing open.
     bounds = [x for x in range(inner[0], inner[-1]) if x not in set(values)]
     value = str(rng.choice(bounds))
-    return Condition(kind, number.name, value, {"more": number.more, "less": number.less})
+    return Condition(kind, number.name, value)
 
 
 def _names(table: Table) -> list[str]:

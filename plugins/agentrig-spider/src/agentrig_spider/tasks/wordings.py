@@ -32,29 +32,29 @@ CONDITIONS: Mapping[str, Sequence[str]] = {
     "is": (
         "whose {c} is {v}",
         "with {c} {v}",
-        "{phrase}",
         "that have the {c} {v}",
         "with {v} as {c}",
         "where {c} equals {v}",
+        "{phrase}",
     ),
     "above": (
         "whose {c} is above {x}",
         "with {c} over {x}",
-        "{more} than {x}",
         "whose {c} exceeds {x}",
         "with {c} past {x}",
         "having {c} greater than {x}",
+        "of {c} more than {x}",
     ),
     "below": (
         "whose {c} is below {x}",
         "with {c} under {x}",
-        "{less} than {x}",
         "whose {c} stays short of {x}",
         "with {c} not reaching {x}",
         "having {c} smaller than {x}",
+        "of {c} less than {x}",
     ),
 }
-"""How a condition is said; `{more}`, `{less}` and `{phrase}` are left out where the column has none."""
+"""How a condition is said; `{phrase}` is left out where the column has none."""
 
 CONDITION_SQL: Mapping[str, str] = {"is": "{c} = '{v}'", "above": "{c} > {x}", "below": "{c} < {x}"}
 
@@ -126,7 +126,6 @@ INTENTS: Sequence[Intent] = (
             "What is the maximum {n} of the {T}?",
             "Find the highest {n} of any {t}.",
             "How far up does the {n} of the {T} go?",
-            "What is the {n} of the <most> {t}?",
             "Give the peak {n} among {T}.",
             "Which {n} is at the top for {T}?",
         ),
@@ -138,7 +137,6 @@ INTENTS: Sequence[Intent] = (
             "What is the minimum {n} of the {T}?",
             "Find the smallest {n} of any {t}.",
             "How far down does the {n} of the {T} go?",
-            "What is the {n} of the <least> {t}?",
             "Give the bottom {n} among {T}.",
             "Which {n} is the floor for {T}?",
         ),
@@ -195,10 +193,9 @@ INTENTS: Sequence[Intent] = (
         (
             "What is the {c} of the {t} with the highest {n}?",
             "Show the {c} of the {t} whose {n} is the maximum.",
-            "What {c} does the <most> {t} have?",
-            "Find the <most> {t} and give the {c}.",
             "Which {c} belongs to the {t} with the peak {n}?",
             "The {t} that leads in {n}: what is its {c}?",
+            "Find the <most> {t} and give the {c}.",
         ),
         4,
     ),
@@ -208,10 +205,9 @@ INTENTS: Sequence[Intent] = (
         (
             "What is the {c} of the {t} with the smallest {n}?",
             "Show the {c} of the {t} whose {n} is the minimum.",
-            "What {c} does the <least> {t} have?",
-            "Find the <least> {t} and give the {c}.",
             "Which {c} belongs to the {t} with the bottom {n}?",
             "The {t} that comes last in {n}: what is its {c}?",
+            "Find the <least> {t} and give the {c}.",
         ),
         4,
     ),
@@ -221,7 +217,6 @@ INTENTS: Sequence[Intent] = (
         (
             "List the {cs} of the {k} {T} with the highest {n}.",
             "Show the {cs} of the top {k} {T} by {n}.",
-            "Which {cs} have the {k} <most> {T}?",
             "Take the {k} {T} that lead in {n} and give their {cs}.",
             "For the {k} {T} with the most {n}, what are the {cs}?",
         ),
@@ -233,7 +228,6 @@ INTENTS: Sequence[Intent] = (
         (
             "List the {cs} of the {k} {T} with the smallest {n}.",
             "Show the {cs} of the bottom {k} {T} by {n}.",
-            "Which {cs} have the {k} <least> {T}?",
             "Take the {k} {T} that come last in {n} and give their {cs}.",
             "For the {k} {T} with the least {n}, what are the {cs}?",
         ),
@@ -247,7 +241,6 @@ INTENTS: Sequence[Intent] = (
             "Show the {c} of each {t} in ascending order of {n}.",
             "What are the {cs} of the {T}, from low to high {n}?",
             "Give me the {cs} of the {T} by rising {n}.",
-            "Put the {T} in line from <least> to <most> and tell me their {cs}.",
             "Arrange the {cs} of the {T} so that the {n} grows.",
         ),
         3,
@@ -260,7 +253,6 @@ INTENTS: Sequence[Intent] = (
             "Show the {c} of each {t} in descending order of {n}.",
             "What are the {cs} of the {T}, from high to low {n}?",
             "Give me the {cs} of the {T} by falling {n}.",
-            "Put the {T} in line from <most> to <least> and tell me their {cs}.",
             "Arrange the {cs} of the {T} so that the {n} shrinks.",
         ),
         3,
@@ -306,7 +298,6 @@ INTENTS: Sequence[Intent] = (
             "What is the maximum {n} of the {T} for each {g}?",
             "Find the highest {n} of the {T} per {g}.",
             "Break the {T} down by {g} and give the peak {n}.",
-            "Show every {g} with the {n} of its <most> {t}.",
         ),
     ),
     Intent(
