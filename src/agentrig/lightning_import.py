@@ -14,7 +14,7 @@ import importlib.machinery
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -79,14 +79,8 @@ def _real_proxy(name: str) -> Any:
     return getattr(package, name)
 
 
-def import_lightning() -> ModuleType:
-    """Return the package `agentlightning`, imported without reaching for the network.
-
-    An import that somebody made before, with litellm, is taken as it is.
-    """
-    loaded = sys.modules.get("agentlightning")
-    if loaded is not None:
-        return loaded
+def _import_without_litellm(package: ModuleType, run: Callable[[ModuleType], None]) -> None:
+    """Run the package's own import, without reaching for the network."""
     # Imports of litellm and AgentOps fetch a price list and send telemetry unless told not to.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     os.environ.setdefault("AGENTOPS_TELEMETRY", "False")
@@ -94,10 +88,40 @@ def import_lightning() -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its dependencies warn of one another; nothing a user could mend
         if already:
-            return importlib.import_module("agentlightning")
+            run(package)
+            return
         with _without_litellm():
-            package = importlib.import_module("agentlightning")
-    del sys.modules[_PROXY], package.llm_proxy
-    del package.LLMProxy
-    package.__getattr__ = _real_proxy  # type: ignore[method-assign]
-    return package
+            run(package)
+    content: Any = package
+    del sys.modules[_PROXY], content.llm_proxy, content.LLMProxy
+    content.__getattr__ = _real_proxy
+
+
+class _Door(importlib.abc.MetaPathFinder):
+    """Finds Agent Lightning, once, whoever imports it: a user's own file does so at its top."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name != "agentlightning":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name)
+        loader: Any = spec.loader if spec else None
+        if loader is not None:
+            run = loader.exec_module
+            loader.exec_module = lambda package: _import_without_litellm(package, run)  # this spec's own loader
+        return spec
+
+
+def open_door() -> None:
+    """See to it that the next import of Agent Lightning, by whomever, does without litellm; imports nothing."""
+    if "agentlightning" not in sys.modules and not any(isinstance(f, _Door) for f in sys.meta_path):
+        sys.meta_path.insert(0, _Door())
+
+
+def import_lightning() -> ModuleType:
+    """Return the package `agentlightning`, imported without reaching for the network.
+
+    An import that somebody made before, with litellm, is taken as it is.
+    """
+    open_door()
+    return importlib.import_module("agentlightning")

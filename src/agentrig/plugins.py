@@ -18,6 +18,7 @@ import pluggy
 
 from agentrig import hookspecs
 from agentrig.errors import LookupFailed, PluginError, nearest
+from agentrig.lightning_import import open_door
 from agentrig.specs import KINDS, Spec
 
 GROUP = "agentrig"
@@ -202,6 +203,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
     Raises:
         PluginError: With `strict`, or when one of `files` cannot be loaded.
     """
+    open_door()  # a plugin may import Agent Lightning at its top
     manager = pluggy.PluginManager("agentrig")
     manager.add_hookspecs(hookspecs)
     blocked = blocked_names(block)
