@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from agentrig import Score
 from agentrig_spider.rewards.execution import (
+    HEAP_BYTES,
     MAX_RESULT_BYTES,
     MAX_ROWS,
     NeedsWorker,
@@ -43,6 +44,7 @@ class ExecMatch:
         mode: `official` gives the verdicts of Spider's official evaluator in its default settings;
             `strict` closes its holes.
         timeout_s: Wall seconds that one call of `score` may take.
+        memory_mb: MiB that SQLite may take for one query; a prediction that needs more is wrong, a gold invalid.
         keep_distinct: Keep the word DISTINCT in mode `official`, as the official evaluator's option of
             that name does; then all statements count, not only the first. Mode `strict` always keeps it.
         copies: Mode `strict` only: the folder that `agentrig data perturb` wrote perturbed copies into; None
@@ -54,6 +56,7 @@ class ExecMatch:
         mode: Literal["official", "strict"] = "official",
         timeout_s: float = 10.0,
         *,
+        memory_mb: float = HEAP_BYTES / 2**20,
         keep_distinct: bool = False,
         copies: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -62,7 +65,10 @@ class ExecMatch:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s is {timeout_s!r}; use seconds above 0")
         self.mode = mode
+        if not memory_mb >= 8:
+            raise ValueError(f"memory_mb is {memory_mb!r}; SQLite needs at least 8")
         self.timeout_s = timeout_s
+        self.memory_mb = memory_mb
         self._keep_distinct = keep_distinct
         self._copies = copies
         self._rules: Rules = Strict() if mode == "strict" else Official(keep_distinct=keep_distinct)
@@ -70,7 +76,7 @@ class ExecMatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the golds; another process runs its own."""
-        return _make, (self.mode, self.timeout_s, self._keep_distinct, self._copies)
+        return _make, (self.mode, self.timeout_s, self.memory_mb, self._keep_distinct, self._copies)
 
     def score(
         self, predicted: str, gold: str, database: str | os.PathLike[str], *, budget_s: float | None = None
@@ -158,7 +164,7 @@ class ExecMatch:
             # One row more than the gold's shows that there are too many.
             max_rows = len(result.fetched.rows) + 1
             try:
-                fetched = run_query(path, mark, text, max_rows=max_rows, deadline=deadline, workers=workers)
+                fetched = self._run(path, mark, text, max_rows, deadline, workers)
                 difference = self._rules.difference(query, result, fetched, deadline)
             except (QueryTimeout, OutOfTime):
                 if gold_s > budget / 2:
@@ -175,9 +181,13 @@ class ExecMatch:
                 return _verdict(0.0, difference + on)
         return _verdict(1.0, "the results match")
 
+    def _run(self, path: str, mark: Fingerprint, sql: str, max_rows: int, deadline: float, workers: bool) -> Fetched:
+        heap_bytes = int(self.memory_mb * 2**20)
+        return run_query(path, mark, sql, max_rows=max_rows, deadline=deadline, heap_bytes=heap_bytes, workers=workers)
+
     def _gold(self, path: str, mark: Fingerprint, query: Query, deadline: float, workers: bool) -> Gold:
         def run(sql: str, max_rows: int) -> Fetched:
-            return run_query(path, mark, sql, max_rows=max_rows, deadline=deadline, workers=workers)
+            return self._run(path, mark, sql, max_rows, deadline, workers)
 
         def make() -> Gold:
             budget = deadline - time.monotonic()
@@ -196,8 +206,10 @@ class ExecMatch:
         return self._golds.get((path, mark, query.text), make, deadline=deadline)
 
 
-def _make(mode: Any, timeout_s: float, keep_distinct: bool, copies: str | os.PathLike[str] | None) -> ExecMatch:
-    return ExecMatch(mode, timeout_s, keep_distinct=keep_distinct, copies=copies)
+def _make(
+    mode: Any, timeout_s: float, memory_mb: float, keep_distinct: bool, copies: str | os.PathLike[str] | None
+) -> ExecMatch:
+    return ExecMatch(mode, timeout_s, memory_mb=memory_mb, keep_distinct=keep_distinct, copies=copies)
 
 
 def _mark(path: str) -> Fingerprint:

@@ -9,6 +9,9 @@ from agentrig_spider.rewards import sqlite
 from agentrig_spider.rewards.sandbox import WORKERS, WorkerLost, WorkerTimeout
 from agentrig_spider.rewards.sqlite import POOL, Escalate, Fetched, Fingerprint, QueryFailed
 
+HEAP_BYTES = 64 << 20
+"""What SQLite may allocate for one query, unless the caller sets more."""
+
 MAX_RESULT_BYTES = 16 << 20
 """Largest result, counted as 16 bytes a row and a cell and the length of texts and blobs."""
 
@@ -57,7 +60,14 @@ def looks_plain(sql: str) -> bool:
 
 
 def run_query(
-    path: str, mark: Fingerprint, sql: str, *, max_rows: int, deadline: float, workers: bool = True
+    path: str,
+    mark: Fingerprint,
+    sql: str,
+    *,
+    max_rows: int,
+    deadline: float,
+    heap_bytes: int = HEAP_BYTES,
+    workers: bool = True,
 ) -> Fetched:
     """Run one statement and fetch at most `max_rows` rows.
 
@@ -67,6 +77,7 @@ def run_query(
         sql: One statement.
         max_rows: Where to stop.
         deadline: `time.monotonic()` at which to end the query.
+        heap_bytes: What SQLite may allocate in a worker process; Python's rows may take as much again.
         workers: Whether a worker process may be used.
 
     Raises:
@@ -83,7 +94,7 @@ def run_query(
             pass
     if not workers:
         raise NeedsWorker
-    return _run_in_worker(path, sql, max_rows, deadline)
+    return _run_in_worker(path, sql, max_rows, deadline, heap_bytes)
 
 
 def _run_here(path: str, mark: Fingerprint, sql: str, max_rows: int) -> Fetched:
@@ -103,11 +114,13 @@ def _run_here(path: str, mark: Fingerprint, sql: str, max_rows: int) -> Fetched:
     return fetched
 
 
-def _run_in_worker(path: str, sql: str, max_rows: int, deadline: float) -> Fetched:
+def _run_in_worker(path: str, sql: str, max_rows: int, deadline: float, heap_bytes: int) -> Fetched:
     if time.monotonic() >= deadline:
         raise QueryTimeout("the query ran past its budget")
     try:
-        reply = WORKERS.run(path, sql, max_rows=max_rows, max_bytes=MAX_RESULT_BYTES, deadline=deadline)
+        reply = WORKERS.run(
+            path, sql, max_rows=max_rows, max_bytes=MAX_RESULT_BYTES, heap_bytes=heap_bytes, deadline=deadline
+        )
     except WorkerTimeout:
         raise QueryTimeout("the query ran past its budget") from None
     except WorkerLost:

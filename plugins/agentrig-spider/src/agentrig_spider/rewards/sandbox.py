@@ -26,7 +26,7 @@ GRACE_S = 0.1
 START_S = 30.0
 """How long a worker may take to start; a loaded machine is no reason to fail."""
 
-UNCHARGED_START_S = 0.3
+UNCHARGED_START_S = 0.15
 """Of the time that a worker takes to start, how much does not count against the query's budget."""
 
 READY = b"ready"
@@ -129,7 +129,7 @@ class Workers:
         self._all: set[Worker] = set()
         self._free = threading.BoundedSemaphore(MAX_WORKERS)
 
-    def run(self, path: str, sql: str, *, max_rows: int, max_bytes: int, deadline: float) -> Any:
+    def run(self, path: str, sql: str, *, max_rows: int, max_bytes: int, heap_bytes: int, deadline: float) -> Any:
         """Run one statement in a worker until `deadline` (`time.monotonic()`); returns what `worker.run` returns.
 
         Raises:
@@ -145,7 +145,7 @@ class Workers:
             deadline += began - asked + min(time.monotonic() - began, UNCHARGED_START_S)
             try:
                 budget_s = max(deadline - time.monotonic(), 0.0)
-                reply = worker.call((path, sql, max_rows, max_bytes, budget_s), budget_s + GRACE_S)
+                reply = worker.call((path, sql, max_rows, max_bytes, heap_bytes, budget_s), budget_s + GRACE_S)
             except BaseException:
                 self._drop(worker)
                 raise

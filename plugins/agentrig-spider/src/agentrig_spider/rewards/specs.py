@@ -15,6 +15,7 @@ class ExecMatchConfig:
     """Keys of `spider-exec`."""
 
     timeout_s: float = setting(10.0, gt=0, help="Wall seconds that judging one answer may take.")
+    memory_mb: float = setting(64.0, ge=8, help="MiB that SQLite may take for one query.")
 
 
 @attrs.frozen(kw_only=True)
@@ -63,11 +64,12 @@ class ExecMatchReward:
 
 
 def _official(config: ExecMatchConfig) -> ExecMatchReward:
-    return ExecMatchReward(ExecMatch("official", timeout_s=config.timeout_s))
+    return ExecMatchReward(ExecMatch("official", timeout_s=config.timeout_s, memory_mb=config.memory_mb))
 
 
 def _strict(config: StrictConfig) -> ExecMatchReward:
-    return ExecMatchReward(ExecMatch("strict", timeout_s=config.timeout_s, copies=config.copies or None))
+    match = ExecMatch("strict", timeout_s=config.timeout_s, memory_mb=config.memory_mb, copies=config.copies or None)
+    return ExecMatchReward(match)
 
 
 def specs() -> Iterable[RewardSpec]:

@@ -18,12 +18,6 @@ import time
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-HEAP_BYTES = 96 << 20
-"""What SQLite may allocate."""
-
-SPACE_BYTES = 192 << 20
-"""What the process may map on top of what it has when it starts: SQLite's heap and the rows in Python."""
-
 CELL_BYTES = 16 << 20
 """Longest string, blob or record."""
 
@@ -46,30 +40,39 @@ def _load_guard() -> Any:
 guard = _load_guard()
 
 
-def bound() -> None:
-    """Give up what a query could misuse."""
-    with open("/proc/self/statm", "rb") if os.path.exists("/proc/self/statm") else open(os.devnull, "rb") as file:
-        fields = file.read().split()
-    if fields:
-        space = int(fields[0]) * resource.getpagesize() + SPACE_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (space, space))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def mapped_bytes() -> int | None:
+    """Return what this process maps; None where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return None
 
 
-def run(path: str, sql: str, max_rows: int, max_bytes: int, budget_s: float) -> tuple[Any, ...]:
+BASE_BYTES = mapped_bytes()
+
+
+def bound_memory(heap_bytes: int) -> None:
+    """Let the process map twice what SQLite may allocate: its heap, and the rows in Python."""
+    if BASE_BYTES is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (BASE_BYTES + 2 * heap_bytes, hard))
+
+
+def run(path: str, sql: str, max_rows: int, max_bytes: int, heap_bytes: int, budget_s: float) -> tuple[Any, ...]:
     """Run one statement; return `("rows", rows, column names, tables)` or `(kind, message, error code)`."""
     end = time.monotonic() + budget_s
     signal.setitimer(signal.ITIMER_REAL, max(budget_s, 0.0) + KILL_AFTER_S)
     connection = None
     try:
+        bound_memory(heap_bytes)
         connection = sqlite3.connect(
             f"file:{quote(path)}?mode=ro&immutable=1", uri=True, isolation_level=None, cached_statements=0, timeout=0
         )
         connection.text_factory = lambda data: data.decode(errors="ignore")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA cache_size = -4096")
-        connection.execute(f"PRAGMA hard_heap_limit = {HEAP_BYTES}")
+        connection.execute(f"PRAGMA hard_heap_limit = {heap_bytes}")
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
         authorizer = guard.Guard(None, recursion=True, virtual_tables=True)
         guard.set_limits(connection, cell_bytes=CELL_BYTES, pattern_bytes=50_000)
@@ -116,7 +119,8 @@ def read_exactly(stream: BinaryIO, size: int) -> bytes:
 def main() -> None:
     """Serve until stdin ends."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    bound()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     stdout.write(b"ready")
     stdout.flush()
