@@ -28,12 +28,14 @@ from agentrig.algorithms import Rollout
 from agentrig.config import setting
 from agentrig.errors import AgentrigError
 from agentrig.hardware import Hardware
+from agentrig.lightning_import import open_door
 from agentrig.recording import current
 from agentrig.specs import AdapterSpec, AgentSpec, AlgorithmSpec
 from agentrig.tasks import Task, fingerprint
 from agentrig.traces import Trace
 from agentrig.workers import Result
 
+open_door()
 Factory = Callable[[], Any]
 
 
@@ -56,7 +58,7 @@ def agent(
     def build(config: Any) -> Any:
         return _LitAgentCall(cls(), resource, tracer() if tracer is not None else None)
 
-    return AgentSpec(name=name, summary=summary, build=build, preload=("agentrig.runtime",))
+    return AgentSpec(name=name, summary=summary, build=build, preload=("agentrig.runtime", "openai"))
 
 
 def adapter(cls: Factory, *, name: str, summary: str) -> AdapterSpec:
@@ -97,7 +99,7 @@ class _LitAgentCall:
         self._agent, self._resource = lit_agent, resource
         self._tracer = tracer
         self.records_itself = tracer is not None
-        self._lock = threading.Lock()
+        self._lock, self._turn = threading.Lock(), asyncio.Lock()
         self._host = _Host(tracer or RecorderTracer())  # LitAgent keeps weak references only
         lit_agent.set_runner(self._host)
         lit_agent.set_trainer(self._host)
@@ -110,11 +112,21 @@ class _LitAgentCall:
                 tracer.init_worker(0)
 
     def __call__(self, task_input: Mapping[str, Any], endpoint: Endpoint) -> Any:
-        """Return the number that the agent returned or emitted, or None."""
+        """Return the number that the agent returned or emitted, or None; a coroutine for an `async` agent.
+
+        The rollouts of an `async` agent share the runner's event loop, as they do with Agent Lightning: a
+        client that the agent keeps stays usable.
+        """
+        if self._agent.is_async():
+            return self._run(task_input, endpoint) if self._tracer is None else self._queued(task_input, endpoint)
         if self._tracer is None:
             return asyncio.run(self._run(task_input, endpoint))
         with self._lock:  # their tracers record one rollout at a time
             return asyncio.run(self._traced(task_input, endpoint))
+
+    async def _queued(self, task_input: Mapping[str, Any], endpoint: Endpoint) -> Any:
+        async with self._turn:
+            return await self._traced(task_input, endpoint)
 
     async def _traced(self, task_input: Mapping[str, Any], endpoint: Endpoint) -> Any:
         from agentrig.runtime import final_reward, from_lightning
@@ -141,7 +153,7 @@ class _LitAgentCall:
         rollout = AttemptedRollout(
             rollout_id=rollout_id, input=dict(task_input), start_time=now, mode="train", attempt=attempt
         )
-        resources = {self._resource: lightning_llm(endpoint)}
+        resources = {self._resource: lightning_llm(endpoint, ours=False)}
         if self._agent.is_async():
             result = await self._agent.training_rollout_async(dict(task_input), resources, rollout)
         else:
@@ -245,7 +257,7 @@ class _AlgorithmCall:
         inner.set_trainer(session.runtime.trainer)
         if endpoint is not None:
             served = attrs.evolve(endpoint, token_ids=True).with_sampling(temperature=self._config.temperature)
-            inner.set_initial_resources({self._resource: lightning_llm(served)})
+            inner.set_initial_resources({self._resource: lightning_llm(served, ours=False)})
         train = [dict(t.input) for t in session.train_tasks]
         validation = [dict(t.input) for t in session.validation_tasks]
         if inner.is_async():

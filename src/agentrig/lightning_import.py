@@ -19,6 +19,15 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+QUIET = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # it fetches a price list at import otherwise
+    "AGENTOPS_TELEMETRY": "False",
+    "AGENTOPS_LOGGING_TO_FILE": "False",  # agentops.log in whatever directory one is in
+    "AGENTOPS_LOG_LEVEL": "CRITICAL",  # a line for every rollout, with a link to a service that was never asked
+    "AGENTOPS_LOG_SESSION_REPLAY_URL": "False",
+}
+"""Set before Agent Lightning is imported, where the user has not set them."""
+
 _PROXY = "agentlightning.llm_proxy"
 _INSTRUMENTATION = "agentlightning.instrumentation.litellm"
 
@@ -81,9 +90,8 @@ def _real_proxy(name: str) -> Any:
 
 def _import_without_litellm(package: ModuleType, run: Callable[[ModuleType], None]) -> None:
     """Run the package's own import, without reaching for the network."""
-    # Imports of litellm and AgentOps fetch a price list and send telemetry unless told not to.
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    os.environ.setdefault("AGENTOPS_TELEMETRY", "False")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     already = "litellm" in sys.modules
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its dependencies warn of one another; nothing a user could mend

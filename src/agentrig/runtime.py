@@ -250,16 +250,20 @@ def endpoint_of(resources: Any) -> Endpoint:
     return Endpoint(base_url="http://127.0.0.1:9/v1", model="none")
 
 
-def lightning_llm(endpoint: Endpoint) -> LLM:
-    """Return an endpoint as Agent Lightning's resource."""
+def lightning_llm(endpoint: Endpoint, *, ours: bool = True) -> LLM:
+    """Return an endpoint as Agent Lightning's resource.
+
+    Args:
+        endpoint: The model's server.
+        ours: Keep among the sampling parameters what a resource has no place for. A user's agent must not
+            see it: it may pass them all on to its client.
+    """
+    extra = {"agentrig": {"headers": dict(endpoint.headers), "token_ids": endpoint.token_ids}} if ours else {}
     return LLM(
         endpoint=endpoint.base_url,
         model=endpoint.model,
         api_key=endpoint.api_key,
-        sampling_parameters={
-            **endpoint.sampling,
-            "agentrig": {"headers": dict(endpoint.headers), "token_ids": endpoint.token_ids},
-        },
+        sampling_parameters={**endpoint.sampling, **extra},
     )
 
 
