@@ -163,6 +163,7 @@ class PoolRunner(Runner[Any]):
         pool: Runs the agent.
         finished: Called in the runner's thread with every result and its task's input; a number that it returns
             is filed as the rollout's reward, as Agent Lightning's own algorithms expect it.
+        filed: Called once the store has a result, so that whoever waits for it may forget the rollout at once.
         broken: Called when the pool cannot go on, with the reason.
     """
 
@@ -170,9 +171,10 @@ class PoolRunner(Runner[Any]):
         self,
         pool: Pool,
         finished: Callable[[Result, Mapping[str, Any]], float | None],
+        filed: Callable[[Result], None],
         broken: Callable[[Exception], None],
     ) -> None:
-        self._pool, self._finished, self._broken = pool, finished, broken
+        self._pool, self._finished, self._filed, self._broken = pool, finished, filed, broken
         self._store: Any = None
         self._attempts: dict[str, tuple[str, Mapping[str, Any]]] = {}
 
@@ -231,6 +233,7 @@ class PoolRunner(Runner[Any]):
             await self._store.add_many_spans(spans)
         status = "succeeded" if result.outcome.failure is None else "failed"
         await self._store.update_attempt(result.id, attempt_id, status=status)
+        self._filed(result)
 
 
 def endpoint_of(resources: Any) -> Endpoint:
@@ -354,22 +357,22 @@ class Runtime:
     Attributes:
         store: Agent Lightning's store.
         results: What has ended, in the order in which it ended; an exception when the pool broke.
-        reward_of: Gets every result and its task's input in the runner's thread. By default the
-            result goes into `results`.
+        reward_of: Gets every result and its task's input in the runner's thread and returns the reward that the
+            store shall hold. None, as at first: results go into `results` instead.
     """
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.store = Store()
         self.results: queue.SimpleQueue[Result | Exception] = queue.SimpleQueue()
-        self.reward_of: Callable[[Result, Mapping[str, Any]], float | None] = self._collect
+        self.reward_of: Callable[[Result, Mapping[str, Any]], float | None] | None = None
         self.trainer: Any = None
         self._resources: dict[str, str] = {}
 
     def run(self, body: Callable[[], None]) -> None:
         """Bring runners up, call `body` in a thread, take everything down; raises what `body` raised."""
         algorithm = _Body(body)
-        runner = PoolRunner(self.pool, lambda *ended: self.reward_of(*ended), self.results.put)
+        runner = PoolRunner(self.pool, self._judge, self._hand_over, self.results.put)
         strategy = SharedMemoryExecutionStrategy(
             n_runners=1, main_thread="algorithm", managed_store=False, graceful_delay=0.5, join_timeout=5.0
         )
@@ -418,6 +421,9 @@ class Runtime:
         """Run a store operation in this thread."""
         return asyncio.run(coroutine)
 
-    def _collect(self, result: Result, task_input: Mapping[str, Any]) -> float | None:
-        self.results.put(result)
-        return None
+    def _judge(self, result: Result, task_input: Mapping[str, Any]) -> float | None:
+        return self.reward_of(result, task_input) if self.reward_of is not None else None
+
+    def _hand_over(self, result: Result) -> None:
+        if self.reward_of is None:
+            self.results.put(result)
