@@ -109,7 +109,7 @@ def test_new_weights_are_used_and_nothing_of_the_old_ones_is_left(make_model):
 def test_nan_of_one_row_does_not_spread_to_its_place(make_model):
     decoder = decoder_of(make_model())
     (prompt,) = decoder.prefill([[5, 6, 7]])
-    broken = Prompt(prompt.length, prompt.logits, torch.full_like(prompt.kv, float("nan")))
+    broken = Prompt(prompt.length, prompt.logits, tuple(torch.full_like(t, float("nan")) for t in prompt.kv))
     decoder.append([broken])
     assert decoder.step([8]).isnan().all()
     decoder.clear()

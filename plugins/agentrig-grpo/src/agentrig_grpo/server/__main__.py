@@ -37,8 +37,10 @@ def main() -> None:
         logging.exception("the server could not start")
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
         sys.exit(1)
+    import uvloop
+
     with listener:
-        asyncio.run(_serve(api, app, listener, answers))
+        uvloop.run(_serve(api, app, listener, answers))
 
 
 def _end_with_parent(parent: int) -> None:

@@ -23,7 +23,8 @@ class Prompt:
     Attributes:
         length: Tokens.
         logits: What the model says comes next, fp32 [vocabulary].
-        kv: Keys and values, [layers, 2, kv_heads, length, head_dim]; a fallback keeps its own thing here.
+        kv: Keys [layers, kv_heads, head_dim, length] and values [layers, kv_heads, length, head_dim]; a
+            fallback keeps its own thing here.
     """
 
     length: int
@@ -32,8 +33,8 @@ class Prompt:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it holds, in bytes (keys and values of a tensor cache)."""
-        return int(self.kv.nbytes) if isinstance(self.kv, torch.Tensor) else 0
+        """Memory that its keys and values hold, in bytes; 0 for a fallback's."""
+        return sum(int(t.nbytes) for t in self.kv) if isinstance(self.kv, tuple) else 0
 
 
 @attrs.frozen(eq=False)
@@ -99,7 +100,7 @@ class LlamaDecoder:
         self.lengths = torch.zeros(slots, dtype=torch.long, device=self.device)
         self._longest: list[int] = []  # the same on the host: reading a device tensor would wait for it
         self._cos, self._sin = (t.to(self.device, dtype) for t in _rotary(config, max_length, self.head_dim))
-        self._cache = self._new_cache(min(256, max_length))
+        self._keys, self._values = self._new_cache(min(256, max_length))
         self.load(state)
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -153,27 +154,32 @@ class LlamaDecoder:
         padded = [[*p, *[0] * (longest - len(p))] for p in prompts]
         x = F.embedding(torch.tensor(padded, device=self.device), self._embed)
         n = len(prompts)
-        kv = torch.empty(
-            (self.layers_n, 2, n, self.kv_heads, longest, self.head_dim), dtype=self.dtype, device=self.device
-        )
+        shape = (self.layers_n, n, self.kv_heads)
+        keys = torch.empty((*shape, self.head_dim, longest), dtype=self.dtype, device=self.device)
+        values = torch.empty((*shape, longest, self.head_dim), dtype=self.dtype, device=self.device)
         cos, sin = self._cos[:longest, None], self._sin[:longest, None]
         for i, layer in enumerate(self._layers):
             q, k, v = self._qkv(layer, x, cos, sin)
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-            kv[i, 0], kv[i, 1] = k, v
+            keys[i], values[i] = k.transpose(2, 3), v
             # Pads stand on the right, so causality alone keeps them out of every real token.
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
             x = self._rest(layer, x, mixed.transpose(1, 2).flatten(2))
         last = torch.tensor([length - 1 for length in lengths], device=self.device)
         logits = self._logits(x[torch.arange(n, device=self.device), last])
-        return [Prompt(length, logits[i].clone(), kv[:, :, i, :, :length].clone()) for i, length in enumerate(lengths)]
+        return [
+            Prompt(length, logits[i].clone(), (keys[:, i, ..., :length].clone(), values[:, i, :, :length].clone()))
+            for i, length in enumerate(lengths)
+        ]
 
     @torch.inference_mode()
     def append(self, prompts: Sequence[Prompt]) -> None:
         """Add rows at the end of the batch; the same prompt may come several times."""
         self._reserve(max(p.length for p in prompts) + 1)
         for prompt in prompts:
-            self._cache[:, :, self.rows, :, : prompt.length] = prompt.kv
+            keys, values = prompt.kv
+            self._keys[:, self.rows, ..., : prompt.length] = keys
+            self._values[:, self.rows, :, : prompt.length] = values
             self._longest.append(prompt.length)
             self.rows += 1
         self.lengths[: self.rows] = torch.tensor(self._longest, device=self.device)
@@ -184,7 +190,8 @@ class LlamaDecoder:
         last = self.rows - 1
         if row != last:
             length = self._longest[last]
-            self._cache[:, :, row, :, :length] = self._cache[:, :, last, :, :length]
+            self._keys[:, row, ..., :length] = self._keys[:, last, ..., :length]
+            self._values[:, row, :, :length] = self._values[:, last, :, :length]
             self.lengths[row] = length
             self._longest[row] = length
         self._longest.pop()
@@ -205,11 +212,11 @@ class LlamaDecoder:
         mask = mask.repeat_interleave(self.kv_heads, 0)[:, None]
         for i, layer in enumerate(self._layers):
             q, k, v = self._qkv(layer, x, cos, sin)
-            keys, values = self._cache[i, 0], self._cache[i, 1]
-            keys[index, :, at], values[index, :, at] = k, v
-            keys, values = keys[:rows, :, :longest].flatten(0, 1), values[:rows, :, :longest].flatten(0, 1)
+            keys, values = self._keys[i], self._values[i]
+            keys[index, :, :, at], values[index, :, at] = k, v
+            keys, values = keys[:rows, ..., :longest].flatten(0, 1), values[:rows, :, :longest].flatten(0, 1)
             q = q.reshape(rows * self.kv_heads, -1, self.head_dim)
-            scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=self.scale)
+            scores = torch.baddbmm(mask, q, keys, alpha=self.scale)
             weights = torch.softmax(scores, -1, dtype=torch.float32).to(self.dtype)
             x = self._rest(layer, x, torch.bmm(weights, values).view(rows, -1))
         self.lengths[:rows] += 1
@@ -220,7 +227,8 @@ class LlamaDecoder:
         """Drop all rows, and whatever numbers they left behind (a NaN would spread)."""
         self.rows = 0
         self._longest = []
-        self._cache.zero_()
+        self._keys.zero_()
+        self._values.zero_()
 
     def _qkv(
         self, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -248,18 +256,20 @@ class LlamaDecoder:
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(F.rms_norm(x, (x.shape[-1],), self._norm, self.eps), self._head).float()
 
-    def _new_cache(self, length: int) -> torch.Tensor:
-        shape = (self.layers_n, 2, self.slots, self.kv_heads, length, self.head_dim)
+    def _new_cache(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys, which lie as the product with a query wants them, and values."""
+        rows = (self.layers_n, self.slots, self.kv_heads)
         # Zeros, not empty: a hidden key's weight is 0, but 0 times a stray NaN would be NaN.
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        keys = torch.zeros((*rows, self.head_dim, length), dtype=self.dtype, device=self.device)
+        return keys, torch.zeros((*rows, length, self.head_dim), dtype=self.dtype, device=self.device)
 
     def _reserve(self, length: int) -> None:
         """Make the cache at least that long; it grows by doubling."""
-        have = self._cache.shape[4]
+        have = self._values.shape[3]
         if length > have:
-            grown = self._new_cache(min(max(2 * have, length), self.max_length))
-            grown[:, :, :, :, :have] = self._cache
-            self._cache = grown
+            keys, values = self._new_cache(min(max(2 * have, length), self.max_length))
+            keys[..., :have], values[:, :, :, :have] = self._keys, self._values
+            self._keys, self._values = keys, values
 
 
 def _rotary(config: Any, length: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:

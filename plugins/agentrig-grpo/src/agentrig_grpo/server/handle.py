@@ -20,8 +20,10 @@ import attrs
 
 from agentrig.errors import AgentrigError
 
-
 ANY_HOST = ("", "0.0.0.0")
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+"""glibc then keeps the memory of a decode step's tensors instead of faulting it in anew at each step,
+which took longer than the arithmetic for the largest of them."""
 
 
 class ServerError(AgentrigError):
@@ -80,7 +82,7 @@ class LLMServer:
         start_timeout_s: float = 600.0,
     ) -> None:
         self.settings = settings
-        self._environment = {**(environment or {}), **os.environ}
+        self._environment = {**MALLOC, **(environment or {}), **os.environ}
         self._timeout = start_timeout_s
         self._log = log
         self._temporary: Any = None
