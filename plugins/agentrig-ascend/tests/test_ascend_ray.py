@@ -18,8 +18,15 @@ from agentrig_ascend import Ascend
 ascend = Ascend()
 runtime = ray_environment(ascend, {"verl": "0.5.0", "vllm": "0.9.2", "vllm-ascend": "0.9.2rc1"}, {
     "env_vars": {"KEPT": "yes"}, "worker_process_setup_hook": "set_up_before.go"})
-ray.init(num_cpus=2, resources={ascend.ray_resource: 2}, include_dashboard=False, log_to_driver=False,
-         runtime_env=runtime)
+for attempt in range(4):
+    try:
+        ray.init(num_cpus=2, resources={ascend.ray_resource: 2}, include_dashboard=False, log_to_driver=False,
+                 runtime_env=runtime)
+        break
+    except Exception as error:  # Ray gives its own processes 30 s to start: not enough on a busy machine
+        if "timed out during startup" not in str(error) or attempt == 3:
+            raise
+        ray.shutdown()
 
 @ray.remote
 class Worker:
