@@ -119,7 +119,12 @@ def _run_in_worker(path: str, sql: str, max_rows: int, deadline: float, heap_byt
         raise QueryTimeout("the query ran past its budget")
     try:
         reply = WORKERS.run(
-            path, sql, max_rows=max_rows, max_bytes=MAX_RESULT_BYTES, heap_bytes=heap_bytes, deadline=deadline
+            sqlite.read_only_uri(path),
+            sql,
+            max_rows=max_rows,
+            max_bytes=MAX_RESULT_BYTES,
+            heap_bytes=heap_bytes,
+            deadline=deadline,
         )
     except WorkerTimeout:
         raise QueryTimeout("the query ran past its budget") from None

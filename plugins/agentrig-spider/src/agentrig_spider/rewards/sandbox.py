@@ -129,8 +129,10 @@ class Workers:
         self._all: set[Worker] = set()
         self._free = threading.BoundedSemaphore(MAX_WORKERS)
 
-    def run(self, path: str, sql: str, *, max_rows: int, max_bytes: int, heap_bytes: int, deadline: float) -> Any:
-        """Run one statement in a worker until `deadline` (`time.monotonic()`); returns what `worker.run` returns.
+    def run(self, uri: str, sql: str, *, max_rows: int, max_bytes: int, heap_bytes: int, deadline: float) -> Any:
+        """Run one statement on the database at `uri` in a worker; returns what `worker.run` returns.
+
+        It is ended at `deadline` (`time.monotonic()`).
 
         Raises:
             WorkerTimeout: It did not come back within its budget.
@@ -145,7 +147,7 @@ class Workers:
             deadline += began - asked + min(time.monotonic() - began, UNCHARGED_START_S)
             try:
                 budget_s = max(deadline - time.monotonic(), 0.0)
-                reply = worker.call((path, sql, max_rows, max_bytes, heap_bytes, budget_s), budget_s + GRACE_S)
+                reply = worker.call((uri, sql, max_rows, max_bytes, heap_bytes, budget_s), budget_s + GRACE_S)
             except BaseException:
                 self._drop(worker)
                 raise

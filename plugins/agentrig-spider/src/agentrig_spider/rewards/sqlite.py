@@ -142,11 +142,15 @@ def is_damage(code: int | None) -> bool:
     )
 
 
+def read_only_uri(path: str) -> str:
+    """Return the address under which SQLite neither writes, nor locks, nor looks at side files."""
+    return f"file:{quote(path)}?mode=ro&immutable=1"
+
+
 def open_read_only(path: str) -> sqlite3.Connection:
-    """Open a database so that nothing can be written, no lock is taken and no side file is looked at."""
-    uri = f"file:{quote(path)}?mode=ro&immutable=1"
+    """Open a database by its `read_only_uri`."""
     connection = sqlite3.connect(
-        uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=0, timeout=0
+        read_only_uri(path), uri=True, isolation_level=None, check_same_thread=False, cached_statements=0, timeout=0
     )
     # Sorted and temporary rows stay in memory, where the step limit bounds them; never a temporary file.
     connection.execute("PRAGMA temp_store = MEMORY")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 
 from agentrig_spider.rewards.rules import Unsound
 
@@ -19,13 +20,22 @@ def databases(database: str | os.PathLike[str]) -> Sequence[str]:
     Raises:
         Unsound: There is no such folder.
     """
-    path = os.path.abspath(os.fsdecode(database))
-    folder, name = os.path.split(path)
+    given = os.fsdecode(database)
+    path, folder, name = _parts(given if os.path.isabs(given) else os.path.abspath(given))
     try:
         names = _names(folder)
     except OSError as error:
         raise Unsound(f"the database {path} can't be read: {error}") from None
+    if names == [name]:
+        return [path]
     return [path, *(os.path.join(folder, other) for other in names if other != name)]
+
+
+@lru_cache(maxsize=4_096)
+def _parts(absolute: str) -> tuple[str, str, str]:
+    """Return a path without `..` and its like, its folder and its name."""
+    path = os.path.abspath(absolute)
+    return path, *os.path.split(path)
 
 
 def copies_of(path: str, copies: str | os.PathLike[str] | None) -> Sequence[str]:

@@ -7,7 +7,6 @@ it can't write files of any size, and a timer of the kernel ends it if SQLite do
 
 from __future__ import annotations
 
-import importlib.util
 import marshal
 import os
 import resource
@@ -15,8 +14,10 @@ import signal
 import sqlite3
 import sys
 import time
-from typing import Any, BinaryIO
-from urllib.parse import quote
+
+TYPE_CHECKING = False  # importing typing, or urllib, would double the time that a worker takes to start
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
 
 CELL_BYTES = 16 << 20
 """Longest string, blob or record."""
@@ -26,18 +27,9 @@ KILL_AFTER_S = 0.05
 """How long after its budget a query that doesn't come back ends with the process."""
 
 
-def _load_guard() -> Any:
-    """Import guard.py by its place: the package's own imports would cost more than a query."""
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guard.py")
-    spec = importlib.util.spec_from_file_location("agentrig_guard", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-guard = _load_guard()
+# By its place, for the package's own imports would cost more than a query; behind the standard library.
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+guard = __import__("guard")
 
 
 def mapped_bytes() -> int | None:
@@ -59,16 +51,14 @@ def bound_memory(heap_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (BASE_BYTES + 2 * heap_bytes, hard))
 
 
-def run(path: str, sql: str, max_rows: int, max_bytes: int, heap_bytes: int, budget_s: float) -> tuple[Any, ...]:
+def run(uri: str, sql: str, max_rows: int, max_bytes: int, heap_bytes: int, budget_s: float) -> tuple[Any, ...]:
     """Run one statement; return `("rows", rows, column names, tables)` or `(kind, message, error code)`."""
     end = time.monotonic() + budget_s
     signal.setitimer(signal.ITIMER_REAL, max(budget_s, 0.0) + KILL_AFTER_S)
     connection = None
     try:
         bound_memory(heap_bytes)
-        connection = sqlite3.connect(
-            f"file:{quote(path)}?mode=ro&immutable=1", uri=True, isolation_level=None, cached_statements=0, timeout=0
-        )
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0, timeout=0)
         connection.text_factory = lambda data: data.decode(errors="ignore")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA cache_size = -4096")
