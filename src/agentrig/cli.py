@@ -230,6 +230,7 @@ def eval_(
     from agentrig.evaluate import environment_endpoint, eval_tasks, evaluate, prediction
 
     plan = make_plan(words, options)
+    checkpoint = find_checkpoint(checkpoint)
     server = None if checkpoint else environment_endpoint(endpoint, model=model)
     name, tasks = eval_tasks(plan, split, limit)
     where = server.base_url if server else str(checkpoint or "the starting model")
@@ -244,7 +245,7 @@ def eval_(
             plan,
             tasks=tasks,
             endpoint=server,
-            checkpoint=find_checkpoint(checkpoint),
+            checkpoint=checkpoint,
             temperature=temperature,
             each=each,
         )
@@ -451,8 +452,9 @@ class DataGroup(NearestGroup):
 
 def convert_command(spec: Any) -> click.Command:
     """Return the command that converts an official download of a task set."""
+    says = f"Make the files of {spec.name} from an official download, or check them."
 
-    @click.command(spec.name, help=f"Make the files of {spec.name} from an official download, or check them.")
+    @click.command(spec.name, help=f"{says}\n\n\b\nagentrig data {spec.name} --from download.zip")
     @click.option("--from", "source", required=True, metavar="DIR_OR_ZIP", help="The download, or files to check.")
     @click.option("--to", "target", metavar="DIR", help="Where to write; beside the download by default.")
     def convert(source: str, target: str | None) -> None:

@@ -93,8 +93,8 @@ def environment_endpoint(
 
 
 def _models(url: str, key: str) -> list[str]:
-    request = urllib.request.Request(f"{url}/models", headers={"Authorization": f"Bearer {key}"})
     try:
+        request = urllib.request.Request(f"{url}/models", headers={"Authorization": f"Bearer {key}"})
         with urllib.request.urlopen(request, timeout=15) as reply:
             data = json.load(reply)
     except urllib.error.HTTPError as error:

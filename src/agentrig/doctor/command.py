@@ -164,7 +164,7 @@ def _table(findings: Sequence[Finding]) -> None:
 @click.option("--hardware", metavar="NAME", help="auto, cpu, or what a plugin brings; default: what the recipe says.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of the table.")
 def doctor(recipe: str | None, overrides: tuple[str, ...], hardware: str | None, as_json: bool) -> None:
-    r"""Find what would keep a recipe from running here.
+    """Find what would keep a recipe from running here.
 
     Exit status 0 only when the recipe could start. RECIPE is a recipe's name or a run file;
     OVERRIDES are section.key=value, as for train.
