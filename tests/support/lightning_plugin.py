@@ -1,0 +1,136 @@
+"""What users have written for Agent Lightning 0.3, unchanged, and the one line that each needs here.
+
+Only the lines of `register_*` know agentrig.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from pathlib import Path
+
+import agentlightning as agl
+from agentlightning import AgentOpsTracer, LitAgent, OtelTracer, TracerTraceToTriplet
+from openai import AsyncOpenAI, OpenAI
+
+from agentrig import hookimpl, lightning
+
+
+class Parity(LitAgent):
+    """Returns its own reward."""
+
+    def rollout(self, task, resources, rollout):
+        llm = resources["main_llm"]
+        with OpenAI(base_url=llm.endpoint, api_key=llm.api_key or "none") as client:
+            reply = client.chat.completions.create(
+                model=llm.model,
+                messages=[{"role": "user", "content": f"Is {task['number']} odd?"}],
+                **llm.sampling_parameters,
+            )
+        answer = reply.choices[0].message.content
+        return 1.0 if answer == ("odd" if task["number"] % 2 else "even") else 0.0
+
+
+class AsyncParity(LitAgent):
+    """Asynchronous, with one client for all rollouts."""
+
+    client = None
+
+    async def rollout_async(self, task, resources, rollout):
+        llm = resources["main_llm"]
+        if self.client is None:
+            self.client = AsyncOpenAI(base_url=llm.endpoint, api_key="none")
+        reply = await self.client.chat.completions.create(
+            model=llm.model, messages=[{"role": "user", "content": f"[sleep=0.05] Is {task['number']} odd?"}]
+        )
+        return float((reply.choices[0].message.content == "odd") == (task["number"] % 2 == 1))
+
+
+class Emitting(Parity):
+    """Emits its reward and returns nothing; so agents are written whose tracer files it."""
+
+    def rollout(self, task, resources, rollout):
+        value = super().rollout(task, resources, rollout)
+        assert rollout.rollout_id
+        agl.emit_reward(value)
+
+
+class Failing(LitAgent):
+    """Tries the network, which shows that the tests would see it; then raises."""
+
+    def rollout(self, task, resources, rollout):
+        with contextlib.suppress(OSError):
+            socket.create_connection(("192.0.2.1", 9), timeout=0.1)
+        raise KeyError("no such column")
+
+
+class Sweep(agl.Algorithm):
+    """Rolls out all tasks once, waits, and reads spans and triplets from the store."""
+
+    async def run(self, train_dataset=None, val_dataset=None):
+        store, adapter = self.get_store(), self.get_adapter()
+        resources = await store.add_resources(self.get_initial_resources())
+        rollouts = [
+            await store.enqueue_rollout(input=row, mode="train", resources_id=resources.resources_id)
+            for row in train_dataset
+        ]
+        ids = [r.rollout_id for r in rollouts]
+        done = await store.wait_for_rollouts(rollout_ids=ids, timeout=60)
+        found = []
+        for rollout in done:
+            spans = await store.query_spans(rollout.rollout_id)
+            triplets = adapter.adapt(spans)
+            found.append(
+                {
+                    "number": rollout.input["number"],
+                    "status": rollout.status,
+                    "names": [s.name for s in spans],
+                    "reward": agl.find_final_reward(spans),
+                    "triplets": [
+                        {"prompt": t.prompt["token_ids"], "response": t.response["token_ids"], "reward": t.reward}
+                        for t in triplets
+                    ],
+                }
+            )
+        assert len(val_dataset) > 0
+        Path(os.environ["SWEEP_FILE"]).write_text(json.dumps(found))
+
+
+class Waiting(agl.Algorithm):
+    """A synchronous algorithm."""
+
+    def run(self, train_dataset=None, val_dataset=None):
+        store = self.get_store()
+        row = train_dataset[0]
+        resources = asyncio.run(store.add_resources(self.get_initial_resources()))
+        rollout = asyncio.run(store.enqueue_rollout(input=row, mode="train", resources_id=resources.resources_id))
+        (done,) = asyncio.run(store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=60))
+        assert done.status == "succeeded"
+
+
+@hookimpl
+def register_agents():
+    yield lightning.agent(Parity, name="lit", summary="Returns a number.")
+    yield lightning.agent(AsyncParity, name="lit-async", summary="Asynchronous.")
+    yield lightning.agent(Emitting, name="lit-emits", summary="Emits its reward.")
+    yield lightning.agent(Failing, name="lit-fails", summary="Raises.")
+    yield lightning.tracer(OtelTracer, Emitting, name="lit-otel", summary="Traced by OpenTelemetry.")
+    yield lightning.tracer(AgentOpsTracer, Emitting, name="lit-agentops", summary="Traced by AgentOps.")
+    yield lightning.tracer(AgentOpsTracer, AsyncParity, name="lit-agentops-async", summary="Traced by AgentOps.")
+
+
+@hookimpl
+def register_adapters():
+    yield lightning.adapter(
+        lambda: TracerTraceToTriplet(agent_match="write"), name="lit-triplets", summary="Their adapter."
+    )
+    yield lightning.adapter(TracerTraceToTriplet, name="lit-all", summary="Their adapter.")
+
+
+@hookimpl
+def register_algorithms():
+    yield lightning.algorithm(Sweep, name="lit-sweep", summary="Rolls out once.")
+    yield lightning.algorithm(Waiting, name="lit-waiting", summary="Rolls out once, synchronously.")

@@ -1,0 +1,244 @@
+"""The command line: light, every command explained by an example, errors without a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from model_server import ModelServer
+
+from agentrig.cli import main
+
+HEAVY = ("torch", "agentlightning", "transformers", "langchain", "langchain_core", "langgraph", "verl", "vllm", "ray")
+
+
+def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = []
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None, name
+        found.append((*path, name))
+        if isinstance(command, click.Group):
+            found += commands(command, (*path, name))
+    return found
+
+
+def invoke(*words: str, **options: Any) -> Result:
+    return CliRunner().invoke(main, words, **options)
+
+
+# --- help ---
+
+
+def test_the_commands_are_those_that_the_documentation_knows() -> None:
+    names = {path[0] for path in commands()}
+    assert {"train", "dev", "eval", "plugins", "doctor", "data", "report", "export"} <= names
+
+
+@pytest.mark.parametrize("path", commands(), ids=" ".join)
+def test_every_command_has_an_example(path: tuple[str, ...]) -> None:
+    result = invoke(*path, "--help")
+    assert result.exit_code == 0
+    assert f"agentrig {' '.join(path)}" in result.stdout  # the usage line says `main` here
+    assert "\\b" not in result.stdout
+
+
+@pytest.mark.parametrize("path", commands(), ids=" ".join)
+def test_every_option_of_an_example_exists(path: tuple[str, ...]) -> None:
+    text = invoke(*path, "--help").stdout
+    used = {w for line in text.splitlines() if "agentrig " in line for w in re.findall(r"--[a-z-]+", line)}
+    pages = [invoke(*other, "--help").stdout for other in commands() if other[: len(path)] == path]
+    known = {w for page in pages for w in re.findall(r"--[a-z-]+", page[page.index("Options:") :])}
+    assert used <= known
+
+
+def test_the_list_of_commands_shows_what_lazy_ones_say_themselves() -> None:
+    listed = invoke("--help").stdout
+    assert "doctor   Find what would keep a recipe from running here." in listed
+    assert "Find what would keep a recipe from running here." in invoke("doctor", "--help").stdout
+
+
+def cpu_of(*words: str) -> float:
+    """Return the CPU seconds of a run of the command line."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "agentrig", *words], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_help_takes_less_than_half_a_second() -> None:
+    assert min(cpu_of("--help") for _ in range(3)) < 0.5
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["plugins"], ["plugins", "--json"], ["--version"]])
+def test_nothing_heavy_is_imported(words: Sequence[str]) -> None:
+    source = (
+        "import sys\nfrom agentrig.cli import main\n"
+        f"try:\n    main({list(words)!r})\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        f"print('HEAVY', [m for m in {HEAVY!r} if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY []", done.stdout[-300:] + done.stderr[-2000:]
+
+
+def test_the_version() -> None:
+    from agentrig import __version__
+
+    assert invoke("--version").stdout.strip().endswith(__version__)
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "mimi-no-such"], 'there is no recipe called "mimi-no-such"'),
+        (["train", "absent.toml"], "there is no run file absent.toml"),
+        (["train", "toy", "algorithm.setps=3"], 'has no key "setps". Did you mean "steps"?'),
+        (["train", "toy", "--reward", "toy-partiy"], 'no reward called "toy-partiy". Did you mean "toy-parity"?'),
+        (["train", "toy", "--hardware", "cpuu"], 'Did you mean "cpu"?'),
+        (["train", "toy", "--plugin", "absent.py"], "there is no file"),
+        (["train", "toy", "--resume", "absent"], "a resumed run keeps its configuration"),
+        (["eval", "toy", "--checkpoint", "absent"], "is neither a Hugging Face directory"),
+        (["eval", "toy", "--split", "tst"], 'there is no split "tst". Did you mean "test"?'),
+        (["eval", "toy", "--endpoint", "http://127.0.0.1:9/v1"], "http://127.0.0.1:9/v1 does not answer"),
+        (["dev", "toy", "--endpoint", "ftp//nowhere"], "does not answer"),
+        (["plugins", "show", "toy-agnt"], 'there is no component called "toy-agnt"'),
+        (["plugins", "show", "cpu", "--graph"], "hardware cpu has no graph to show"),
+    ],
+)
+def test_an_error_ends_in_status_1_without_a_traceback(
+    tmp_path: Path, toy_file: str, words: list[str], said: str
+) -> None:
+    asks_plugins = words[0] in ("train", "eval", "dev") and "--resume" not in words
+    more = ["--plugin", toy_file] if asks_plugins else []
+    result = invoke(*words, *more, env={"OPENAI_BASE_URL": "", "OPENAI_API_BASE": ""})
+    assert result.exit_code == 1, result.output
+    assert any(line.startswith("agentrig: ") for line in result.stderr.splitlines())
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+def test_a_resumed_run_must_be_one(tmp_path: Path) -> None:
+    result = invoke("train", "--resume", str(tmp_path))
+    assert (result.exit_code, "is not a run directory" in result.stderr) == (1, True)
+
+
+def test_errors_of_plugins_are_warned_of_but_do_not_end_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy_file: str, model: ModelServer
+) -> None:
+    from distributions import install
+
+    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, "toy-gone", "import no_such_library\n")
+    result = invoke("eval", "toy", "--plugin", toy_file, "--split", "tst")
+    assert "agentrig: warning: plugin toy-gone failed to load: ModuleNotFoundError" in result.stderr
+
+
+# --- commands ---
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_a_component_shows_its_settings(toy_file: str) -> None:
+    result = invoke("plugins", "--plugin", toy_file, "show", "toy-number", "--json")
+    (shown,) = json.loads(result.stdout)
+    assert shown["settings"]["steps"] == {"type": "int", "default": 3, "help": "training steps"}
+    assert shown["settings"]["endpoint"]["default"] == "required"
+    text = invoke("plugins", "--plugin", toy_file, "show", "toy-number").stdout
+    assert "steps = 3  (int)  training steps" in text
+
+
+def test_train_prints_its_summary(here: Path, model: ModelServer, toy_file: str) -> None:
+    words = ["toy", f"algorithm.endpoint={model.url}", "algorithm.steps=1", "run.name=one", "--plugin", toy_file]
+    result = invoke("train", *words, "--json", "--active-agent", "write")
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert summary == json.loads((here / "runs" / "one" / "summary.json").read_text())
+    assert 'match = "write"' in (here / "runs" / "one" / "config.toml").read_text()
+    again = invoke("train", *words, "--json")
+    assert (again.exit_code, "go on with it by --resume" in again.stderr) == (1, True)
+
+    exported = invoke("export", "runs/one", "model")
+    assert exported.exit_code == 0, exported.output
+    assert (here / "model" / "number.json").is_file()
+    assert invoke("export", "runs/one", "model").exit_code == 1
+
+    report = invoke("report", "runs/one", "--json")
+    assert report.exit_code == 0, report.output
+    assert len(json.loads(report.stdout)["runs"]) == 1
+
+
+def test_eval_measures_a_server_that_the_environment_names(here: Path, model: ModelServer, toy_file: str) -> None:
+    environment = {"OPENAI_BASE_URL": model.url + "/", "OPENAI_API_KEY": "key-3"}
+    words = ["eval", "toy", "--plugin", toy_file, "--limit", "8"]
+    result = invoke(*words, "--json", "--save", "predictions.jsonl", env=environment)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert set(found) == {"accuracy", "ci95", "n", "failures", "wall_s", "rollouts_per_s"}
+    assert (found["accuracy"], found["n"], found["failures"]) == (0.5, 8, {})
+    assert found["ci95"] == pytest.approx([0.2152, 0.7848], abs=1e-4)
+    saved = [json.loads(line) for line in (here / "predictions.jsonl").read_text().splitlines()]
+    assert len(saved) == 8
+    assert {p["answer"] for p in saved} == {"odd"}
+    assert {p["value"] for p in saved} == {0.0, 1.0}
+    (_, headers, body) = model.requests[0]
+    assert headers["authorization"] == "Bearer key-3"
+    assert (body["temperature"], body["model"]) == (0.0, "toy-model")
+    assert "return_token_ids" not in body  # nothing is learned, and not every server knows it
+
+
+def test_eval_of_a_model_that_the_server_lacks(here: Path, model: ModelServer, toy_file: str) -> None:
+    result = invoke("eval", "toy", "--plugin", toy_file, "--endpoint", model.url, "--model", "toy-modle")
+    assert result.exit_code == 1
+    assert 'has no model "toy-modle". Did you mean "toy-model"?' in result.stderr
+
+
+def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> None:
+    words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--tasks-n", "2"]
+    result = invoke(*words, "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert [r["task_id"] for r in rows] == ["validation-100", "validation-101"]
+    assert "openai.chat.completion" in rows[0]["spans"]
+    text = invoke(*words, env={"COLUMNS": "200"})
+    assert text.exit_code == 0, text.output
+    for seen in ("write_query", "Is 100 odd?", "odd"):
+        assert seen in text.stdout
+    assert not (here / "runs").exists()
+    assert "gold-" not in text.stdout + result.stdout
+
+
+def test_dev_takes_ten_tasks_at_most() -> None:
+    assert invoke("dev", "toy", "--tasks-n", "11").exit_code == 2
+
+
+def test_the_module_runs_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrig", "train", "no-such-recipe"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "AGENTRIG_BLOCK": ""},
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("agentrig: ") >= 1
+    assert "Traceback" not in done.stderr
