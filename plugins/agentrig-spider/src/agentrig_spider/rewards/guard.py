@@ -31,13 +31,16 @@ _ACTING_PRAGMAS = _words("incremental_vacuum optimize shrink_memory wal_checkpoi
 """Pragmas that do something without an argument; all others then only tell."""
 
 
+# Looked up several times a query, each time with Python's lock taken back from SQLite.
+_READ, _SELECT, _OK = sqlite3.SQLITE_READ, sqlite3.SQLITE_SELECT, sqlite3.SQLITE_OK
+
+
 class Guard:
     """The authorizer of one connection.
 
     Attributes:
         escalate: Whether the last refusal was one that a worker process would have granted.
         refused: What the last refusal was about, in words; empty if there was none.
-        tables: Tables read since `reset`, lower case.
     """
 
     def __init__(self, functions: Collection[str] | None, *, recursion: bool, virtual_tables: bool) -> None:
@@ -46,23 +49,28 @@ class Guard:
         self._virtual_tables = virtual_tables
         self.escalate = False
         self.refused = ""
-        self.tables: set[str] = set()
+        self._read: set[str | None] = set()
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """Tables read since `reset`, lower case."""
+        return frozenset([name.lower() for name in self._read if name])
 
     def reset(self) -> None:
         """Forget the last query."""
         self.escalate = False
         self.refused = ""
-        self.tables = set()
+        self._read = set()
 
-    def __call__(
+    def decide(
         self, action: int, first: str | None, second: str | None, database: str | None, trigger: str | None
     ) -> int:
         """Decide on one action, as `sqlite3.Connection.set_authorizer` asks."""
-        if action == sqlite3.SQLITE_READ:
-            self.tables.add((first or "").lower())
-            return sqlite3.SQLITE_OK
-        if action == sqlite3.SQLITE_SELECT:
-            return sqlite3.SQLITE_OK
+        if action == _READ:
+            self._read.add(first)
+            return _OK
+        if action == _SELECT:
+            return _OK
         if action == sqlite3.SQLITE_FUNCTION:
             name = (second or "").lower()
             if name in FORBIDDEN_FUNCTIONS:

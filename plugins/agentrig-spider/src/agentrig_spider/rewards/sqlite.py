@@ -80,7 +80,7 @@ class Connection:
         self._connection = open_read_only(path)
         self._guard = Guard(PLAIN_FUNCTIONS, recursion=False, virtual_tables=False)
         set_limits(self._connection, cell_bytes=MAX_CELL_BYTES, pattern_bytes=100)
-        self._connection.set_authorizer(self._guard)
+        self._connection.set_authorizer(self._guard.decide)
         self._connection.set_progress_handler(self._check, STEPS_PER_CHECK)
 
     def _check(self) -> int:
@@ -108,7 +108,7 @@ class Connection:
             cursor.close()
             if self._connection.in_transaction:
                 self._connection.rollback()
-        return Fetched(rows, names, frozenset(self._guard.tables))
+        return Fetched(rows, names, self._guard.tables)
 
     def _translated(self, error: Exception) -> Exception:
         if self._guard.escalate:

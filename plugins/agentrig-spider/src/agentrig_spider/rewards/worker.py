@@ -66,7 +66,7 @@ def run(uri: str, sql: str, max_rows: int, max_bytes: int, heap_bytes: int, budg
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
         authorizer = guard.Guard(None, recursion=True, virtual_tables=True)
         guard.set_limits(connection, cell_bytes=CELL_BYTES, pattern_bytes=50_000)
-        connection.set_authorizer(authorizer)
+        connection.set_authorizer(authorizer.decide)
         connection.set_progress_handler(lambda: time.monotonic() > end, STEPS_PER_CHECK)
         cursor = connection.execute(sql)
         rows: list[tuple[Any, ...]] = []
