@@ -35,8 +35,9 @@ def test_snippets_compile(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_commands_exist(page: Path) -> None:
-    for words in re.findall(r"^(?:[A-Z_]+=\S+ )*agentrig ([a-z]+)(?: |$)", page.read_text(), re.M):
-        assert main.get_command(None, words) is not None, f"{page} shows `agentrig {words}`"  # type: ignore[arg-type]
+    for block in re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```", page.read_text(), re.S | re.M):
+        for words in re.findall(r"^(?:[A-Z_]+=\S+ )*agentrig ([a-z]+)(?: |$)", block, re.M):
+            assert main.get_command(None, words) is not None, f"{page} shows `agentrig {words}`"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
