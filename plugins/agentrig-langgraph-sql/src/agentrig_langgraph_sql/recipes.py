@@ -25,9 +25,10 @@ MINI = RecipeSpec(
         "algorithm": {
             "use": "grpo",
             "model": "mini",
-            "steps": 45,
-            "tasks_per_step": 64,
-            "group_size": 6,
+            "steps": 52,
+            # Many tasks with few rollouts each: every step meets many wordings.
+            "tasks_per_step": 96,
+            "group_size": 4,
             "lr": 2e-4,
             # AdamW's first updates are as large as later ones while its averages still mean little.
             "warmup_steps": 20,
@@ -36,8 +37,7 @@ MINI = RecipeSpec(
             "mini_batches": 2,
             "scale_rewards": True,
             "negative_scale": 0.5,
-            "validate_every": 15,
-            "save_every": 5,
+            "validate_every": 13,
         },
         "hardware": {"use": "auto"},
         "runners": {"n": 2, "threads": 16, "deadline_s": 60.0},

@@ -65,7 +65,7 @@ class MiniSql:
     def load(self, split: str) -> Sequence[Task]:
         """Return a split's tasks; private parts hold the gold query and how the question was made."""
         if split not in SPLITS:
-            raise ConfigError(f"mini-sql has no split {split!r}{nearest(split, SPLITS)} It has {', '.join(SPLITS)}")
+            raise ConfigError(f"mini-sql has no split {split!r}.{nearest(split, SPLITS)} It has {', '.join(SPLITS)}")
         folder = self.folder
         with (folder / f"{split}.jsonl").open(encoding="utf-8") as lines:
             return [_task(json.loads(line), folder) for line in lines]
