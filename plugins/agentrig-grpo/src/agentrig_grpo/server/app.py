@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -254,9 +253,7 @@ def _guarded(
 async def _http_error(http: HttpRequest, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     text = f"there is no {http.method} {http.url.path}; try POST /v1/chat/completions, GET /v1/models, GET /health"
-    with contextlib.suppress(asyncio.CancelledError):
-        return Response(ApiError(text, status=status).body(), status_code=status, media_type="application/json")
-    raise error
+    return Response(ApiError(text, status=status).body(), status_code=status, media_type="application/json")
 
 
 def _event(body: Mapping[str, Any]) -> bytes:
