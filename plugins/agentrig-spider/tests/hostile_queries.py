@@ -1,7 +1,9 @@
 """Runs each hostile query in a process of its own and prints, as JSON lines, how it ended; no test itself.
 
-Usage: hostile_queries.py BUDGET_S MODE. Each line holds the name, the status, value and reason of the
-score, the wall seconds, and the peak memory in MiB of the process and of its worker processes together.
+Usage: hostile_queries.py BUDGET_S MODE. A query that ends late, or whose gold does, is run up to three times: on a
+loaded machine any process may be kept waiting, though hardly three times by chance. Each line holds the name, the
+status, value and reason of the score, the wall seconds, and the peak memory in MiB of the process and of its worker
+processes together.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from agentrig_spider import ExecMatch
 from agentrig_spider.rewards.sandbox import WORKERS
@@ -119,6 +122,33 @@ def hashes(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
+def in_child(match: ExecMatch, title: str, sql: str, gold: str, database: Path) -> dict[str, Any]:
+    """Score one query in a forked process and return what there is to say about it."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        with open(reading, "rb") as stream:
+            line: dict[str, Any] = json.loads(stream.read())
+        os.waitpid(child, 0)
+        return line
+    start = time.monotonic()
+    score = match.score(sql, gold, database)
+    seconds = time.monotonic() - start
+    WORKERS.close()
+    peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    line = {
+        "name": title,
+        "status": score.status,
+        "value": score.value,
+        "reason": score.details["reason"],
+        "seconds": seconds,
+        "mebibytes": sum(peaks) / 1024,
+    }
+    os.write(writing, json.dumps(line).encode())
+    os._exit(0)
+
+
 def main() -> None:
     """Run all, each in a forked process."""
     budget, mode = float(sys.argv[1]), sys.argv[2]
@@ -130,25 +160,11 @@ def main() -> None:
         match = ExecMatch("strict" if mode == "strict" else "official", timeout_s=budget)
         for title, sql in queries(name).items():
             gold = "SELECT * FROM wide" if "column" in title else "SELECT id, name FROM band ORDER BY name"
-            child = os.fork()
-            if child:
-                os.waitpid(child, 0)
-                continue
-            start = time.monotonic()
-            score = match.score(sql, gold, database)
-            seconds = time.monotonic() - start
-            WORKERS.close()
-            peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-            line = {
-                "name": title,
-                "status": score.status,
-                "value": score.value,
-                "reason": score.details["reason"],
-                "seconds": seconds,
-                "mebibytes": sum(peaks) / 1024,
-            }
+            for _ in range(3):
+                line = in_child(match, title, sql, gold, database)
+                if line["seconds"] <= budget + 0.5 and line["status"] != "invalid":
+                    break
             print(json.dumps(line), flush=True)
-            os._exit(0)
         print(json.dumps({"unchanged": hashes(folder) == before}), flush=True)
 
 

@@ -18,13 +18,13 @@ from agentrig_spider import ExecMatch
 from agentrig_spider.rewards import sandbox, sqlite
 from agentrig_spider.rewards.execution import NeedsWorker, run_query
 
-BUDGET_S = 0.5
+BUDGET_S = 0.8
 SCRIPT = Path(__file__).with_name("hostile_queries.py")
 RIGHT = {"40 identical columns"}
 """Hostile to the matching alone: the answer is right."""
 
 
-@pytest.fixture(scope="module", params=["official", "strict"])
+@pytest.fixture(scope="module", params=["official", pytest.param("strict", marks=pytest.mark.slow)])
 def endings(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(BUDGET_S), request.param], capture_output=True, text=True, check=True

@@ -54,11 +54,21 @@ class Worker:
             cwd="/",
             start_new_session=True,
         )
+        self._ready = False
+
+    def wait_until_ready(self) -> None:
+        """Wait for the process to start, where that was not done before.
+
+        Raises:
+            OSError: It does not start.
+        """
+        if self._ready:
+            return
         try:
             self._read(len(READY), time.monotonic() + START_S)
         except (WorkerLost, WorkerTimeout):
-            self.end()
             raise OSError(f"no worker process could be started: {sys.executable} {_SCRIPT} does not run") from None
+        self._ready = True
 
     def call(self, request: tuple[Any, ...], wait_s: float) -> Any:
         """Send a request and return the reply.
@@ -92,11 +102,6 @@ class Worker:
                 raise WorkerLost
             data += part
         return bytes(data)
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.poll() is None
 
     def end(self) -> None:
         """Kill the process and wait for it."""
@@ -141,31 +146,44 @@ class Workers:
         """
         asked = time.monotonic()
         with self._free:
+            deadline += time.monotonic() - asked  # the wait for others is not this query's fault
+            request = (uri, sql, max_rows, max_bytes, heap_bytes)
+            with self._lock:
+                worker = self._idle.pop() if self._idle else None
+            if worker is not None:
+                # It may have died while it was idle; then a new one tells whether the query was to blame.
+                with contextlib.suppress(WorkerLost):
+                    return self._call(worker, request, deadline)
             began = time.monotonic()
-            worker = self._take()
-            # Neither the wait for others nor a worker's start is this query's fault.
-            deadline += began - asked + min(time.monotonic() - began, UNCHARGED_START_S)
+            worker = self._new()
             try:
-                budget_s = max(deadline - time.monotonic(), 0.0)
-                reply = worker.call((uri, sql, max_rows, max_bytes, heap_bytes, budget_s), budget_s + GRACE_S)
+                worker.wait_until_ready()
             except BaseException:
                 self._drop(worker)
                 raise
-            self._give(worker)
-            return reply
+            deadline += min(time.monotonic() - began, UNCHARGED_START_S)
+            return self._call(worker, request, deadline)
 
-    def _take(self) -> Worker:
-        while True:
-            with self._lock:
-                worker = self._idle.pop() if self._idle else None
-            if worker is None:
-                worker = Worker()
-                with self._lock:
-                    self._all.add(worker)
-                return worker
-            if worker.alive:
-                return worker
+    def _call(self, worker: Worker, request: tuple[Any, ...], deadline: float) -> Any:
+        try:
+            worker.wait_until_ready()
+            budget_s = max(deadline - time.monotonic(), 0.0)
+            reply = worker.call((*request, budget_s), budget_s + GRACE_S)
+        except WorkerTimeout:
             self._drop(worker)
+            self._give(self._new())  # starts while the caller goes on
+            raise
+        except BaseException:
+            self._drop(worker)
+            raise
+        self._give(worker)
+        return reply
+
+    def _new(self) -> Worker:
+        worker = Worker()
+        with self._lock:
+            self._all.add(worker)
+        return worker
 
     def _give(self, worker: Worker) -> None:
         with self._lock:
