@@ -125,10 +125,9 @@ def run_plain(work: Path, keys: dict[str, object]) -> list[dict[str, float]]:
     """Run verl's own loop; return its metrics, one dict a step."""
     import pyarrow as pa
     import pyarrow.parquet as pq
+    from agentrig_verl import schema
     from omegaconf import OmegaConf, open_dict
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
-
-    from agentrig_verl import schema
 
     texts = json.loads((work / "prompts.json").read_text("utf-8"))
     rows = [{"prompt": [{"role": "user", "content": t}], "data_source": "bench", "reward_model": {"ground_truth": ""},

@@ -18,6 +18,7 @@ TOY = str(Path(__file__).resolve().parents[3] / "tests" / "support" / "toy_plugi
 TALKER = str(Path(__file__).parent / "verl_toy.py")
 
 pytestmark = [
+    pytest.mark.slow,  # Ray and verl take a minute to come up
     pytest.mark.filterwarnings("ignore"),  # of Ray's and verl's own making
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed; see docs/gpu.md"),
 ]

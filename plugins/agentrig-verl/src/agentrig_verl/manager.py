@@ -154,7 +154,8 @@ def answers(endpoint: Endpoint) -> bool:
 def _scalar(value: Any) -> Any:
     """Return a per-batch value, whichever way tensordict wraps it."""
     value = getattr(value, "data", value)
-    return value[0] if isinstance(value, list | tuple) or getattr(value, "ndim", 0) else value
+    several = isinstance(value, list | tuple) or bool(getattr(value, "ndim", 0))
+    return value[0] if several else value
 
 
 def _figures(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -26,7 +26,7 @@ class VerlConfig:
     """Settings of `verl`; everything that verl itself decides is below `verl`, under verl's own names."""
 
     model: str = setting("", help="the starting model: a Hugging Face directory (no download) or a name on the Hub")
-    credit: str = setting(
+    credit: Literal["rollout", "call"] = setting(
         "rollout",
         help="rollout: each rollout counts once in its group's baseline; call: each trained call does",
         choices=("rollout", "call"),
