@@ -246,6 +246,9 @@ def main() -> None:
         cpu += cpu_seconds() - close_cpu
         best[name] = min(best.get(name, (cpu, wall)), (cpu, wall))
 
+    def fastest(rate: Callable[[Sequence[Pair], int, int], float], *arguments: Any) -> float:
+        return max(rate(*arguments, 2) for _ in range(options.repeat))
+
     for _ in range(options.repeat):
         keep("official", official)
         judge = ours()
@@ -260,8 +263,8 @@ def main() -> None:
         "warm_cpu_ms": 1e3 * best["warm"][0] / len(pairs),
         "cold_times_fewer": best["official"][0] / best["cold"][0],
         "warm_times_fewer": best["official"][0] / best["warm"][0],
-        "pairs_a_second_by_processes": {str(n): processes(pairs, n, options.repeat) for n in (1, 2)},
-        "pairs_a_second_by_threads": {str(n): threads(pairs, n, options.repeat) for n in (1, 2, 4, 8)},
+        "pairs_a_second_by_processes": {str(n): fastest(processes, pairs, n) for n in (1, 2)},
+        "pairs_a_second_by_threads": {str(n): fastest(threads, pairs, n) for n in (1, 2, 4, 8)},
         "cpus": len(os.sched_getaffinity(0)),
         "sqlite": sqlite3.sqlite_version,
         "python": sys.version.split()[0],
