@@ -1,0 +1,148 @@
+"""The shipped starting model: small, loadable anywhere, and asked at run time exactly as it was taught."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from agentrig_grpo import checkpoint
+from agentrig_grpo.naming import model_directory
+from agentrig_grpo.server.chat import Chat
+from agentrig_grpo.warmup import encode
+
+MINI = model_directory("mini")
+TRAINING = Path(__file__).parents[1] / "training"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return checkpoint.load_tokenizer(MINI)
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Any:
+    """The training scripts as modules; they are no package."""
+    sys.path.insert(0, str(TRAINING))
+    try:
+        import tokenizer as tokenizer_script
+        import words
+
+        import examples
+
+        module = ModuleType("scripts")
+        module.examples, module.tokenizer, module.words = examples, tokenizer_script, words  # type: ignore[attr-defined]
+        yield module
+    finally:
+        sys.path.remove(str(TRAINING))
+        for name in ("examples", "tokenizer", "words"):
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from agentrig_spider.tasks.mini_sql import MiniSql, MiniSqlConfig
+
+    return MiniSql(MiniSqlConfig(cache=str(tmp_path_factory.mktemp("cache"))))
+
+
+def test_it_is_a_qwen2_of_a_million_parameters_in_at_most_5_mb() -> None:
+    assert (MINI / "model.safetensors").stat().st_size <= 5_000_000
+    config = json.loads((MINI / "config.json").read_text())
+    assert config["architectures"] == ["Qwen2ForCausalLM"]
+    assert config["tie_word_embeddings"] is True
+    model = checkpoint.load_model(MINI)
+    assert sum(p.numel() for p in model.parameters()) < 1_250_000
+
+
+def test_its_tokenizer_names_a_class_that_every_loader_has() -> None:
+    config = json.loads((MINI / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert config["chat_template"]
+    assert config["eos_token"] == "<|end|>"
+
+
+def test_its_tokenizer_is_the_one_that_the_script_makes(scripts: Any, tmp_path: Path) -> None:
+    scripts.tokenizer.save(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / name).read_text() == (MINI / name).read_text(), name
+
+
+def test_every_name_and_value_is_one_token_with_and_without_a_space(tokenizer: Any, scripts: Any) -> None:
+    for word in (*scripts.words.names(), *scripts.words.values()):
+        assert len(tokenizer(word)["input_ids"]) == 1, word
+        assert len(tokenizer(f" {word}")["input_ids"]) == 1, word
+
+
+@pytest.mark.parametrize("text", ["SELECT name FROM singer WHERE age > 30", "Zürich, 東京 \n\t'x'", "status classes"])
+def test_any_text_comes_back_whole(tokenizer: Any, text: str) -> None:
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_the_server_renders_what_the_model_was_taught(tokenizer: Any, scripts: Any, tasks: Any) -> None:
+    from agentrig_langgraph_sql.database import run_query
+    from agentrig_langgraph_sql.prompts import SHORT
+    from agentrig_langgraph_sql.recipes import MINI as RECIPE
+    from agentrig_langgraph_sql.schema import schema_text
+
+    assert RECIPE.settings["agent"]["execution_truncate"] == scripts.examples.RESULT_LIMIT
+    chat = Chat(tokenizer)
+    for task in tasks.load("test")[:20]:
+        path = task.input["database"]
+        query = task.private["gold"]
+        fields = {
+            "schema": schema_text(path, style=SHORT.schema_style),
+            "question": task.input["question"],
+            "query": query,
+            "result": run_query(path, query).text(scripts.examples.RESULT_LIMIT, header=SHORT.header),
+        }
+        for template in (SHORT.write, SHORT.check, SHORT.rewrite):
+            taught = encode(tokenizer, scripts.examples.chat(template, query, **fields))
+            assert taught.prompt_ids == chat.prompt_ids(template.messages(**fields))
+            assert chat.text(taught.response_ids) == query
+
+
+def test_the_training_data_shows_results_as_the_agent_does(scripts: Any, tasks: Any) -> None:
+    import sqlite3
+
+    from agentrig_langgraph_sql.database import run_query
+    from agentrig_langgraph_sql.prompts import SHORT
+    from agentrig_langgraph_sql.schema import schema_text
+    from agentrig_spider.tasks.domains import SEEN
+
+    by_name = {domain.name: domain for domain in SEEN}
+    for task in tasks.load("dev")[:20]:
+        path = task.input["database"]
+        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        database = scripts.examples.Database(by_name[task.input["db_id"]], connection)
+        assert database.schema == schema_text(path, style=SHORT.schema_style)
+        for query in (task.private["gold"], "SELECT nothing FROM nowhere", "SELECT"):
+            shown = run_query(path, query).text(scripts.examples.RESULT_LIMIT, header=SHORT.header)
+            assert database.run(query)[1] == shown
+        connection.close()
+
+
+def test_plain_warm_up_sees_the_first_wordings_only(scripts: Any) -> None:
+    import random
+
+    share = scripts.examples.Share(frames=2, conditions=2)
+    found = list(scripts.examples.on_renamed(60, share, random.Random(0)))
+    assert len(found) == 60
+    for _, question, text in found:
+        allowed = [w.text for w in question.wordings() if share.allows(w.frame, w.conditions)]
+        assert text in allowed
+
+
+@pytest.mark.slow
+def test_the_script_makes_a_model(tmp_path: Path) -> None:
+    words = [sys.executable, str(TRAINING / "make_mini.py"), "--out", str(tmp_path / "m")]
+    words += ["--questions", "48", "--epochs", "1", "--labelled", "12", "--passes", "2"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout[done.stdout.index("{\n") :])
+    assert set(figures) == {"dev", "test", "unseen"}
+    checkpoint.load_model(tmp_path / "m")

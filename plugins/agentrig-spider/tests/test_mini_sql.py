@@ -1,0 +1,220 @@
+"""mini-sql: the same bytes for the same seed, splits that are apart, questions that tell right from wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import re
+import sqlite3
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+from agentrig_spider.tasks import mini_sql
+from agentrig_spider.tasks.domains import SEEN, UNSEEN
+from agentrig_spider.tasks.mini_sql import MiniSql, MiniSqlConfig
+from agentrig_spider.tasks.questions import mutants, questions_of
+from agentrig_spider.tasks.wordings import CONDITIONS, INTENTS
+
+from agentrig import Task
+from agentrig.errors import ConfigError
+
+GENERATE = "import sys; from pathlib import Path; from agentrig_spider.tasks.mini_sql import generate; "
+GENERATE += "generate(Path(sys.argv[1]), seed=int(sys.argv[2]))"
+
+
+def in_a_process(target: Path, *, seed: int = 0, hash_seed: str = "1") -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    return subprocess.Popen([sys.executable, "-c", GENERATE, str(target), str(seed)], env=environment)
+
+
+def bytes_of(folder: Path) -> dict[str, str]:
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> MiniSql:
+    return MiniSql(MiniSqlConfig(cache=str(tmp_path_factory.mktemp("cache"))))
+
+
+@pytest.fixture(scope="module")
+def splits(tasks: MiniSql) -> dict[str, list[Task]]:
+    return {split: list(tasks.load(split)) for split in tasks.splits}
+
+
+def rows_of(task: Task, sql: str) -> list[str] | None:
+    connection = sqlite3.connect(f"file:{task.input['database']}?mode=ro", uri=True)
+    try:
+        rows = [repr(row) for row in connection.execute(sql)]
+    except sqlite3.Error:
+        return None
+    finally:
+        connection.close()
+    return rows if "ORDER BY" in task.private["gold"] else sorted(rows)
+
+
+def test_the_same_seed_gives_the_same_bytes_whatever_the_hash_seed(tasks: MiniSql, tmp_path: Path) -> None:
+    assert in_a_process(tmp_path / "again", hash_seed="77").wait() == 0
+    again = bytes_of(tmp_path / "again")
+    assert len(again) == len(SEEN) + len(UNSEEN) + len(tasks.splits)
+    assert again == bytes_of(tasks.folder)
+
+
+def test_another_seed_gives_other_rows_and_questions(tasks: MiniSql, tmp_path: Path) -> None:
+    assert in_a_process(tmp_path / "other", seed=1).wait() == 0
+    here, other = bytes_of(tasks.folder), bytes_of(tmp_path / "other")
+    assert here.keys() == other.keys()
+    assert not [name for name in here if here[name] == other[name]]
+
+
+def test_two_processes_may_generate_at_once(tasks: MiniSql, tmp_path: Path) -> None:
+    both = [in_a_process(tmp_path / "cache" / "same") for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert bytes_of(tmp_path / "cache" / "same") == bytes_of(tasks.folder)
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == ["same"]
+
+
+def test_a_crash_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, made = mini_sql.write_database, []
+
+    def fails_at_the_third(*args: object) -> None:
+        made.append(args)
+        if len(made) == 3:
+            raise OSError("disk full")
+        real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mini_sql, "write_database", fails_at_the_third)
+    with pytest.raises(OSError, match="disk full"):
+        mini_sql.generate(tmp_path / "cache" / "x", seed=0)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_the_splits_are_large_enough_and_apart(splits: dict[str, list[Task]]) -> None:
+    questions = {name: {(t.input["db_id"], t.private["gold"]) for t in found} for name, found in splits.items()}
+    assert len(questions["test"]) == len(splits["test"]) >= 300
+    assert len(questions["unseen"]) == len(splits["unseen"]) >= 300
+    assert len(questions["dev"]) >= 200
+    names = list(questions)
+    for i, one in enumerate(names):
+        for other in names[i + 1 :]:
+            assert not questions[one] & questions[other], (one, other)
+    databases = {name: {db for db, _ in found} for name, found in questions.items()}
+    assert databases["train"] == databases["dev"] == databases["test"] == {d.name for d in SEEN}
+    assert len(databases["train"]) >= 12
+    assert databases["unseen"] == {d.name for d in UNSEEN}
+    ids = [t.id for found in splits.values() for t in found]
+    assert len(ids) == len(set(ids))
+
+
+def test_roles_keep_the_reported_split_out_of_training(tasks: MiniSql) -> None:
+    assert tasks.roles == {"train": "train", "validation": "dev", "report": "test"}
+    assert not {"train", "dev"} & set(tasks.held_out)
+
+
+def test_an_agent_sees_question_and_database_only(splits: dict[str, list[Task]]) -> None:
+    for task in splits["test"]:
+        assert set(task.input) == {"question", "db_id", "database"}
+        assert Path(task.input["database"]).is_file()
+        assert task.private["gold"] not in task.input["question"]
+
+
+def test_one_text_asks_one_thing(splits: dict[str, list[Task]]) -> None:
+    asked = defaultdict(set)
+    for found in splits.values():
+        for task in found:
+            asked[task.input["db_id"], task.input["question"]].add(task.private["gold"])
+    assert not {text: golds for text, golds in asked.items() if len(golds) > 1}
+
+
+def test_questions_come_in_several_wordings(splits: dict[str, list[Task]]) -> None:
+    frames = defaultdict(set)
+    for task in splits["train"]:
+        frames[task.private["intent"]].add(task.private["frame"])
+    for intent in INTENTS:
+        assert len(intent.frames) >= 3, intent.name
+        assert frames[intent.name] == set(range(len(intent.frames))), intent.name
+    assert min(len(ways) for ways in CONDITIONS.values()) >= 5
+    assert not [t for t in splits["train"] if re.search(r"[{}<>]|\s\s|\s[.?,]", t.input["question"])]
+
+
+@pytest.mark.parametrize("split", ["test", "unseen"])
+def test_a_gold_query_gives_something(splits: dict[str, list[Task]], split: str) -> None:
+    for task in splits[split]:
+        rows = rows_of(task, task.private["gold"])
+        assert rows, task
+        assert rows not in (["(0,)"], ["(None,)"]), task
+
+
+@pytest.mark.parametrize("split", ["test", "unseen"])
+def test_the_answer_to_another_question_is_rarely_right(splits: dict[str, list[Task]], split: str) -> None:
+    by_database = defaultdict(list)
+    for task in splits[split]:
+        by_database[task.input["db_id"]].append(task)
+    right = tried = 0
+    for found in by_database.values():
+        for task in found:
+            gold = rows_of(task, task.private["gold"])
+            others = [rows_of(task, other.private["gold"]) for other in found if other is not task]
+            right += sum(rows == gold for rows in others)
+            tried += len(others)
+    assert tried > 5000
+    assert right / tried < 0.005
+
+
+@pytest.mark.parametrize("split", ["test", "unseen"])
+def test_a_query_with_one_word_wrong_is_rarely_right(splits: dict[str, list[Task]], split: str) -> None:
+    # Independent of the generator's own filter: any word of the query becomes any other word of the same split's.
+    words = Counter(w for t in splits[split] for w in re.findall(r"\w+", t.private["gold"]))
+    common = [word for word, _ in words.most_common(60)]
+    right = ran = 0
+    for task in splits[split][::6]:
+        sql, gold = task.private["gold"], rows_of(task, task.private["gold"])
+        for match in re.finditer(r"\w+", sql):
+            for word in common:
+                if word.lower() == match[0].lower():
+                    continue
+                rows = rows_of(task, sql[: match.start()] + word + sql[match.end() :])
+                if rows is not None:
+                    ran += 1
+                    right += rows == gold
+    assert ran > 1000
+    assert right / ran < 0.06  # aliases and `count ( column )` are right for good reason
+
+
+def test_no_mutant_of_the_generator_is_right(tasks: MiniSql) -> None:
+    domain = SEEN[0]
+    path = tasks.folder / "database" / domain.name / f"{domain.name}.sqlite"
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    questions = questions_of(domain, connection, 1, random.Random("other questions than the task set's"))
+    assert len({q.intent.name for q in questions}) > 20
+    for question in questions:
+        gold = connection.execute(question.sql).fetchall()
+        wrong = set(mutants(question, domain))
+        assert wrong
+        assert question.sql not in wrong
+        for sql in wrong:
+            try:
+                rows = connection.execute(sql).fetchall()
+            except sqlite3.Error:
+                continue
+            assert (rows if "ORDER" in sql else sorted(map(repr, rows))) != (
+                gold if "ORDER" in sql else sorted(map(repr, gold))
+            ), (question.sql, sql)
+    connection.close()
+
+
+def test_an_unknown_split_names_the_known_ones(tasks: MiniSql) -> None:
+    with pytest.raises(ConfigError, match=r'no split .tests.\. Did you mean "test"\? It has train, dev, test, unseen'):
+        tasks.load("tests")
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AGENTRIG_CACHE", str(tmp_path / "here"))
+    assert mini_sql.cache_folder() == tmp_path / "here"
+    monkeypatch.delenv("AGENTRIG_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "there"))
+    assert mini_sql.cache_folder() == tmp_path / "there" / "agentrig"
