@@ -184,6 +184,8 @@ def test_npu_has_what_its_hardware_wants(composed):
         ("actor_rollout_ref.rollout.name", "sglang", "must be vllm"),
         ("actor_rollout_ref.rollout.val_kwargs.n", 4, "must be 1"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size", 64, "verl refuses"),
+        ("actor_rollout_ref.actor.checkpoint.async_save", "true", "async_save"),
+        ("actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-sum", "merge=false"),
     ],
 )
 def test_what_cannot_work_is_refused(composed, key, value, told):

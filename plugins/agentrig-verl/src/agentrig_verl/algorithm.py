@@ -47,7 +47,7 @@ class Verl:
             AgentrigError: A worker or a server died; the message names the way to go on.
         """
         composed = self.compose(session)
-        check(composed)
+        check(composed, merge=self.config.merge)
         import ray
         import transfer_queue as tq
         from omegaconf import OmegaConf
@@ -183,8 +183,12 @@ def attention(flat: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
     return {key: chosen, f"{MODEL}.use_remove_padding": False}
 
 
-def check(config: Any) -> None:
+def check(config: Any, *, merge: bool = True) -> None:
     """Check what no single key shows.
+
+    Args:
+        config: verl's composed configuration.
+        merge: Whether calls that extend one another become one sequence.
 
     Raises:
         ConfigError: Settings that contradict one another, in verl's words or in ours.
@@ -202,6 +206,16 @@ def check(config: Any) -> None:
     if config.actor_rollout_ref.rollout.name != "vllm":
         raise ConfigError(
             "[algorithm] verl: actor_rollout_ref.rollout.name must be vllm, whose endpoint returns token ids"
+        )
+    actor = config.actor_rollout_ref.actor
+    if actor.checkpoint.async_save:
+        raise ConfigError(
+            "[algorithm] verl: checkpoint.async_save must be false: a checkpoint is whole when it is filed"
+        )
+    if merge and str(actor.loss_agg_mode).startswith("seq-"):
+        raise ConfigError(
+            f"[algorithm] loss_agg_mode = {actor.loss_agg_mode} averages over sequences, so merging calls would change "
+            "the loss: set algorithm.merge=false, or keep token-mean"
         )
     if config.actor_rollout_ref.rollout.val_kwargs.n != 1:
         raise ConfigError("[algorithm] verl: val_kwargs.n must be 1: validation runs the agent once on each task")
