@@ -77,7 +77,7 @@ class Group(NearestGroup):
             click.echo(f"agentrig: {error}", err=True)
             ctx.exit(1)
         except KeyboardInterrupt as error:
-            click.echo(f"agentrig: {error or 'interrupted'}", err=True)
+            click.echo(f"agentrig: {str(error) or 'interrupted'}", err=True)
             ctx.exit(130)
 
 

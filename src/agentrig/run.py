@@ -244,6 +244,7 @@ def interrupt_stops(session: Any) -> Iterator[None]:
     def ask(signum: int, frame: Any) -> None:
         if session.stopping:
             signal.signal(signal.SIGINT, before)
+            session.runtime.abort()
             raise KeyboardInterrupt
         session.stopping = True
         log.warning("ending after this step; Ctrl-C once more ends at once")

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from agentrig.adapters import Adapter
 from agentrig.agents import Endpoint
+from agentrig.errors import AgentrigError
 from agentrig.lightning_import import import_lightning
 from agentrig.recording import current
 from agentrig.traces import LLM_CALL, Span, Trace
@@ -368,6 +369,7 @@ class Runtime:
         self.reward_of: Callable[[Result, Mapping[str, Any]], float | None] | None = None
         self.trainer: Any = None
         self._resources: dict[str, str] = {}
+        self._aborted = False
 
     def run(self, body: Callable[[], None]) -> None:
         """Bring runners up, call `body` in a thread, take everything down; raises what `body` raised."""
@@ -390,8 +392,15 @@ class Runtime:
             self.trainer.fit(LitAgent())
         finally:
             self.pool.close()
+        if self._aborted:  # Agent Lightning has swallowed the KeyboardInterrupt
+            raise KeyboardInterrupt("ended at once")
         if algorithm.error is not None:
             raise algorithm.error
+
+    def abort(self) -> None:
+        """Make `body` end if it waits for rollouts: its thread would keep the process. Safe in a signal handler."""
+        self._aborted = True
+        self.results.put(AgentrigError("the run was interrupted"))
 
     def enqueue(self, inputs: Sequence[tuple[Mapping[str, Any], Endpoint]], *, mode: str) -> list[str]:
         """Put rollouts into the store, each with its endpoint; returns their ids, in order."""

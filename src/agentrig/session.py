@@ -143,7 +143,8 @@ class RunSession:
     ) -> float | None:
         """Measure the held-out accuracy; a resumed run keeps what it measured before its first step."""
         if when in self._progress and when == "before":
-            return float(self._progress[when]["accuracy"])
+            measured: float | None = self._progress[when]["accuracy"]
+            return measured
         if not self._report_tasks:
             return None
         rollouts = self.rollouts(
