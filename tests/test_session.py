@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -255,3 +259,34 @@ def test_an_algorithm_must_say_how_far_the_weights_moved(
     silent = attrs.evolve(component, spec=attrs.evolve(component.spec, build=Silent))
     with pytest.raises(AgentrigError, match="end_step needs metrics"):
         train(attrs.evolve(plan, components={**plan.components, "algorithm": silent}))
+
+
+def test_a_second_interrupt_ends_at_once_whatever_the_agents_do(
+    model: ModelServer, tmp_path: Path, toy_file: str
+) -> None:
+    words = ["train", "toy", "--plugin", toy_file, "--json", f"algorithm.endpoint={model.url}", "run.name=toy"]
+    words += [f"run.directory={tmp_path}/runs", 'tasks.do=["hang"]', f"tasks.marker={tmp_path}"]
+    words += ["runners.deadline_s=500", "algorithm.report=false", "run.validation_tasks=1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agentrig", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    try:
+        end = time.monotonic() + 120
+        while not list(tmp_path.glob("seen-*")):
+            assert time.monotonic() < end, "no agent was started"
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        while "ending after this step" not in (said := process.stderr.readline()):
+            assert said, "it ended at the first Ctrl-C, in the middle of a step"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert "agentrig: ended at once" in process.stderr.read()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+    error = json.loads((tmp_path / "runs" / "toy" / "error.json").read_text())
+    assert error["error"] == "KeyboardInterrupt"

@@ -93,7 +93,7 @@ def ask(endpoint, content):
 
 def misbehave(do, task_input):
     """Do what the task says, instead of what an agent should."""
-    mark = Path(task_input.get("marker") or ".") / f"seen-{task_input.get('number')}"
+    mark = Path(task_input.get("marker") or os.devnull) / f"seen-{task_input.get('number')}"
     if do == "raise":
         raise ValueError("this agent cannot count")
     if do == "typed":
@@ -104,6 +104,8 @@ def misbehave(do, task_input):
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     if do == "hang":
+        if mark.parent.is_dir():
+            mark.touch()
         time.sleep(600)
     if do == "slow":
         time.sleep(0.6)

@@ -1,0 +1,82 @@
+"""Agent Lightning is imported without litellm, by whomever, and its `LLMProxy` is the real one when asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lightning_runs import SITECUSTOMIZE
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """Run lines in a fresh interpreter; whatever it tries of the network is an error and printed."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
+
+    def run(source: str) -> str:
+        log = folder / "network.log"
+        log.unlink(missing_ok=True)
+        keep = {k: v for k, v in os.environ.items() if not k.startswith(("LITELLM", "AGENTOPS"))}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", source],
+            env={**keep, "PYTHONPATH": str(folder), "NETWORK_LOG": str(log)},
+            capture_output=True,
+            text=True,
+            timeout=280,
+            cwd=folder,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert not log.exists(), log.read_text()
+        return done.stdout
+
+    return run
+
+
+def test_the_watch_sees_an_attempt(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    log = tmp_path / "network.log"
+    done = subprocess.run(
+        [sys.executable, "-c", "import socket; socket.create_connection(('192.0.2.1', 9), timeout=0.1)"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "NETWORK_LOG": str(log)},
+        capture_output=True,
+    )
+    assert done.returncode != 0
+    assert "192.0.2.1" in log.read_text()
+
+
+def test_agentrig_alone_does_not_import_it(python: object) -> None:
+    source = "import agentrig, agentrig.lightning, sys; print('agentlightning' in sys.modules)"
+    assert python(source) == "False\n"  # type: ignore[operator]
+
+
+def test_it_comes_without_litellm_whoever_imports_it(python: object) -> None:
+    source = (
+        "import sys, agentrig.lightning, agentlightning\n"
+        "import agentrig.runtime\n"
+        "from agentlightning import LitAgent, Trainer, TracerTraceToTriplet\n"
+        "print(agentrig.runtime.LitAgent is LitAgent, [m for m in sys.modules if m.split('.')[0] == 'litellm'])\n"
+        "print(any(type(f).__module__ == 'agentrig.lightning_import' for f in sys.meta_path))\n"
+        "try:\n    agentlightning.no_such_name\nexcept AttributeError as e:\n    print(e)\n"
+    )
+    assert python(source).splitlines() == [  # type: ignore[operator]
+        "True []",
+        "False",
+        "module 'agentlightning' has no attribute 'no_such_name'",
+    ]
+
+
+@pytest.mark.slow  # litellm takes a dozen seconds to import, which is why nothing else does
+def test_the_proxy_is_the_real_one_when_asked_for(python: object) -> None:
+    source = (
+        "import sys\nfrom agentrig.lightning_import import import_lightning\n"
+        "agl = import_lightning()\n"
+        "from agentlightning import LLMProxy\n"
+        "import inspect, litellm, agentlightning.llm_proxy as module, agentlightning.trainer.trainer as trainer\n"
+        "print(LLMProxy is module.LLMProxy is agl.LLMProxy is trainer.LLMProxy)\n"
+        "print(litellm is module.litellm, inspect.isfunction(litellm.completion), 'FastAPI' in str(type(module.app)))\n"
+    )
+    assert python(source).splitlines() == ["True", "True True True"]  # type: ignore[operator]
