@@ -140,7 +140,7 @@ def test_plain_warm_up_sees_the_first_wordings_only(scripts: Any) -> None:
 @pytest.mark.slow
 def test_the_script_makes_a_model(tmp_path: Path) -> None:
     words = [sys.executable, str(TRAINING / "make_mini.py"), "--out", str(tmp_path / "m")]
-    words += ["--questions", "48", "--epochs", "1", "--labelled", "12", "--passes", "2"]
+    words += ["--questions", "48", "--epochs", "0.1", "--labelled", "12", "--passes", "2", "--measured", "8"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout[done.stdout.index("{\n") :])

@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--labelled", type=int, default=600, help="train tasks whose gold query is shown")
     parser.add_argument("--passes", type=float, default=4, help="passes over those")
     parser.add_argument("--label-lr", type=float, default=1e-3)
+    parser.add_argument("--measured", type=int, default=0, help="measure on the first n tasks of a split; 0 for all")
     parser.add_argument("--start", type=Path, help="a model after the first stage, which is then skipped")
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
@@ -162,7 +163,10 @@ def main() -> None:
         print(warm_up(model, tokenizer, shown, epochs=arguments.passes / 2, **rate, **options))
         work = own_work(model, tokenizer, chosen, arguments.seed)
         print(warm_up(model, tokenizer, shown + work, epochs=max(1.0, arguments.passes / 2), **rate, **options))
-    figures = {split: measure(model, tokenizer, tasks[split]) for split in ("dev", "test", "unseen")}
+    figures = {
+        split: measure(model, tokenizer, tasks[split][: arguments.measured or None])
+        for split in ("dev", "test", "unseen")
+    }
     print(json.dumps(figures, indent=1))
     checkpoint.save(model, tokenizer, arguments.out)
 
