@@ -116,5 +116,9 @@ def test_the_gradient_is_that_of_the_unmerged_calls():
     assert len(merged) == 3
     loss, grad = gradient(merged)
     expected_loss, expected = gradient([segment_of(c) for c in calls])
-    assert loss == pytest.approx(expected_loss, abs=1e-10)
-    assert torch.allclose(grad, expected, atol=1e-10)
+    # transformers computes norms and rotary angles in fp32 whatever the weights are, so this is fp32's rounding
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
+    assert torch.allclose(grad, expected, atol=1e-5)
+    for s in merged:
+        s.mask = (1,) * len(s.mask)
+    assert not torch.allclose(gradient(merged)[1], expected, atol=1e-2)
