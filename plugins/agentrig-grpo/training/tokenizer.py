@@ -79,6 +79,8 @@ def save(directory: Path) -> Any:
         "tokenizer_class": TOKENIZER_CLASS,
         "eos_token": "<|end|>",
         "pad_token": "<|pad|>",
+        # Without one, transformers' class for Qwen2 adds <|endoftext|>, an id beyond the vocabulary.
+        "unk_token": "<|pad|>",
         "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
         "model_max_length": 512,
