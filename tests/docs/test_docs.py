@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from agentrig import hookspecs
 from agentrig.cli import main
 
