@@ -193,9 +193,8 @@ def main() -> None:
             for done, main_mib, runner_mib in result["memory"]:
                 print(f"{done:>6} rollouts: {main_mib:7.1f} MiB main process, {runner_mib:7.1f} MiB largest runner")
             return
-        print(
-            f"{'runners':>8} {'agentrig':>10} {'bare':>10} {'ratio':>7}   rollouts/s; good rollouts of {options.rollouts}"
-        )
+        heads = f"{'runners':>8} {'agentrig':>10} {'bare':>10} {'ratio':>7}"
+        print(f"{heads}   rollouts/s; then rollouts and good ones of each measurement")
         for runners in options.runners:
             sides: dict[str, list[dict[str, Any]]] = {"agentrig": [], "lightning": []}
             for _ in range(options.repeats):
