@@ -134,6 +134,9 @@ class Session(Protocol):
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
         """Save a checkpoint and make it the run's latest, atomically.
 
+        Call it after the step's `end_step`: a run that is killed in between then repeats the step, while the
+        other way round its line of metrics would be lost.
+
         Args:
             write: Called with a fresh directory; must leave a Hugging Face directory there, and the
                 optimizer's state under `trainer/`.
