@@ -1,0 +1,75 @@
+"""The adapter `agent-match` on traces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from agentrig import Span, Trace
+from agentrig.config import structure
+from agentrig.errors import ConfigError
+from agentrig.traces import LLM_CALL, NODE
+from agentrig_agent_match import AgentMatch, AgentMatchConfig
+
+
+def chain(id_: str, parent: str | None, name: str) -> Span:
+    return Span(id=id_, parent=parent, name="chain.chain", start=0.0, end=1.0, attributes={NODE: name})
+
+
+def call(id_: str, parent: str, **attributes: Any) -> Span:
+    ids = {"prompt_token_ids": [1, 2], "response_token_ids": [3, 4], "response_logprobs": [-0.1, -0.2]}
+    return Span(id=id_, parent=parent, name=LLM_CALL, start=0.0, end=1.0, attributes={**ids, **attributes})
+
+
+TRACE = Trace(
+    rollout_id="r",
+    spans=(
+        Span(id="root", parent=None, name="rollout", start=0.0, end=1.0),
+        chain("graph", "root", "LangGraph"),
+        chain("write", "graph", "write_query"),
+        chain("sequence", "write", "RunnableSequence"),
+        call("a", "sequence"),
+        chain("check", "graph", "check_query"),
+        call("b", "check"),
+        chain("rewrite", "graph", "rewrite_query"),
+        call("c", "rewrite"),
+    ),
+)
+
+
+def kept(match: str, trace: Trace = TRACE) -> list[tuple[str, str]]:
+    return [(t.span_id, t.node) for t in AgentMatch(AgentMatchConfig(match=match))(trace)]
+
+
+def test_any_enclosing_node_counts_not_only_the_nearest_name() -> None:
+    assert kept("write") == [("a", "write_query"), ("c", "rewrite_query")]
+
+
+def test_the_expression_chooses() -> None:
+    assert kept("^write") == [("a", "write_query")]
+    assert [span for span, _ in kept("write|check")] == ["a", "b", "c"]
+    assert kept("nothing") == []
+
+
+def test_an_empty_expression_keeps_every_call_under_its_innermost_node() -> None:
+    assert kept("") == [("a", "RunnableSequence"), ("b", "check_query"), ("c", "rewrite_query")]
+
+
+def test_ids_and_log_probabilities_come_through_unchanged() -> None:
+    triplet = AgentMatch(AgentMatchConfig())(TRACE)[0]
+    assert (triplet.prompt_ids, triplet.response_ids, triplet.logprobs) == ((1, 2), (3, 4), (-0.1, -0.2))
+
+
+def test_calls_without_ids_and_failed_calls_give_no_triplet() -> None:
+    spans = (
+        chain("w", None, "write_query"),
+        call("x", "w", response_token_ids=[]),
+        Span(id="y", parent="w", name=LLM_CALL, start=0.0, end=1.0, error="HTTP 500"),
+    )
+    assert kept("write", Trace(rollout_id="r", spans=spans)) == []
+    assert kept("write", Trace(rollout_id="r")) == []
+
+
+def test_an_expression_that_does_not_compile_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not a regular expression"):
+        structure(AgentMatchConfig, {"match": "("}, owner="agent-match", section="adapter")
