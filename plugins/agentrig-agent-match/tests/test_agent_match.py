@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from agentrig_agent_match import AgentMatch, AgentMatchConfig
+
 from agentrig import Span, Trace
 from agentrig.config import structure
 from agentrig.errors import ConfigError
 from agentrig.traces import LLM_CALL, NODE
-from agentrig_agent_match import AgentMatch, AgentMatchConfig
 
 
 def chain(id_: str, parent: str | None, name: str) -> Span:
