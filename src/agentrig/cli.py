@@ -290,7 +290,7 @@ def dev(
     OPENAI_BASE_URL=http://127.0.0.1:8000/v1 agentrig dev spider --tasks-n 5
     """
     from agentrig.evaluate import environment_endpoint, eval_tasks, evaluate
-    from agentrig.rundir import _row
+    from agentrig.rundir import row_of
 
     plan = make_plan(words, options)
     server = None if checkpoint else environment_endpoint(endpoint, model=model)
@@ -298,7 +298,7 @@ def dev(
     _, tasks = eval_tasks(plan, split or plan.run.validation or tasks_set.roles["validation"], tasks_n)
     found = evaluate(plan, tasks=tasks, endpoint=server, checkpoint=find_checkpoint(checkpoint), mode="dev", keep=True)
     if as_json:
-        click.echo(json.dumps([_row(r) for r in found.rollouts], indent=2))
+        click.echo(json.dumps([row_of(r) for r in found.rollouts], indent=2))
         return
     from rich.console import Console
 

@@ -115,7 +115,7 @@ class RunDirectory:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        table = pa.Table.from_pylist([_row(r, (audits or {}).get(r.id)) for r in rollouts], schema=_schema(pa))
+        table = pa.Table.from_pylist([row_of(r, (audits or {}).get(r.id)) for r in rollouts], schema=_schema(pa))
         target = self.path / "rollouts" / f"{mode}-{step:05d}.parquet"
         part = target.with_suffix(".part")
         pq.write_table(table, part, compression="zstd")
@@ -237,7 +237,8 @@ def _span(s: Span) -> dict[str, Any]:
     }
 
 
-def _row(r: Rollout, audit: Score | None = None) -> dict[str, Any]:
+def row_of(r: Rollout, audit: Score | None = None) -> dict[str, Any]:
+    """Return a rollout as a row of the Parquet files; its task's private part stays out."""
     score = r.score
     return {
         "id": r.id,
