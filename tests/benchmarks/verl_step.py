@@ -1,6 +1,6 @@
 """How long a step takes, beside plain verl: the same model, prompts, lengths and n, one call a rollout.
 
-    python tests/benchmarks/verl_step.py plain|agentrig [--shape 18m|1.5b] [--steps 8] [--gpus 1] [--out FILE]
+    python tests/benchmarks/verl_step.py plain|agentrig [--shape 18m|1.5b] [--steps 8] [--gpus 1] [KEY=VALUE …]
 
 `plain` runs verl's own single-turn agent loop from the same composed configuration; `agentrig` runs this project's
 manager with an agent that makes one call. Both sample exactly `--response` tokens (end of text is ignored). Prints
@@ -18,7 +18,10 @@ import re
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
+
+import yaml
 
 SHAPES = {
     "18m": {"hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -65,7 +68,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **mo
 
 
 def make_model(shape: str, folder: Path, *, context: int) -> None:
-    """Write a random Qwen2 with the shipped model's tokenizer."""
+    """Write a random Qwen2 with the shipped model's tokenizer, in which every id of the vocabulary has a text."""
     import torch
     from agentrig_grpo import checkpoint
     from agentrig_grpo.naming import model_directory
@@ -75,10 +78,16 @@ def make_model(shape: str, folder: Path, *, context: int) -> None:
     torch.manual_seed(0)
     config = Qwen2Config(**SHAPES[shape], max_position_embeddings=context, eos_token_id=tokenizer.eos_token_id,
                          pad_token_id=tokenizer.pad_token_id, bos_token_id=None)  # fmt: skip
-    with torch.device("cuda"):
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = Qwen2ForCausalLM(config).to(torch.bfloat16)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M parameters", file=sys.stderr)
     checkpoint.save(model, tokenizer, folder)
+    # A random model samples any id, and an OpenAI endpoint answers with text.
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text("utf-8"))
+    vocabulary = content["model"]["vocab"]
+    vocabulary |= {f"Ġfiller{i}": i for i in range(len(tokenizer), config.vocab_size)}
+    file.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
 
 
 def make_prompts(file: Path, tokens: int) -> None:
@@ -90,7 +99,9 @@ def make_prompts(file: Path, tokens: int) -> None:
     import random
 
     rng = random.Random(0)
-    usable = [i for i in range(300, len(tokenizer)) if tokenizer.decode([i]).strip().isalpha()]
+    words = [tokenizer.decode([i]) for i in range(len(tokenizer))]
+    # Words with the space before them: put together, they are cut into the same tokens again.
+    usable = [i for i, word in enumerate(words) if word.startswith(" ") and word[1:].isalpha()]
     texts = [tokenizer.decode(rng.choices(usable, k=tokens - 3)) for _ in range(TASKS)]
     file.write_text(json.dumps(texts), "utf-8")
 
@@ -117,7 +128,9 @@ def settings(shape: str, arguments: argparse.Namespace, *, plain: bool) -> dict[
         "trainer.n_gpus_per_node": arguments.gpus, "trainer.nnodes": 1, "trainer.val_before_train": False,
         "trainer.test_freq": -1, "trainer.save_freq": -1, "trainer.total_epochs": 100,
         "trainer.total_training_steps": arguments.steps, "trainer.logger": ["console"],
+        **({"ray_kwargs.ray_init.num_cpus": arguments.cpus} if arguments.cpus else {}),
         **({f"{rollout}.agent.num_workers": 8} if plain else {}),
+        **{key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in arguments.keys)},
     }  # fmt: skip
 
 
@@ -175,8 +188,10 @@ def run_agentrig(work: Path, keys: dict[str, object]) -> list[dict[str, float]]:
     from agentrig.config import resolve
     from agentrig.run import train
 
+    name = f"run-{time.strftime('%H%M%S')}"
+
     (work / "bench.py").write_text(f"PROMPTS = {str(work / 'prompts.json')!r}\n{PLUGIN}", "utf-8")
-    lines = ["[run]", f'directory = "{work}"', 'name = "run"', "report_tasks = 1", "validation_tasks = 1",
+    lines = ["[run]", f'directory = "{work}"', f'name = "{name}"', "report_tasks = 1", "validation_tasks = 1",
              "[tasks]", 'use = "bench-prompts"', "[agent]", 'use = "bench-call"', "[reward]", 'use = "bench-hash"',
              "[adapter]", 'use = "agent-match"', "[hardware]", 'use = "cuda"', "[runners]", "n = 8", "threads = 16",
              "[algorithm]", 'use = "verl"', f'model = "{work}/model"', "[algorithm.verl]"]  # fmt: skip
@@ -184,7 +199,7 @@ def run_agentrig(work: Path, keys: dict[str, object]) -> list[dict[str, float]]:
     (work / "bench.toml").write_text("\n".join(lines), "utf-8")
     train(resolve(str(work / "bench.toml"), files=[str(work / "bench.py")]))
     found = []
-    for text in (work / "run" / "metrics.jsonl").read_text("utf-8").splitlines():
+    for text in (work / name / "metrics.jsonl").read_text("utf-8").splitlines():
         line = json.loads(text)
         times, figures = line["time_s"], line["algorithm"]
         found.append({
@@ -204,7 +219,9 @@ def main() -> None:
     parser.add_argument("--shape", choices=tuple(SHAPES), default="18m")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--cpus", type=int, help="CPUs for Ray, when the process may not use all of the machine's")
     parser.add_argument("--work", type=Path, help="folder for model and prompts; made once, shared by both sides")
+    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="more of verl's keys, for both sides")
     arguments = parser.parse_args()
     work = (arguments.work or Path(tempfile.mkdtemp(prefix="verl-step-"))).resolve()
     prompt, response = LENGTHS[arguments.shape]

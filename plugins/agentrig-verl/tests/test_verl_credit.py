@@ -55,6 +55,11 @@ def test_the_mean_alone_is_taken_off_when_asked():
     assert advantages([1.0, 0.0], [1, 1], normalize=False) == [0.5, -0.5]
 
 
+def test_negative_advantages_are_scaled_and_positive_ones_kept():
+    plain = advantages([1.0, 0.0, 0.0], [1, 1, 1])
+    assert advantages([1.0, 0.0, 0.0], [1, 1, 1], negative_scale=0.5) == [plain[0], plain[1] / 2, plain[2] / 2]
+
+
 def test_one_call_each_agrees_with_verl(needs_verl):
     import numpy as np
     import torch

@@ -47,7 +47,7 @@ class Verl:
             AgentrigError: A worker or a server died; the message names the way to go on.
         """
         composed = self.compose(session)
-        check(composed, merge=self.config.merge)
+        check(composed, merge=self.config.merge, negative_scale=self.config.negative_scale)
         import ray
         import transfer_queue as tq
         from omegaconf import OmegaConf
@@ -70,6 +70,7 @@ class Verl:
                 session=session,
                 endpoints=trainer.endpoints,
                 weighting=self.config.credit,
+                negative_scale=self.config.negative_scale,
                 merged=self.config.merge,
             )
             with manager.lend(loan):
@@ -183,12 +184,13 @@ def attention(flat: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
     return {key: chosen, f"{MODEL}.use_remove_padding": False}
 
 
-def check(config: Any, *, merge: bool = True) -> None:
+def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> None:
     """Check what no single key shows.
 
     Args:
         config: verl's composed configuration.
         merge: Whether calls that extend one another become one sequence.
+        negative_scale: What negative advantages are multiplied by.
 
     Raises:
         ConfigError: Settings that contradict one another, in verl's words or in ours.
@@ -211,6 +213,11 @@ def check(config: Any, *, merge: bool = True) -> None:
     if actor.checkpoint.async_save:
         raise ConfigError(
             "[algorithm] verl: checkpoint.async_save must be false: a checkpoint is whole when it is filed"
+        )
+    estimator = config.algorithm.adv_estimator
+    if negative_scale != 1.0 and estimator != "grpo":
+        raise ConfigError(
+            f"[algorithm] negative_scale works with adv_estimator grpo; {estimator} takes verl's own advantages"
         )
     if merge and str(actor.loss_agg_mode).startswith("seq-"):
         raise ConfigError(

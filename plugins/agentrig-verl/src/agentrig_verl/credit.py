@@ -13,7 +13,12 @@ Weighting = Literal["rollout", "call"]
 
 
 def advantages(
-    values: Sequence[float | None], calls: Sequence[int], *, weighting: Weighting = "rollout", normalize: bool = True
+    values: Sequence[float | None],
+    calls: Sequence[int],
+    *,
+    weighting: Weighting = "rollout",
+    normalize: bool = True,
+    negative_scale: float = 1.0,
 ) -> list[float]:
     """Return the advantage of each rollout of one group (GRPO, arXiv 2402.03300, equation 3).
 
@@ -24,6 +29,7 @@ def advantages(
             call counts once, so that a rollout with more calls pulls the baseline towards itself
             (what algorithms do that see calls only).
         normalize: Divide by the standard deviation (unbiased); else only the mean is taken off.
+        negative_scale: Negative advantages are multiplied by this.
 
     Returns:
         One number a rollout. 0.0 for failures, in a group without a difference, and for a rollout
@@ -42,4 +48,5 @@ def advantages(
     mean = math.fsum(v * w for v, w in valid) / total
     squares = math.fsum(w * (v - mean) ** 2 for v, w in valid)
     scale = math.sqrt(squares / (total - 1)) + EPSILON if normalize else 1.0
-    return [0.0 if v is None else (v - mean) / scale for v in values]
+    found = [0.0 if v is None else (v - mean) / scale for v in values]
+    return [a * negative_scale if a < 0 else a for a in found]

@@ -34,12 +34,14 @@ class Loan:
         session: Runs tasks.
         endpoints: The vLLM servers, with the sampling of training.
         weighting: See `agentrig_verl.credit`.
+        negative_scale: See `agentrig_verl.credit`.
         merged: See `agentrig_verl.merge`.
     """
 
     session: Session
     endpoints: Sequence[Endpoint]
     weighting: Weighting = "rollout"
+    negative_scale: float = 1.0
     merged: bool = True
 
 
@@ -122,6 +124,7 @@ class LoopManager:
                 step=step,
                 weighting=self.loan.weighting,
                 normalize=algorithm.norm_adv_by_std_in_grpo,
+                negative_scale=self.loan.negative_scale,
                 merged=self.loan.merged,
             )
             for uid, group in groups.items()

@@ -31,6 +31,7 @@ class VerlConfig:
         help="rollout: each rollout counts once in its group's baseline; call: each trained call does",
         choices=("rollout", "call"),
     )
+    negative_scale: float = setting(1.0, help="negative advantages are multiplied by this", ge=0)
     merge: bool = setting(True, help="train calls that extend an earlier call's tokens as one sequence")
     runners: str = setting(
         "auto",

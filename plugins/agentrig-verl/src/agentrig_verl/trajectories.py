@@ -40,6 +40,7 @@ def trajectories_of(
     step: int,
     weighting: Weighting = "rollout",
     normalize: bool = True,
+    negative_scale: float = 1.0,
     merged: bool = True,
 ) -> list[Trajectory]:
     """Return the trajectories of one group.
@@ -50,6 +51,7 @@ def trajectories_of(
         step: The training step; also the version of the weights that sampled.
         weighting: See `agentrig_verl.credit.advantages`.
         normalize: See there.
+        negative_scale: See there.
         merged: Whether calls that extend one another become one sequence.
 
     Returns:
@@ -57,7 +59,11 @@ def trajectories_of(
     """
     segments = [merge(r.triplets) if merged else [segment_of(t) for t in r.triplets] for r in rollouts]
     credit = advantages(
-        [r.value for r in rollouts], [len(r.triplets) for r in rollouts], weighting=weighting, normalize=normalize
+        [r.value for r in rollouts],
+        [len(r.triplets) for r in rollouts],
+        weighting=weighting,
+        normalize=normalize,
+        negative_scale=negative_scale,
     )
     found = []
     for session, (rollout, parts) in enumerate(zip(rollouts, segments, strict=True)):
