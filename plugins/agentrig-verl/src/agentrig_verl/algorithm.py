@@ -26,6 +26,9 @@ MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
 
+ENGINE_DIED = "EngineDeadError"
+"""What vLLM's server raises when the process that computes is gone; Ray wraps it as an error of the call."""
+
 
 @attrs.define(eq=False)
 class Verl:
@@ -53,10 +56,11 @@ class Verl:
         from omegaconf import OmegaConf
         from verl.utils.import_utils import load_class_from_fqn
 
-        from agentrig_verl import cluster, manager
+        from agentrig_verl import cluster, manager, tokenizer
         from agentrig_verl.trainer import Trainer, shut_down
 
         OmegaConf.resolve(composed)
+        tokenizer.warn(composed.actor_rollout_ref.model.path)
         nodes = cluster.connect(composed, session.hardware, logs=self.config.worker_logs)
         if self._pool is not None:
             on_ray = self.config.runners == "ray" or (self.config.runners == "auto" and nodes > 1)
@@ -82,7 +86,9 @@ class Verl:
                     reward_loop_worker_handles=trainer.get_reward_handles(),
                 )
             trainer.fit(loops)
-        except ray.exceptions.RayActorError as error:
+        except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
+            if isinstance(error, ray.exceptions.RayTaskError) and ENGINE_DIED not in str(error):
+                raise
             raise AgentrigError(
                 f"a worker or server of verl died: {str(error).strip()}\n  Nothing of the step under way was kept; "
                 f"go on from the last checkpoint with: agentrig train --resume {session.directory}"

@@ -7,9 +7,11 @@ own. What it shall run tasks with is therefore lent to this module beforehand (`
 from __future__ import annotations
 
 import logging
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
 import attrs
@@ -146,10 +148,13 @@ class LoopManager:
 
 
 def answers(endpoint: Endpoint) -> bool:
-    """Whether a server still lists its models."""
+    """Whether a server still works: vLLM's `/health` also knows of an engine that died behind a server that lives."""
+    root = endpoint.base_url.removesuffix("/v1")
     try:
-        with urllib.request.urlopen(f"{endpoint.base_url}/models", timeout=5):
+        with urllib.request.urlopen(f"{root}/health", timeout=5):
             return True
+    except urllib.error.HTTPError as error:
+        return error.code == HTTPStatus.NOT_FOUND  # a server without such a page, but it answers
     except OSError:
         return False
 
