@@ -7,9 +7,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-SAMPLE = (
-    "Which 25 singers' ages are over 40.5?\nSELECT name_id, count(*) FROM t1 WHERE city = 'Köln'  -- 日本\n\tLIMIT 10"
-)
+SAMPLE = "Which 25 singers' ages are over 40.5?\nSELECT name_id, count(*) FROM t1 WHERE city = 'Köln'  -- 日本\n\tEND"
 """Words, plurals, numbers, names with underscores, signs, spaces, other scripts: where pre-tokenizers differ."""
 
 
