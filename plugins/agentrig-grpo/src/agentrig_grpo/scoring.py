@@ -66,13 +66,18 @@ def token_entropy(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tenso
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch with its tensors on a device."""
+    """Return the batch with its tensors on a device; the host does not wait for a GPU to have them."""
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        # Only from pinned memory is a copy truly in the background; from other memory the host waits for all before.
+        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
     return Batch(
-        ids=batch.ids.to(device),
-        positions=batch.positions.to(device),
-        mask=None if batch.mask is None else batch.mask.to(device),
-        at=batch.at.to(device),
-        targets=batch.targets.to(device),
-        sample=batch.sample.to(device),
-        place=batch.place.to(device),
+        ids=moved(batch.ids),
+        positions=moved(batch.positions),
+        mask=None if batch.mask is None else moved(batch.mask),
+        at=moved(batch.at),
+        targets=moved(batch.targets),
+        sample=moved(batch.sample),
+        place=moved(batch.place),
     )

@@ -178,7 +178,8 @@ def warm_up(
     losses = []
     start = said = time.perf_counter()
     for epoch in schedule:
-        epoch_loss, epoch_tokens = 0.0, 0
+        # The sum stays on the device: to read it each step would keep the host from preparing the next one.
+        epoch_loss, epoch_tokens = torch.zeros((), dtype=torch.float64, device=torch_device), 0
         for rows in epoch:
             elapsed = time.perf_counter() - start
             if elapsed > max_seconds:
@@ -194,15 +195,15 @@ def warm_up(
             optimizer.zero_grad(set_to_none=True)
             steps += 1
             tokens += sum(row.length for row in rows)
-            epoch_loss += float(loss.detach()) * len(batch.targets)
+            epoch_loss += loss.detach() * len(batch.targets)
             epoch_tokens += len(batch.targets)
             now = time.perf_counter()
             if log is not None and (now - said > 5 or steps == total):
                 said = now
                 rate = tokens / (now - start)
-                log(f"step {steps}/{total} loss {epoch_loss / epoch_tokens:.4f} {rate:.0f} tokens/s")
+                log(f"step {steps}/{total} loss {float(epoch_loss) / epoch_tokens:.4f} {rate:.0f} tokens/s")
         if epoch_tokens:
-            losses.append(epoch_loss / epoch_tokens)
+            losses.append(float(epoch_loss) / epoch_tokens)
             completion_tokens += epoch_tokens
     model.eval()
     return WarmUpStats(
