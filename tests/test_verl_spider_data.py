@@ -120,10 +120,22 @@ def test_made_questions_run(shop):
         assert asked.query == " ".join(tokens_of(asked.query))
 
 
+def test_the_forms_of_a_word_share_their_tokens():
+    words = ["singers stage_singer Singer OrchestraName orchestra", "stages have stage_names"]
+    tokenizer = byte_tokenizer.build(words * 20, 1500)
+    forms = [" singers", " Singer", "_singer", "Singer", "StageSinger", " stage_Singers"]
+    assert {tuple(tokenizer.encode(form).tokens[-1:]) for form in forms if form[-1] != "s"} == {("inger",)}
+    assert {tuple(tokenizer.encode(form).tokens[-2:]) for form in forms if form[-1] == "s"} == {("inger", "s")}
+    assert tokenizer.encode(" orchestra").tokens[1:] == tokenizer.encode("Orchestra").tokens[1:]
+    assert tokenizer.encode("SELECT COUNT ( * ) FROM").tokens == ["SELECT", "ĠCOUNT", "Ġ(", "Ġ*", "Ġ)", "ĠFROM"]
+    text = "naïve 'café'\n\n  x >= 3.5, \"Zoë's\" 😀"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
 def test_turns_are_what_the_agent_and_the_chat_template_make(shop, tmp_path):
     _, schema = shop
     texts = [schema.text(), "What is the age of Zoë's customers?", "SELECT Age FROM Customer WHERE Age >= 30"] * 3
-    tokenizer = byte_tokenizer.save(byte_tokenizer.build(texts, 400), tmp_path / "tokenizer", length=64)
+    tokenizer = byte_tokenizer.save(byte_tokenizer.build(texts, 1500), tmp_path / "tokenizer", length=64)
     turn = turns.write(texts[0], texts[1], texts[2])
     messages = SHORT.write.messages(schema=texts[0], question=texts[1])
     assert tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == turn.prompt

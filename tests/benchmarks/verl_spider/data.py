@@ -31,7 +31,7 @@ from schemas import SCHEMA_LIMIT, Schema, read_schemas, shuffled, thinned, value
 from templates import Asker
 from turns import Turn
 
-VOCABULARY = 8000
+VOCABULARY = 6000
 NOTICE = """\
 Part of Spider 1.0 (Yu et al., EMNLP 2018, https://yale-lily.github.io/spider), CC BY-SA 4.0, and what was made of it.
 Whoever hands it on must name the source and keep the licence.
@@ -60,8 +60,8 @@ class Amounts:
         fresh: Made questions on whole schemas in the second stage.
     """
 
-    templates: int = 260_000
-    renamed: tuple[int, int] = (16, 5)
+    templates: int = 170_000
+    renamed: tuple[int, int] = (12, 5)
     shown: int = 3
     fresh: int = 12_000
 

@@ -129,9 +129,11 @@ def main() -> None:
     parser.add_argument("--size", choices=tuple(SIZES), default="base")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--max-seconds", type=float, default=math.inf, help="for both stages together")
+    parser.add_argument(
+        "--max-seconds", type=float, default=math.inf, help="for both stages together, with no preparation or measuring"
+    )
     parser.add_argument("--first", type=float, default=0.7, help="the first stage's share of that time")
-    parser.add_argument("--epochs", type=float, nargs=2, default=(1.0, 2.0), help="passes of each stage")
+    parser.add_argument("--epochs", type=float, nargs=2, default=(2.0, 4.0), help="most passes of each stage")
     parser.add_argument("--lr", type=float, nargs=2, default=(8e-4, 4e-4), help="greatest rate of each stage")
     parser.add_argument("--tokens-per-batch", type=int, default=24576)
     parser.add_argument("--limit", type=int, default=0, help="so many examples of each stage at most; 0 for all")
