@@ -14,7 +14,6 @@ import queue
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -23,6 +22,7 @@ import attrs
 
 from agentrig.agents import Agent, Endpoint, Outcome
 from agentrig.errors import AgentFailure, AgentrigError
+from agentrig.pools import BasePool, Worker
 from agentrig.traces import Trace
 
 log = logging.getLogger(__name__)
@@ -35,9 +35,6 @@ PRELOAD = (
     "langchain_core.callbacks.base", "langchain_core.tracers.context",
 )  # fmt: skip
 """What every runner imports; those that are not installed are passed over."""
-
-SPAWN_LIMIT = 3
-"""How many runners in a row may die before they have built the agent."""
 
 
 @attrs.frozen(kw_only=True)
@@ -67,6 +64,17 @@ class Job:
     id: str
     input: Mapping[str, Any]
     endpoint: Endpoint
+
+    def failed(self, kind: str, message: str, started: float) -> Result:
+        """Return the result of a job that its runner could not end; `started` is of the monotonic clock."""
+        duration = time.monotonic() - started
+        return Result(
+            id=self.id,
+            outcome=Outcome(failure=kind, message=message),
+            trace=Trace(rollout_id=self.id),
+            start=time.time() - duration,
+            duration_s=duration,
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -175,23 +183,17 @@ def worker_main(pipe: Connection, plan: AgentPlan, threads: int, environment: Ma
 
 
 @attrs.define(eq=False)
-class _Worker:
+class _Worker(Worker):
     process: Any
     pipe: Connection
-    ready: bool = False
-    jobs: dict[str, tuple[Job, float]] = attrs.field(factory=dict)
 
 
-class Pool:
-    """Runner processes with a queue in front; used from one thread, `submit` and `wake` from any.
+class Pool(BasePool[_Worker]):
+    """Runner processes with a queue in front.
 
     Args:
-        plan: The agent.
+        plan: The agent; like the limits, as in `BasePool`.
         n: Processes.
-        threads: Rollouts at once in each.
-        deadline_s: Wall seconds for a rollout. A runner that holds an overdue one is killed; the
-            overdue rollout is a failure `deadline`, its neighbours in that process start again.
-        retries: How often a rollout is started again when its runner died; then it is `runner-died`.
         preload: Modules to import once, in the process that the runners are forked from.
         environment: Set in the runners before the agent is built.
     """
@@ -207,44 +209,12 @@ class Pool:
         preload: Iterable[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._plan, self._n, self._threads = plan, n, threads
-        self._deadline_s, self._retries = deadline_s, retries
+        super().__init__(plan, n=n, threads=threads, deadline_s=deadline_s, retries=retries)
         self._environment = {"OMP_NUM_THREADS": "1", "LANGSMITH_TRACING": "false", **(environment or {})}
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*PRELOAD, *preload])
-        self._workers: list[_Worker] = []
-        self._waiting: deque[Job] = deque()
-        self._lost: dict[str, int] = {}
-        self._died_early = 0
         self._wake_out, self._wake_in = self._context.Pipe(duplex=False)
         self._wake_lock = threading.Lock()
-        self.replaced = 0
-
-    def start(self) -> None:
-        """Start the processes; they build the agent on their own time."""
-        while len(self._workers) < self._n:
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(
-                target=worker_main, args=(theirs, self._plan, self._threads, self._environment), daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._workers.append(_Worker(process=process, pipe=ours))
-
-    @property
-    def room(self) -> int:
-        """How many more jobs could start at once; the queue should not grow much past it."""
-        busy = sum(len(w.jobs) for w in self._workers) + len(self._waiting)
-        return self._n * self._threads - busy
-
-    @property
-    def pending(self) -> int:
-        """Jobs that were submitted and have not come back."""
-        return sum(len(w.jobs) for w in self._workers) + len(self._waiting)
-
-    def submit(self, job: Job) -> None:
-        """Queue a job."""
-        self._waiting.append(job)
 
     def wake(self) -> None:
         """Make a `poll` that waits in another thread return."""
@@ -252,62 +222,56 @@ class Pool:
             if not self._wake_out.poll():
                 self._wake_in.send(None)
 
-    def poll(self, timeout_s: float) -> list[Result]:
-        """Hand out jobs, wait for something to happen, and return what has ended.
+    def processes(self) -> list[int]:
+        """Return the process ids of the runners."""
+        return [w.process.pid for w in self._workers]
 
-        Raises:
-            AgentrigError: The agent cannot be built; the message is the runner's.
-        """
-        self._dispatch()
-        results: list[Result] = []
+    def close(self) -> None:
+        """End all runners; what they were doing is lost."""
+        for worker in self._workers:
+            worker.process.kill()  # all of them before one is waited for
+        super().close()
+
+    def _spawn(self) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=worker_main, args=(theirs, self._plan, self._threads, self._environment), daemon=True
+        )
+        process.start()
+        theirs.close()
+        return _Worker(process, ours, title=f"runner {process.pid}")
+
+    def _kill(self, worker: _Worker) -> None:
+        worker.process.kill()
+        worker.process.join()
+        worker.pipe.close()
+
+    def _fits(self, worker: _Worker, job: Job) -> bool:
+        """Let a job whose runner died run alone the next time, so that it can take none along."""
+        limit = 1 if job.id in self._lost else self._threads
+        return len(worker.jobs) < limit and not self._lost.keys() & worker.jobs.keys()
+
+    def _send(self, worker: _Worker, job: Job) -> bool:
+        try:
+            worker.pipe.send(job)
+        except OSError:
+            return False  # it is dead; its sentinel brings it to _died
+        return True
+
+    def _listen(self, timeout_s: float) -> list[Result]:
         sources: list[Any] = [self._wake_out]
         for worker in self._workers:
             sources += [worker.pipe, worker.process.sentinel]
         ready = set(wait(sources, timeout=timeout_s))
         if self._wake_out in ready:
             self._wake_out.recv()
+        results: list[Result] = []
         for worker in list(self._workers):
             if worker.pipe in ready:
                 results += self._receive(worker)
-            if worker in self._workers and worker.process.sentinel in ready:
-                results += self._receive(worker) + self._bury(worker)
-        results += self._enforce_deadlines()
-        self.start()
-        self._dispatch()
+            if worker.process.sentinel in ready:
+                results += self._receive(worker) + self._died(worker)
         return results
-
-    def close(self) -> None:
-        """End all runners; what they were doing is lost."""
-        for worker in self._workers:
-            worker.process.kill()
-            worker.pipe.close()
-        for worker in self._workers:
-            worker.process.join()
-        self._workers.clear()
-        self._waiting.clear()
-
-    def processes(self) -> list[int]:
-        """Return the process ids of the runners."""
-        return [w.process.pid for w in self._workers]
-
-    def _dispatch(self) -> None:
-        """Hand out jobs; one whose runner died runs alone the next time, so that it can take none along."""
-        able = [w for w in self._workers if w.ready]
-        while self._waiting:
-            alone = self._waiting[0].id in self._lost
-            limit = 1 if alone else self._threads
-            fit = [w for w in able if len(w.jobs) < limit and not self._lost.keys() & w.jobs.keys()]
-            if not fit:
-                return
-            worker = min(fit, key=lambda w: len(w.jobs))
-            job = self._waiting.popleft()
-            try:
-                worker.pipe.send(job)
-            except (BrokenPipeError, OSError):
-                self._waiting.appendleft(job)
-                able.remove(worker)  # it is dead; its sentinel brings it to _bury
-                continue
-            worker.jobs[job.id] = (job, time.monotonic())
 
     def _receive(self, worker: _Worker) -> list[Result]:
         results = []
@@ -315,78 +279,25 @@ class Pool:
             while worker.pipe.poll():
                 what, value = worker.pipe.recv()
                 if what == "ready":
-                    worker.ready = True
-                    self._died_early = 0
+                    self._built(worker)
                 elif what == "failed":
                     raise AgentrigError(f"the agent {self._plan.name} cannot be built: {value}")
-                elif worker.jobs.pop(value.id, None) is not None:
-                    self._lost.pop(value.id, None)
-                    results.append(value)
+                else:
+                    results += self._ended(worker, value)
         except (EOFError, OSError):
-            pass  # the process is gone; its sentinel brings it to _bury
+            pass  # the process is gone; its sentinel brings it to _died
         return results
 
-    def _bury(self, worker: _Worker) -> list[Result]:
-        """Replace a runner that died; its rollouts start again, or fail once too often lost."""
+    def _died(self, worker: _Worker) -> list[Result]:
+        """Bury a process that ended, with its exit code."""
         worker.process.join()
-        self._workers.remove(worker)
         worker.pipe.close()
-        self.replaced += 1
-        if not worker.ready:
-            self._died_early += 1
-            if self._died_early >= SPAWN_LIMIT:
-                raise AgentrigError(
-                    f"runners of agent {self._plan.name} die before they have built it "
-                    f"(exit code {worker.process.exitcode}); run `agentrig dev` with runners.n=1 to see why"
-                )
-        failed = []
-        for job, started in worker.jobs.values():
-            lost = self._lost.get(job.id, 0) + 1
-            if lost > self._retries:
-                self._lost.pop(job.id, None)
-                reason = f"the runner process died (exit code {worker.process.exitcode}), {lost} times"
-                failed.append(self._failed(job, "runner-died", reason, started))
-            else:
-                self._lost[job.id] = lost
-                self._waiting.appendleft(job)
-        log.warning(
-            "runner %s died (exit code %s); %d rollouts start again, %d failed",
-            worker.process.pid,
-            worker.process.exitcode,
-            len(worker.jobs) - len(failed),
-            len(failed),
+        code = f"(exit code {worker.process.exitcode})"
+        failed = self._bury(
+            worker,
+            early=f" {code}; run `agentrig dev` with runners.n=1 to see why",
+            died=lambda times: f"the runner process died {code}, {times} times",
         )
+        again = len(worker.jobs) - len(failed)
+        log.warning("%s died %s; %d rollouts start again, %d failed", worker.title, code, again, len(failed))
         return failed
-
-    def _enforce_deadlines(self) -> list[Result]:
-        failed = []
-        now = time.monotonic()
-        for worker in list(self._workers):
-            overdue = [j for j, (_, started) in worker.jobs.items() if now - started > self._deadline_s]
-            if not overdue:
-                continue
-            worker.process.kill()
-            worker.process.join()
-            for job_id in overdue:
-                job, started = worker.jobs.pop(job_id)
-                reason = f"the rollout ran past its deadline of {self._deadline_s:g} s and its runner was killed"
-                failed.append(self._failed(job, "deadline", reason, started))
-                self._lost.pop(job_id, None)
-            self._workers.remove(worker)
-            worker.pipe.close()
-            self.replaced += 1
-            for job, _ in worker.jobs.values():
-                self._waiting.appendleft(job)  # innocent: not counted as lost
-            log.warning("runner %s killed: %d rollouts past their deadline", worker.process.pid, len(overdue))
-        return failed
-
-    @staticmethod
-    def _failed(job: Job, kind: str, message: str, started: float) -> Result:
-        duration = time.monotonic() - started
-        return Result(
-            id=job.id,
-            outcome=Outcome(failure=kind, message=message),
-            trace=Trace(rollout_id=job.id),
-            start=time.time() - duration,
-            duration_s=duration,
-        )

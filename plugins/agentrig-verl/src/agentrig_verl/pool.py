@@ -10,10 +10,9 @@ from typing import Any
 
 import attrs
 
-from agentrig.agents import Outcome
 from agentrig.errors import AgentrigError
-from agentrig.traces import Trace
-from agentrig.workers import SPAWN_LIMIT, AgentPlan, Job, Pool, Result, run_agent, running_loop
+from agentrig.pools import BasePool, Worker
+from agentrig.workers import AgentPlan, Job, Pool, Result, run_agent, running_loop
 
 log = logging.getLogger(__name__)
 
@@ -43,141 +42,86 @@ class Runner:
 
 
 @attrs.define(eq=False)
-class _Actor:
+class _Actor(Worker):
     handle: Any
     ready_ref: Any
-    created: float
+    created: float = attrs.field(factory=time.monotonic)
     node: str = ""
-    jobs: dict[Any, tuple[Job, float]] = attrs.field(factory=dict)
+    refs: list[Any] = attrs.field(factory=list)
 
 
-class RayPool:
+class RayPool(BasePool[_Actor]):
     """`agentrig.workers.Pool` on Ray: the same contract, with actors for processes.
 
     Args:
         plan: The agent.
-        n: Actors, spread over the cluster's nodes.
-        threads: Rollouts at once in each.
-        deadline_s: Wall seconds for a rollout; an actor that holds an overdue one is killed.
-        retries: How often a rollout is started again when its actor died; then it is `runner-died`.
         cpus: What an actor asks of Ray.
-        **more: What else `Pool` takes (`preload`, `environment`): actors inherit the job's environment.
+        preload: Not used: an actor imports on its own.
+        environment: Not used: actors inherit the job's environment.
+        **limits: `n`, `threads`, `deadline_s` and `retries`, as `BasePool` has them.
     """
 
     def __init__(
-        self,
-        plan: AgentPlan,
-        *,
-        n: int,
-        threads: int,
-        deadline_s: float,
-        retries: int,
-        cpus: float = 0.5,
-        **more: Any,
+        self, plan: AgentPlan, *, cpus: float = 0.5, preload: object = (), environment: object = None, **limits: Any
     ) -> None:
-        self._plan, self._n, self._threads = plan, n, threads
-        self._deadline_s, self._retries, self._cpus = deadline_s, retries, cpus
-        self._actors: list[_Actor] = []
-        self._waiting: deque[Job] = deque()
-        self._lost: dict[str, int] = {}
-        self._died_early = 0
+        super().__init__(plan, **limits)
+        self._cpus = cpus
         self._woken = threading.Event()
-        self.replaced = 0
 
-    def start(self) -> None:
-        """Start the actors that are missing; they build the agent on their own time."""
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes of the actors that are ready."""
+        return [a.node for a in self._workers if a.ready]
+
+    def wake(self) -> None:
+        """Make a `poll` that waits in another thread return."""
+        self._woken.set()
+
+    def poll(self, timeout_s: float) -> list[Result]:
+        """Hand out jobs, wait in slices for something to happen, and return what has ended."""
+        end = time.monotonic() + timeout_s
+        while True:
+            woken = self._woken.is_set()
+            results = super().poll(0.0 if woken else max(0.0, min(SLICE_S, end - time.monotonic())))
+            if results or woken or time.monotonic() >= end:
+                self._woken.clear()
+                return results
+
+    def _spawn(self) -> _Actor:
         import ray
 
         # max_restarts stays 0: this pool replaces actors itself, so that lost rollouts are counted.
         remote = ray.remote(Runner).options(
             num_cpus=self._cpus, max_concurrency=self._threads + 1, scheduling_strategy="SPREAD"
         )
-        while len(self._actors) < self._n:
-            handle = remote.remote(self._plan)
-            self._actors.append(_Actor(handle=handle, ready_ref=handle.ready.remote(), created=time.monotonic()))
+        handle = remote.remote(self._plan)
+        return _Actor(handle, handle.ready.remote(), title="a runner on (no node yet)")
 
-    @property
-    def room(self) -> int:
-        """How many more jobs could start at once."""
-        return self._n * self._threads - self.pending
-
-    @property
-    def pending(self) -> int:
-        """Jobs that were submitted and have not come back."""
-        return sum(len(a.jobs) for a in self._actors) + len(self._waiting)
-
-    @property
-    def nodes(self) -> list[str]:
-        """The nodes of the actors that are ready."""
-        return [a.node for a in self._actors if a.node]
-
-    def submit(self, job: Job) -> None:
-        """Queue a job."""
-        self._waiting.append(job)
-
-    def wake(self) -> None:
-        """Make a `poll` that waits in another thread return."""
-        self._woken.set()
-
-    def processes(self) -> list[int]:
-        """Return the process ids of runners on this machine: none that the driver may touch."""
-        return []
-
-    def poll(self, timeout_s: float) -> list[Result]:
-        """Hand out jobs, wait for something to happen, and return what has ended.
-
-        Raises:
-            AgentrigError: The agent cannot be built, or the cluster has no place for the runners.
-        """
+    def _kill(self, worker: _Actor) -> None:
         import ray
 
-        self._dispatch()
-        end = time.monotonic() + timeout_s
-        results: list[Result] = []
-        while not results and not self._woken.is_set():
-            refs = [a.ready_ref for a in self._actors if not a.node] + [r for a in self._actors for r in a.jobs]
-            left = max(0.0, min(SLICE_S, end - time.monotonic()))
-            if refs:
-                done, _ = ray.wait(refs, num_returns=1, timeout=left, fetch_local=False)
-                if done:
-                    done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
-                for ref in done:
-                    results += self._receive(ref)
-            else:
-                time.sleep(left)
-            results += self._enforce_deadlines()
-            self.start()
-            self._dispatch()
-            if time.monotonic() >= end:
-                break
-        self._woken.clear()
-        return results
+        ray.kill(worker.handle)
 
-    def close(self) -> None:
-        """End all runners; what they were doing is lost."""
+    def _send(self, worker: _Actor, job: Job) -> bool:
+        worker.refs.append(worker.handle.run.remote(job))
+        return True  # that it is dead is known when the reference is asked
+
+    def _listen(self, timeout_s: float) -> list[Result]:
         import ray
 
-        for actor in self._actors:
-            ray.kill(actor.handle)
-        self._actors.clear()
-        self._waiting.clear()
+        owners = {ref: a for a in self._workers for ref in (a.refs if a.ready else [a.ready_ref])}
+        if not owners:
+            time.sleep(timeout_s)
+            return []
+        done, _ = ray.wait(list(owners), num_returns=1, timeout=timeout_s, fetch_local=False)
+        if done:
+            done, _ = ray.wait(list(owners), num_returns=len(owners), timeout=0, fetch_local=False)
+        return [r for ref in done if owners[ref] in self._workers for r in self._receive(owners[ref], ref)]
 
-    def _dispatch(self) -> None:
-        while self._waiting:
-            idle = [a for a in self._actors if a.node and len(a.jobs) < self._threads]
-            if not idle:
-                return
-            actor = min(idle, key=lambda a: len(a.jobs))
-            job = self._waiting.popleft()
-            actor.jobs[actor.handle.run.remote(job)] = (job, time.monotonic())
-
-    def _receive(self, ref: Any) -> list[Result]:
+    def _receive(self, actor: _Actor, ref: Any) -> list[Result]:
         """Take what a reference holds: readiness, a result, or the actor's death."""
         import ray
 
-        actor = next((a for a in self._actors if ref == a.ready_ref or ref in a.jobs), None)
-        if actor is None:
-            return []  # its actor was buried a moment ago
         try:
             value = ray.get(ref)
         except ray.exceptions.RayTaskError as error:
@@ -186,84 +130,32 @@ class RayPool:
         except ray.exceptions.ActorUnschedulableError as error:
             raise AgentrigError(f"Ray has no place for a runner ({self._cpus} CPUs): {error}") from error
         except ray.exceptions.RayActorError as error:
-            return self._bury(actor, error)
+            return self._died(actor, error)
         if ref == actor.ready_ref:
-            actor.node = value
-            self._died_early = 0
+            actor.node, actor.title = value, f"a runner on {value}"
+            self._built(actor)
             return []
-        job, _ = actor.jobs.pop(ref)
-        self._lost.pop(job.id, None)
-        return [value]
+        actor.refs.remove(ref)
+        return self._ended(actor, value)
 
-    def _bury(self, actor: _Actor, error: Exception) -> list[Result]:
-        """Replace an actor that died; its rollouts start again, or fail once too often lost."""
-        self._actors.remove(actor)
-        self.replaced += 1
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if not actor.node:
-            self._died_early += 1
-            if self._died_early >= SPAWN_LIMIT:
-                raise AgentrigError(f"runners of agent {self._plan.name} die before they have built it: {error}")
-        failed = []
-        for job, started in actor.jobs.values():
-            lost = self._lost.get(job.id, 0) + 1
-            if lost > self._retries:
-                self._lost.pop(job.id, None)
-                failed.append(_failed(job, "runner-died", f"the runner died {lost} times: {reason}", started))
-            else:
-                self._lost[job.id] = lost
-                self._waiting.appendleft(job)
-        log.warning(
-            "a runner on %s died; %d rollouts start again, %d failed: %s",
-            actor.node or "(no node yet)",
-            len(actor.jobs) - len(failed),
-            len(failed),
-            reason,
-        )
+    def _died(self, actor: _Actor, error: Exception) -> list[Result]:
+        """Bury an actor that ended, with the first line of what Ray says of it."""
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        failed = self._bury(actor, early=f": {error}", died=lambda times: f"the runner died {times} times: {reason}")
+        again = len(actor.jobs) - len(failed)
+        log.warning("%s died; %d rollouts start again, %d failed: %s", actor.title, again, len(failed), reason)
         return failed
 
     def _enforce_deadlines(self) -> list[Result]:
-        import ray
+        if any(not a.ready and time.monotonic() - a.created > READY_S for a in self._workers):
+            import ray
 
-        failed = []
-        now = time.monotonic()
-        for actor in list(self._actors):
-            if not actor.node and now - actor.created > READY_S:
-                raise AgentrigError(
-                    f"a runner has waited {READY_S:g} s for a place ({self._cpus} CPUs of {_cpus(ray)}): "
-                    "lower runners.n or algorithm.runner_cpus, or give the cluster more CPUs"
-                )
-            overdue = [ref for ref, (_, started) in actor.jobs.items() if now - started > self._deadline_s]
-            if not overdue:
-                continue
-            ray.kill(actor.handle)
-            for ref in overdue:
-                job, started = actor.jobs.pop(ref)
-                reason = f"the rollout ran past its deadline of {self._deadline_s:g} s and its runner was killed"
-                failed.append(_failed(job, "deadline", reason, started))
-                self._lost.pop(job.id, None)
-            self._actors.remove(actor)
-            self.replaced += 1
-            for job, _ in actor.jobs.values():
-                self._waiting.appendleft(job)  # innocent: not counted as lost
-            log.warning("a runner on %s killed: %d rollouts past their deadline", actor.node, len(overdue))
-        return failed
-
-
-def _cpus(ray: Any) -> str:
-    free, total = ray.available_resources().get("CPU", 0.0), ray.cluster_resources().get("CPU", 0.0)
-    return f"{free:g} free and {total:g} in all"
-
-
-def _failed(job: Job, kind: str, message: str, started: float) -> Result:
-    duration = time.monotonic() - started
-    return Result(
-        id=job.id,
-        outcome=Outcome(failure=kind, message=message),
-        trace=Trace(rollout_id=job.id),
-        start=time.time() - duration,
-        duration_s=duration,
-    )
+            free, total = (r.get("CPU", 0.0) for r in (ray.available_resources(), ray.cluster_resources()))
+            raise AgentrigError(
+                f"a runner has waited {READY_S:g} s for a place ({self._cpus} CPUs of {free:g} free and {total:g} in "
+                "all): lower runners.n or algorithm.runner_cpus, or give the cluster more CPUs"
+            )
+        return super()._enforce_deadlines()
 
 
 class PlacedPool:
