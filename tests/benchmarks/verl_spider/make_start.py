@@ -63,7 +63,7 @@ def write_prompt(task: Task) -> str:
 
 @torch.no_grad()
 def greedy(
-    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], *, dtype: str, batch: int = 512, most: int = 128
+    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], *, dtype: str, batch: int = 512, most: int = 192
 ) -> list[str]:
     """Return the likeliest reply to each prompt; prompts of like length go together."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
