@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -331,3 +333,34 @@ def test_a_cluster_that_lacks_a_secret_is_told_node_by_node(ray_cluster):
     assert all(line.endswith("has no AGENTRIG_TEST_SECRET") for line in lines)
     text = cluster._explain("127.0.0.1:1", lines, [])
     assert "--yes" in text
+
+
+WITHDRAWN = """
+import sys, ray
+from agentrig.workers import AgentPlan
+from agentrig_verl.pool import PlacedPool
+
+if __name__ == "__main__":
+    ray.init(address="local", num_cpus=2, log_to_driver=False, configure_logging=False)
+    pool = PlacedPool(
+        AgentPlan(name="toy-talker", config={}, files=sys.argv[1:]), n=2, threads=2, deadline_s=60, retries=1
+    )
+    pool.place(True, cpus=0.5)
+    while len(pool._inner.nodes) < 2:
+        pool.poll(0.1)
+    pool.withdraw()
+    print("left:", pool.room, pool.poll(0.05))
+    ray.shutdown()
+    pool.close()  # what Agent Lightning's side does when the algorithm has ended
+    print("ray:", ray.is_initialized())
+"""
+
+
+def test_runners_on_ray_end_before_ray_does(tmp_path):
+    script = tmp_path / "withdrawn.py"
+    script.write_text(WITHDRAWN)
+    done = subprocess.run(
+        [sys.executable, str(script), TOY, TALKER], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["left: 0 []", "ray: False"]

@@ -94,6 +94,8 @@ class Verl:
                 f"go on from the last checkpoint with: agentrig train --resume {session.directory}"
             ) from error
         finally:
+            if self._pool is not None:
+                self._pool.withdraw()  # actors end with Ray: later nobody could reach them
             shut_down(trainer)
 
     def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> AbstractContextManager[Endpoint]:

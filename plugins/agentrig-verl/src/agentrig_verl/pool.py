@@ -168,6 +168,7 @@ class PlacedPool:
         self._plan, self._settings = plan, settings
         self._inner: Pool | RayPool | None = None
         self._waiting: deque[Job] = deque()
+        self._polling = threading.Lock()
 
     def place(self, on_ray: bool, *, cpus: float) -> None:
         """Start the runners, as Ray actors or as local processes."""
@@ -211,14 +212,21 @@ class PlacedPool:
 
     def poll(self, timeout_s: float) -> list[Result]:
         """Hand out jobs, wait, and return what has ended."""
-        if self._inner is None:
-            time.sleep(timeout_s)
-            return []
-        while self._waiting:
-            self._inner.submit(self._waiting.popleft())
-        return self._inner.poll(timeout_s)
+        with self._polling:
+            if self._inner is not None:
+                while self._waiting:
+                    self._inner.submit(self._waiting.popleft())
+                return self._inner.poll(timeout_s)
+        time.sleep(timeout_s)
+        return []
+
+    def withdraw(self) -> None:
+        """End the runners while Ray is still there to be told; the pool stands still again. Safe from any thread."""
+        with self._polling:
+            inner, self._inner = self._inner, None
+            if inner:
+                inner.close()
 
     def close(self) -> None:
         """End all runners."""
-        if self._inner:
-            self._inner.close()
+        self.withdraw()
