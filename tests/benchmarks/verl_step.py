@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--cpus", type=int, help="CPUs for Ray, when the process may not use all of the machine's")
     parser.add_argument("--work", type=Path, help="folder for model and prompts; made once, shared by both sides")
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="more of verl's keys, for both sides")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     work = (arguments.work or Path(tempfile.mkdtemp(prefix="verl-step-"))).resolve()
     prompt, response = LENGTHS[arguments.shape]
     if not (work / "model").is_dir():
