@@ -140,8 +140,7 @@ def check_ray_token(situation: Situation) -> Iterator[Finding]:
     host = address.removeprefix("ray://").rpartition(":")[0]
     load = workload(situation)
     several = (load is not None and load.nodes > 1) or host not in ("", "127.0.0.1", "localhost")
-    version = situation.versions.get("ray")
-    if not several or version is None or not fits(version, ">=2.60"):
+    if not several or not fits(situation.versions.get("ray"), ">=2.60"):
         return
     mode = situation.environ.get("RAY_AUTH_MODE", "token").lower()
     if mode != "token":

@@ -20,7 +20,7 @@ def check_hardware(situation: Situation) -> Iterator[Finding]:
     """What is there: the chosen hardware's devices, and what the others' probes say."""
     for hardware in situation.candidates:
         probe = situation.probes[hardware.name]
-        chosen = situation.hardware is not None and hardware.name == situation.hardware.name
+        chosen = situation.uses(hardware.name)
         evidence = "; ".join([*(f"{d.name} {_size(d.memory)}".strip() for d in probe.devices), *probe.evidence])
         if probe.problems:
             result: Result = "problem" if chosen and not probe.available else "warning"
@@ -82,13 +82,8 @@ def check_torch(situation: Situation) -> Iterator[Finding]:
         return
     answer = situation.torch
     if not answer.ok:
-        known = situation.symptom(answer.error)
-        yield Finding(
-            check="torch",
-            result="problem",
-            evidence=f"import torch fails: {answer.reason}" + (f" ({known.cause})" if known else ""),
-            cure=known.cure if known else "reinstall torch; the whole error: python -c 'import torch'",
-        )
+        cure = "reinstall torch; the whole error: python -c 'import torch'"
+        yield situation.failure("torch", "import torch fails", answer, cure=cure)
         return
     report = answer.data
     build = f"torch {report['version']} (CUDA {report['cuda'] or 'no'}, ROCm {report['hip'] or 'no'})"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from agentrig.doctor.subprocesses import Answer, ask
-from agentrig.hardware import Hardware, Probe, Symptom
+from agentrig.hardware import Hardware, Probe
 
 if TYPE_CHECKING:
     from agentrig.config import Plan
@@ -89,10 +89,16 @@ class Situation:
         """What torch says of the chosen device, from a process of its own (once)."""
         return ask(TORCH_REPORT, self.hardware.torch_device if self.hardware else "cpu", environ=self.environ)
 
-    def symptom(self, error: str) -> Symptom | None:
-        """Return the first known failure that an error's text shows, of any installed hardware."""
-        known = [s for h in self.candidates for s in h.symptoms]
-        return next((s for s in known if re.search(s.pattern, error)), None)
+    def uses(self, name: str) -> bool:
+        """Whether the run would use the hardware of that name."""
+        return self.hardware is not None and self.hardware.name == name
+
+    def failure(self, check: str, what: str, answer: Answer, *, cure: str) -> Finding:
+        """Return the problem that a failed answer is; a known failure, of any installed hardware, brings its cure."""
+        symptoms = (s for h in self.candidates for s in h.symptoms)
+        known = next((s for s in symptoms if re.search(s.pattern, answer.error)), None)
+        evidence = f"{what}: {answer.reason}" + (f" ({known.cause})" if known else "")
+        return Finding(check=check, result="problem", evidence=evidence, cure=known.cure if known else cure)
 
 
 Check = Callable[[Situation], Iterable[Finding]]

@@ -145,11 +145,6 @@ def check_verl_vllm(situation: Situation) -> Iterator[Finding]:
     pair = f"verl {situation.versions['verl']} with vllm {situation.versions['vllm']}"
     if answer.ok:
         yield Finding(check="verl-vllm", result="ok", evidence=f"{pair}: verl imports it")
-        return
-    known = situation.symptom(answer.error)
-    yield Finding(
-        check="verl-vllm",
-        result="problem",
-        evidence=f"{pair}: {answer.reason}" + (f" ({known.cause})" if known else ""),
-        cure=known.cure if known else "install a pair of one tested stack (docs/hardware.md)",
-    )
+    else:
+        cure = "install a pair of one tested stack (docs/hardware.md)"
+        yield situation.failure("verl-vllm", pair, answer, cure=cure)

@@ -29,13 +29,13 @@ def installed(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def fits(version: str, specifier: str) -> bool:
+def fits(version: str | None, specifier: str) -> bool:
     """Whether a version is in a specifier such as `>=0.5,<0.7`; pre-releases count by their order.
 
-    A version that does not follow PEP 440 fits nothing (`unknown` does not; CANN's `8.2.RC1` does).
+    None (not installed) fits nothing, nor does what PEP 440 forbids (`unknown` does not; CANN's `8.2.RC1` does).
     """
     try:
-        return SpecifierSet(specifier).contains(version, prereleases=True)
+        return version is not None and SpecifierSet(specifier).contains(version, prereleases=True)
     except InvalidVersion:
         return False
 
@@ -64,7 +64,7 @@ class Override:
 
     def holds(self, versions: Mapping[str, str]) -> bool:
         """Whether it holds for these installed versions."""
-        return all(name in versions and fits(versions[name], wanted) for name, wanted in self.versions.items())
+        return all(fits(versions.get(name), wanted) for name, wanted in self.versions.items())
 
     def hydra(self) -> str:
         """Return it as Hydra's command line has it: `key=value`, `+key=value` or `~key`."""
@@ -122,7 +122,7 @@ class Stack:
 
     def matches(self, versions: Mapping[str, str]) -> int:
         """Return how many of its parts are installed as it wants them."""
-        return sum(n in versions and fits(versions[n], want) for n, want in self.versions.items())
+        return sum(fits(versions.get(n), want) for n, want in self.versions.items())
 
     def requirements(self) -> list[str]:
         """Return the distributions as lines of a requirements file."""

@@ -17,44 +17,35 @@ print(json.dumps({"torch": torch.__version__, "torch_npu": torch_npu.__version__
 """
 
 
-def on_ascend(situation: Situation) -> bool:
-    """Whether the run would use an NPU."""
-    return situation.hardware is not None and situation.hardware.name == "ascend"
-
-
 def check_torch_npu(situation: Situation) -> Iterator[Finding]:
     """Does torch_npu load? Checked on every host: a broken one breaks `import torch` for all."""
     version = situation.versions.get("torch_npu")
     if version is None:
-        if on_ascend(situation):
+        if situation.uses("ascend"):
             cure = "pip install the torch_npu of one stack in docs/hardware.md"
             yield Finding(check="torch_npu", result="problem", evidence="not installed", cure=cure)
         return
     torch = situation.versions.get("torch", "none")
-    if re.split(r"[+]|\.post|\.dev|rc", version)[0] != re.split(r"[+]|\.post|\.dev|rc", torch)[0]:
+    number, other = (re.split(r"[+]|\.post|\.dev|rc", v)[0] for v in (version, torch))
+    if number != other:
         yield Finding(
             check="torch_npu",
-            result="problem" if on_ascend(situation) else "warning",
+            result="problem" if situation.uses("ascend") else "warning",
             evidence=f"torch_npu {version} beside torch {torch}: it is built against the torch of its own number",
-            cure=f"install torch {re.split('[+]|[.]post|[.]dev|rc', version)[0]}, or another torch_npu",
+            cure=f"install torch {number}, or another torch_npu",
         )
     answer = ask(LOADS, environ=situation.environ)
     if answer.ok:
         evidence = f"torch_npu {version} loads; {answer.data['devices']} device(s)"
         yield Finding(check="torch_npu", result="ok", evidence=evidence)
-        return
-    known = situation.symptom(answer.error)
-    yield Finding(
-        check="torch_npu",
-        result="problem",
-        evidence=f"torch_npu {version} does not load: {answer.reason}" + (f" ({known.cause})" if known else ""),
-        cure=known.cure if known else f"{SET_ENV}, or pip uninstall torch_npu",
-    )
+    else:
+        cure = f"{SET_ENV}, or pip uninstall torch_npu"
+        yield situation.failure("torch_npu", f"torch_npu {version} does not load", answer, cure=cure)
 
 
 def check_cann(situation: Situation) -> Iterator[Finding]:
     """Is CANN there and sourced, and the driver mounted?"""
-    if not on_ascend(situation):
+    if not situation.uses("ascend"):
         return
     home = cann_home(situation.environ)
     if home is None or not home.is_dir():
@@ -87,7 +78,7 @@ def check_cann(situation: Situation) -> Iterator[Finding]:
 
 def check_hccl_ports(situation: Situation) -> Iterator[Finding]:
     """Are HCCL's port ranges well-formed, and apart from the range that the system gives out itself?"""
-    if not on_ascend(situation):
+    if not situation.uses("ascend"):
         return
     for name in ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE"):
         value = situation.environ.get(name) or situation.setting("hardware", "socket_ports", "auto")

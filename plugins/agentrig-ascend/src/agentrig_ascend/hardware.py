@@ -97,13 +97,13 @@ class Ascend(Hardware):
         if self.config.ray_keeps_visibility and self.ray_noset:
             variables[self.ray_noset] = "1"
         if context.role == "rollout":
-            if verl is not None and fits(verl, ">=0.9"):
+            if fits(verl, ">=0.9"):
                 variables["NCCL_CUMEM_ENABLE"] = "0"
                 variables["VLLM_ASCEND_AUTO_DETECT_QUANTIZATION"] = "0"
-            if vllm is not None and fits(vllm, "<0.13"):
+            if fits(vllm, "<0.13"):
                 variables["VLLM_ASCEND_ENABLE_NZ"] = "0"
                 variables["VLLM_ALL2ALL_BACKEND"] = "flashinfer_all2allv"
-        if context.role != "driver" and verl is not None and fits(verl, ">=0.9") and self.verl_platform:
+        if context.role != "driver" and fits(verl, ">=0.9") and self.verl_platform:
             variables["VERL_PLATFORM"] = self.verl_platform
         return variables
 
@@ -113,10 +113,8 @@ class Ascend(Hardware):
 
     def worker_setup(self, versions: Mapping[str, str]) -> str | None:
         """Return the loader of vllm-ascend's patches, for the few versions that need it."""
-        version = versions.get("vllm-ascend")
-        if version is None or not fits(version, patches.NEEDED):
-            return None
-        return f"{patches.__name__}:{patches.apply.__name__}"
+        needed = fits(versions.get("vllm-ascend"), patches.NEEDED)
+        return f"{patches.__name__}:{patches.apply.__name__}" if needed else None
 
     def host_versions(self) -> Mapping[str, str]:
         """Return CANN's and the driver's version, where they can be read."""

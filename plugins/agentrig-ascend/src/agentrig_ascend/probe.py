@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,11 +89,8 @@ def smi_problem(why: str) -> str:
     return f"npu-smi fails ({why}): mount /usr/local/Ascend/driver and /usr/local/dcmi, or reinstall the driver"
 
 
-def probe(
-    environ: Mapping[str, str] | None = None, dev: Path = Path("/dev"), root: Path = Path("/usr/local/Ascend")
-) -> Probe:
+def probe(environ: Mapping[str, str], dev: Path = Path("/dev"), root: Path = Path("/usr/local/Ascend")) -> Probe:
     """Look for Ascend NPUs. A host with neither device files nor `npu-smi` has none, and no problem."""
-    environ = os.environ if environ is None else environ
     files = device_files(dev)
     smi = run_tool("npu-smi", "info", environ=environ)
     npus = parse_smi(smi.output) if smi.ok else []

@@ -15,14 +15,9 @@ print(json.dumps({"flash_attn": importlib.metadata.version("flash-attn"), "torch
 """
 
 
-def on_cuda(situation: Situation) -> bool:
-    """Whether the run would use an NVIDIA GPU."""
-    return situation.hardware is not None and situation.hardware.name == "cuda"
-
-
 def check_flash_attention(situation: Situation) -> Iterator[Finding]:
     """Does flash-attn's binary load beside this torch? It is imported in a process of its own."""
-    if not on_cuda(situation):
+    if not situation.uses("cuda"):
         return
     wanted = situation.setting("hardware", "attention", "auto")
     if "flash-attn" not in situation.versions:
@@ -40,20 +35,15 @@ def check_flash_attention(situation: Situation) -> Iterator[Finding]:
     if answer.ok:
         pair = f"flash-attn {answer.data['flash_attn']} loads beside torch {answer.data['torch']}"
         yield Finding(check="flash-attn", result="ok", evidence=pair)
-        return
-    known = situation.symptom(answer.error)
-    yield Finding(
-        check="flash-attn",
-        result="problem",
-        evidence=f"flash-attn {situation.versions['flash-attn']} does not load: {answer.reason}"
-        + (f" ({known.cause})" if known else ""),
-        cure=known.cure if known else "reinstall it for this torch, or uninstall it: sdpa is used then",
-    )
+    else:
+        what = f"flash-attn {situation.versions['flash-attn']} does not load"
+        cure = "reinstall it for this torch, or uninstall it: sdpa is used then"
+        yield situation.failure("flash-attn", what, answer, cure=cure)
 
 
 def check_unwanted_ascend(situation: Situation) -> Iterator[Finding]:
     """Would vLLM take this NVIDIA host for an Ascend one? vllm-ascend registers itself wherever it is installed."""
-    if not on_cuda(situation):
+    if not situation.uses("cuda"):
         return
     points = importlib.metadata.entry_points(group="vllm.platform_plugins")
     foreign = sorted({p.name for p in points if p.name == "ascend"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from agentrig import setting
-from agentrig.hardware import Hardware, Probe, Stack, Symptom
+from agentrig.hardware import Hardware, Probe, Stack, Symptom, installed
 from agentrig_cuda.probe import ask_smi, probe
 
 if TYPE_CHECKING:
@@ -52,14 +51,6 @@ class CudaConfig:
     )
 
 
-def has_flash_attention() -> bool:
-    """Whether flash-attn 2 is installed, by metadata; whether it loads is for the doctor to say."""
-    try:
-        return importlib.metadata.version("flash-attn").startswith("2.")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
 @attrs.frozen(kw_only=True)
 class Cuda(Hardware):
     """NVIDIA GPUs."""
@@ -84,8 +75,9 @@ class Cuda(Hardware):
     def _attention(self) -> Sequence[str]:
         if self.config.attention != "auto":
             return (self.config.attention,)
-        flash = ("flash_attention_2",) if has_flash_attention() else ()
-        return (*flash, "sdpa", "eager")
+        # By metadata: whether it loads is for the doctor to say.
+        found = installed(["flash-attn"]).get("flash-attn", "").startswith("2.")
+        return (*(("flash_attention_2",) if found else ()), "sdpa", "eager")
 
     def probe(self) -> Probe:
         """Look for device files, then ask `nvidia-smi`, then NVML."""

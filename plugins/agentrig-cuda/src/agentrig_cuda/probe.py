@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -98,13 +97,12 @@ def visible(gpus: list[Gpu], value: str | None) -> list[Gpu]:
     return seen
 
 
-def probe(environ: Mapping[str, str] | None = None, dev: Path = Path("/dev")) -> Probe:
+def probe(environ: Mapping[str, str], dev: Path = Path("/dev")) -> Probe:
     """Look for NVIDIA GPUs.
 
     A host where nothing at all hints at one has no problem; one with device files or a driver that
     does not answer is broken.
     """
-    environ = os.environ if environ is None else environ
     files = device_files(dev)
     evidence = [f"device files: {', '.join(files) or 'no ' + str(dev / 'nvidia[0-9]*')}"]
     problems: list[str] = []
