@@ -113,7 +113,7 @@ def made(schemas: Sequence[Schema], pool: Pool, rng: random.Random, n: int, *, w
         if not whole:
             schema = thinned(schema, rng, keep=rng.choice([1, 2, 3, 3, 4, 4, 5, 6, 20]))
             schema = _narrowed(schema, set(), rng)
-            schema = renamed_schema(schema, pool, rng, rng.choice([0.0, 0.0, 0.3, 0.6, 0.9]))
+            schema = renamed_schema(schema, pool, rng, rng.choice([0.0, 0.6, 0.9, 1.0, 1.0]))
         schema = shuffled(schema, rng)
         asker = Asker(schema, pool, rng)
         k = 3 if not whole and rng.random() < 0.5 else 1
