@@ -9,6 +9,8 @@ import torch  # noqa: TID253  (runs in verl's workers; imported by the trainer o
 from verl.utils import tensordict_utils  # noqa: TID253
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker  # noqa: TID253
 
+from agentrig_verl import logprobs
+
 SAMPLE = 1 << 20
 """How many weights of each rank are looked at; an odd stride spreads them over every tensor."""
 
@@ -49,6 +51,10 @@ class MeasuringWorker(TrainingWorker):  # type: ignore[misc]
 
 
 class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
-    """verl's hybrid worker with `MeasuringWorker` inside."""
+    """verl's hybrid worker with `MeasuringWorker` inside, and fast log-probabilities where flash-attn is missing."""
 
     actor_worker_cls = MeasuringWorker
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        logprobs.install()
+        super().__init__(*args, **more)

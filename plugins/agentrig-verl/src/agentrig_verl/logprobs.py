@@ -1,0 +1,82 @@
+"""Log-probabilities of the tokens that are there, for hosts without flash-attn.
+
+verl takes them from flash-attn's cross-entropy. Where that is not installed it loops over the rows of the logits, and
+the rows that its FSDP engine hands over are single tokens: a loop in Python over every token of a batch, which takes
+most of a training step (docs/benchmarks.md has the figures).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch  # noqa: TID253  (runs in verl's workers; imported by the actor only)
+
+log = logging.getLogger(__name__)
+
+CHUNK = 4096
+"""Tokens that are in fp32 at once: 4096 of a vocabulary of 152,000 are 2.5 GB."""
+
+
+class TokenLogprobs(torch.autograd.Function):
+    """log softmax(logits)[label], in fp32 whatever the logits' dtype, without a second copy of the logits.
+
+    Kept for the backward pass are the logits themselves and one number a token, log sum exp(logits); the gradient is
+    (onehot(label) - softmax(logits)) times the incoming one, made chunk by chunk.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the log-probabilities, fp32 [T], of labels [T] under logits [T, V]."""
+        found = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+        totals = torch.empty_like(found)
+        for begin in range(0, len(logits), CHUNK):
+            part = slice(begin, begin + CHUNK)
+            scores = logits[part].float()
+            totals[part] = torch.logsumexp(scores, dim=-1)
+            found[part] = scores.gather(-1, labels[part, None]).squeeze(-1) - totals[part]
+        ctx.save_for_backward(logits, labels, totals)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return the gradient of the logits, in their dtype."""
+        (gradient,) = gradients
+        logits, labels, totals = ctx.saved_tensors
+        found = torch.empty_like(logits)
+        for begin in range(0, len(logits), CHUNK):
+            part = slice(begin, begin + CHUNK)
+            slope = torch.exp(logits[part].float() - totals[part, None]).mul_(-gradient[part, None])
+            slope.scatter_add_(-1, labels[part, None], gradient[part, None].to(slope.dtype))
+            found[part] = slope
+        return found, None
+
+
+def token_logprobs(logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = True) -> torch.Tensor:
+    """Return the log-probabilities of labels; takes the place of verl's `logprobs_from_logits`.
+
+    Args:
+        logits: [..., V].
+        labels: [...].
+        inplace_backward: Not used: the logits stay as they are.
+
+    Returns:
+        fp32 [...], as flash-attn's cross-entropy returns them.
+    """
+    flat: torch.Tensor = TokenLogprobs.apply(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))  # type: ignore[no-untyped-call]
+    return flat.view(labels.shape)
+
+
+def install() -> bool:
+    """Let verl's FSDP engine of this process use `token_logprobs`, unless it has a kernel for it.
+
+    Returns:
+        Whether it does now.
+    """
+    from verl.utils import torch_functional
+    from verl.workers.engine.fsdp import transformer_impl
+
+    if torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE or torch_functional.NPU_CROSS_ENTROPY_LOSS_AVAILABLE:
+        return False
+    transformer_impl.logprobs_from_logits = token_logprobs
+    return True
