@@ -132,9 +132,12 @@ def main() -> None:
     parser.add_argument(
         "--max-seconds", type=float, default=math.inf, help="for both stages together, with no preparation or measuring"
     )
-    parser.add_argument("--first", type=float, default=0.7, help="the first stage's share of that time")
-    parser.add_argument("--epochs", type=float, nargs=2, default=(2.0, 4.0), help="most passes of each stage")
-    parser.add_argument("--lr", type=float, nargs=2, default=(8e-4, 4e-4), help="greatest rate of each stage")
+    parser.add_argument("--first", type=float, default=0.75, help="the first stage's share of that time")
+    parser.add_argument("--epochs", type=float, nargs=2, default=(3.0, 1.0), help="most passes of each stage")
+    parser.add_argument("--lr", type=float, nargs=2, default=(8e-4, 3e-4), help="greatest rate of each stage")
+    parser.add_argument(
+        "--rehearsed", type=float, default=1.0, help="first-stage examples in the second, as a share of its own"
+    )
     parser.add_argument("--tokens-per-batch", type=int, default=24576)
     parser.add_argument("--limit", type=int, default=0, help="so many examples of each stage at most; 0 for all")
     parser.add_argument("--measured", type=int, default=300, help="questions of dev, and as many reward-only ones")
@@ -147,6 +150,10 @@ def main() -> None:
     figures: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
     stages = turns.load(arguments.data / "examples.npz")
     left = arguments.max_seconds
+    first, second = stages.values()
+    # Real names alone make the model forget how to copy those that it has never seen.
+    rng = random.Random(arguments.seed)
+    second += rng.sample(first, min(len(first), round(arguments.rehearsed * len(second))))
     for number, (name, pairs) in enumerate(stages.items()):
         if arguments.limit:
             pairs = random.Random(arguments.seed).sample(pairs, min(arguments.limit, len(pairs)))
