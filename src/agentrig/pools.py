@@ -133,8 +133,12 @@ class BasePool(abc.ABC, Generic[W]):
                 able.remove(worker)
 
     def _fits(self, worker: W, job: Job) -> bool:
-        """Whether a runner that is ready may take a job now."""
-        return len(worker.jobs) < self._threads
+        """Whether a runner that is ready may take a job now.
+
+        A job whose runner died runs alone the next time, so that it can take none along.
+        """
+        limit = 1 if job.id in self._lost else self._threads
+        return len(worker.jobs) < limit and not self._lost.keys() & worker.jobs.keys()
 
     def _built(self, worker: W) -> None:
         """Note that a runner has built its agent."""

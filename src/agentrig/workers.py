@@ -246,11 +246,6 @@ class Pool(BasePool[_Worker]):
         worker.process.join()
         worker.pipe.close()
 
-    def _fits(self, worker: _Worker, job: Job) -> bool:
-        """Let a job whose runner died run alone the next time, so that it can take none along."""
-        limit = 1 if job.id in self._lost else self._threads
-        return len(worker.jobs) < limit and not self._lost.keys() & worker.jobs.keys()
-
     def _send(self, worker: _Worker, job: Job) -> bool:
         try:
             worker.pipe.send(job)

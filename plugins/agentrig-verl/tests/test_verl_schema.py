@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -198,3 +199,26 @@ def test_what_cannot_work_is_refused(composed, key, value, told):
 def test_the_reference_is_complete():
     assert REFERENCE["actor_rollout_ref.actor.optim.lr"] == 1e-6
     assert REFERENCE["trainer.save_freq"] == 64
+
+
+@needs_yaml
+@needs_all
+@quiet
+def test_scaled_negatives_are_refused_where_verl_takes_the_advantages(composed):
+    from agentrig_verl.algorithm import check
+
+    check(composed(), negative_scale=0.5)
+    with pytest.raises(ConfigError, match="negative_scale works with adv_estimator grpo"):
+        check(composed(**{"algorithm.adv_estimator": "rloo"}), negative_scale=0.5)
+
+
+def test_loggers_write_into_the_run_directory_unless_told_otherwise(tmp_path, monkeypatch):
+    from agentrig_verl.algorithm import logging_into
+
+    monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
+    monkeypatch.setenv("SWANLAB_LOG_DIR", "elsewhere")
+    with logging_into(tmp_path):
+        assert os.environ["TENSORBOARD_DIR"] == str(tmp_path / "tensorboard")
+        assert os.environ["SWANLAB_LOG_DIR"] == "elsewhere"
+    assert "TENSORBOARD_DIR" not in os.environ
+    assert os.environ["SWANLAB_LOG_DIR"] == "elsewhere"

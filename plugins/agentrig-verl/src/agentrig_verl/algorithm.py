@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,8 @@ class Verl:
                     teacher_client=trainer.get_teacher_client(),
                     reward_loop_worker_handles=trainer.get_reward_handles(),
                 )
-            trainer.fit(loops)
+            with logging_into(session.directory):
+                trainer.fit(loops)
         except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
             if isinstance(error, ray.exceptions.RayTaskError) and ENGINE_DIED not in str(error):
                 raise
@@ -167,6 +169,22 @@ def _choose(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in what verl's YAML leaves open and this algorithm needs."""
     defaults = {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.name": "vllm", "trainer.n_gpus_per_node": 1}
     return {**defaults, **flat}
+
+
+FOLDERS: Mapping[str, str] = {"TENSORBOARD_DIR": "tensorboard", "SWANLAB_LOG_DIR": "swanlab"}
+"""Variables by which verl's loggers find their folder, and the folder of a run directory that they get here."""
+
+
+@contextmanager
+def logging_into(directory: Path) -> Iterator[None]:
+    """Let verl's loggers write into the run directory instead of the working directory; a variable that is set wins."""
+    own = {name: str(directory / folder) for name, folder in FOLDERS.items() if name not in os.environ}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name in own:
+            os.environ.pop(name, None)
 
 
 _said: set[str] = set()
