@@ -61,7 +61,8 @@ class Verl:
         from agentrig_verl.trainer import Trainer, shut_down
 
         OmegaConf.resolve(composed)
-        tokenizer.warn(composed.actor_rollout_ref.model.path)
+        model = composed.actor_rollout_ref.model
+        tokenizer.warn(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
         nodes = cluster.connect(composed, session.hardware, logs=self.config.worker_logs)
         if self._pool is not None:
             on_ray = self.config.runners == "ray" or (self.config.runners == "auto" and nodes > 1)

@@ -182,33 +182,39 @@ class PlacedPool:
     @property
     def room(self) -> int:
         """How many more jobs could start at once."""
-        return self._inner.room - len(self._waiting) if self._inner else 0
+        inner = self._inner  # read once, here and below: another thread may withdraw it
+        return inner.room - len(self._waiting) if inner else 0
 
     @property
     def pending(self) -> int:
         """Jobs that were submitted and have not come back."""
-        return (self._inner.pending if self._inner else 0) + len(self._waiting)
+        inner = self._inner
+        return (inner.pending if inner else 0) + len(self._waiting)
 
     @property
     def replaced(self) -> int:
         """How many runners were replaced."""
-        return self._inner.replaced if self._inner else 0
+        inner = self._inner
+        return inner.replaced if inner else 0
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
-        if self._inner:
-            self._inner.submit(job)
+        inner = self._inner
+        if inner:
+            inner.submit(job)
         else:
             self._waiting.append(job)
 
     def wake(self) -> None:
         """Make a `poll` that waits in another thread return."""
-        if self._inner:
-            self._inner.wake()
+        inner = self._inner
+        if inner:
+            inner.wake()
 
     def processes(self) -> list[int]:
         """Return the process ids of the runners on this machine."""
-        return self._inner.processes() if self._inner else []
+        inner = self._inner
+        return inner.processes() if inner else []
 
     def poll(self, timeout_s: float) -> list[Result]:
         """Hand out jobs, wait, and return what has ended."""

@@ -1,0 +1,62 @@
+"""The pool that stands still until the algorithm places it; what runs on Ray is in test_verl_cluster.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from agentrig_verl.pool import PlacedPool
+
+from agentrig import Endpoint
+from agentrig.workers import AgentPlan, Job
+
+
+class Inner:
+    """Stands for a pool of runners."""
+
+    room, pending, replaced = 3, 2, 1
+
+    def submit(self, job: Job) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def processes(self) -> list[int]:
+        return [7]
+
+
+class Vanishing(PlacedPool):
+    """As if another thread withdrew the runners right after the first look at them."""
+
+    looks = 0
+
+    @property
+    def _inner(self) -> Inner | None:
+        self.looks += 1
+        return Inner() if self.looks == 1 else None
+
+    @_inner.setter
+    def _inner(self, inner: Inner | None) -> None: ...
+
+
+JOB = Job(id="a", input={}, endpoint=Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
+
+
+@pytest.mark.parametrize(
+    ("look", "expected"),
+    [
+        (lambda pool: pool.room, 3),
+        (lambda pool: pool.pending, 2),
+        (lambda pool: pool.replaced, 1),
+        (lambda pool: pool.processes(), [7]),
+        (lambda pool: pool.wake(), None),
+        (lambda pool: pool.submit(JOB), None),
+    ],
+)
+def test_runners_may_be_withdrawn_while_another_thread_looks(look: Callable[[PlacedPool], object], expected: object):
+    assert look(Vanishing(AgentPlan(name="none", config={}))) == expected
+
+
+def test_jobs_wait_until_the_pool_is_placed():
+    pool = PlacedPool(AgentPlan(name="none", config={}))
+    pool.submit(JOB)
+    assert (pool.room, pool.pending, pool.replaced, pool.processes(), pool.poll(0.0)) == (0, 1, 0, [], [])
