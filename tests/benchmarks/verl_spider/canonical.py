@@ -6,7 +6,6 @@ name follows a space it has the same tokens in the query as in the schema.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,11 +179,6 @@ def checked(query: str, schema: Schema, database: Path) -> tuple[str, bool]:
     if not same_rows(*results, ordered="ORDER BY" in styled):
         return plain, False
     return styled, True
-
-
-def names_in(tokens: Sequence[str]) -> set[str]:
-    """Return the tokens that may be names, without the quotes around them."""
-    return {bare(t) for t in tokens if not t.startswith("'")}
 
 
 def bare(token: str) -> str:

@@ -22,12 +22,12 @@ import pyarrow.parquet as pq
 import turns
 from agentrig_langgraph_sql.database import run_query
 from agentrig_langgraph_sql.prompts import SHORT
-from agentrig_langgraph_sql.schema import quoted, schema_text
+from agentrig_langgraph_sql.schema import quoted
 from agentrig_spider import ExecMatch
 from agentrig_spider.tasks.spider import COLUMNS, read_rows
 from canonical import bare, checked, tokens_of
 from renaming import Pool, renamed, renamed_schema
-from schemas import SCHEMA_LIMIT, Schema, read_schemas, shuffled, thinned, value_pool
+from schemas import Schema, read_schemas, shuffled, thinned, value_pool
 from templates import Asker
 from turns import Turn
 
@@ -235,19 +235,6 @@ def same_in_loaders(directory: Path, tokenizer: Any, prompts: Sequence[str]) -> 
         raise ValueError(f"{type(loaded).__name__} cuts prompts otherwise than tokenizer.json says")
 
 
-def write_prompts(spider: Path, rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return what the model reads when the agent first asks it."""
-    style = SHORT.schema_style
-    return [
-        turns.read_as(
-            SHORT.write,
-            schema=schema_text(database_of(spider, row["db_id"]), style=style, limit=SCHEMA_LIMIT),
-            question=row["question"],
-        )
-        for row in rows
-    ]
-
-
 def lengths(tokenizer: Any, texts: Sequence[str]) -> dict[str, int]:
     """Return how many tokens texts have: the median, the 99th of a hundred and the most."""
     found = sorted(len(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"])
@@ -283,7 +270,10 @@ def make(spider: Path, out: Path, *, seed: int, share: float, amounts: Amounts) 
     ]
     stages = {"stage-1": turns.encoded(tokenizer, first), "stage-2": turns.encoded(tokenizer, second)}
     turns.save(out / "examples.npz", stages)
-    prompts = {"train": write_prompts(spider, train), "dev": write_prompts(spider, dev)}
+    prompts = {
+        name: [turns.first_prompt(database_of(spider, row["db_id"]), row["question"]) for row in rows]
+        for name, rows in (("train", train), ("dev", dev))
+    }
     same_in_loaders(out / "tokenizer", tokenizer, [t.prompt for t in second] + prompts["train"] + prompts["dev"])
     return {
         "databases": {"labelled": len(shown), "reward_only": len(rewarded)},

@@ -180,7 +180,7 @@ class Phrases:
         sql, said = self.literal(value)
         kind = self.rng.random()
         if kind < 0.1:
-            return f"{c} != {sql}".replace("!=", "<>"), self.one(
+            return f"{c} <> {sql}", self.one(
                 f"whose {low} is not {said}", f"that do not have {low} {said}", f"with {low} other than {said}"
             )
         if kind < 0.22:

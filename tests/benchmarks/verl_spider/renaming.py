@@ -15,84 +15,12 @@ from agentrig_langgraph_sql.schema import quoted
 from canonical import bare, tokens_of
 from schemas import Column, Schema, Table, words_of
 
-_SYLLABLES = [
-    c + v
-    for c in [
-        "b",
-        "br",
-        "c",
-        "ch",
-        "d",
-        "dr",
-        "f",
-        "fl",
-        "g",
-        "gr",
-        "h",
-        "j",
-        "k",
-        "l",
-        "m",
-        "n",
-        "p",
-        "pr",
-        "qu",
-        "r",
-        "s",
-        "st",
-        "t",
-        "tr",
-        "v",
-        "w",
-        "z",
-    ]
-    for v in "aeiou"
-]
-_GENERIC = frozenset(
-    [
-        "id",
-        "name",
-        "names",
-        "type",
-        "date",
-        "year",
-        "code",
-        "description",
-        "number",
-        "title",
-        "address",
-        "status",
-        "other",
-    ]
-)
-_STOP = frozenset(
-    [
-        "the",
-        "a",
-        "an",
-        "of",
-        "in",
-        "on",
-        "at",
-        "by",
-        "for",
-        "to",
-        "is",
-        "are",
-        "was",
-        "all",
-        "each",
-        "and",
-        "or",
-        "with",
-        "from",
-        "that",
-        "which",
-        "who",
-        "how",
-        "many",
-    ]
-)
+_ONSETS = "b br c ch d dr f fl g gr h j k l m n p pr qu r s st t tr v w z"
+_SYLLABLES = [onset + vowel for onset in _ONSETS.split() for vowel in "aeiou"]
+_COMMON = "id name names type date year code description number title address status other"
+_GENERIC = frozenset(_COMMON.split())
+_SMALL = "the a an of in on at by for to is are was all each and or with from that which who how many"
+_STOP = frozenset(_SMALL.split())
 
 
 @attrs.frozen

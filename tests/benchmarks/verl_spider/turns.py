@@ -12,6 +12,8 @@ from typing import Any
 import attrs
 import numpy as np
 from agentrig_langgraph_sql.prompts import SHORT, Template
+from agentrig_langgraph_sql.schema import schema_text
+from schemas import SCHEMA_LIMIT
 
 RESULT_LIMIT = 64
 """`execution_truncate` of the run, in characters."""
@@ -34,6 +36,12 @@ def read_as(template: Template, **fields: str) -> str:
 def write(schema: str, question: str, query: str) -> Turn:
     """Return a write turn."""
     return Turn(read_as(SHORT.write, schema=schema, question=question), f"{query}<|end|>")
+
+
+def first_prompt(database: str | Path, question: str) -> str:
+    """Return what the model reads when the agent first asks it about a database."""
+    schema = schema_text(database, style=SHORT.schema_style, limit=SCHEMA_LIMIT)
+    return read_as(SHORT.write, schema=schema, question=question)
 
 
 def conversation(schema: str, asked: Sequence[tuple[str, str]]) -> Turn:
