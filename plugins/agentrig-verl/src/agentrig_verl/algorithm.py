@@ -64,11 +64,11 @@ class Verl:
         model = composed.actor_rollout_ref.model
         tokenizer.warn(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
         nodes = cluster.connect(composed, session.hardware, logs=self.config.worker_logs)
-        if self._pool is not None:
-            on_ray = self.config.runners == "ray" or (self.config.runners == "auto" and nodes > 1)
-            self._pool.place(on_ray, cpus=self.config.runner_cpus)
         trainer: Trainer | None = None
         try:
+            if self._pool is not None:
+                on_ray = self.config.runners == "ray" or (self.config.runners == "auto" and nodes > 1)
+                self._pool.place(on_ray, cpus=self.config.runner_cpus)
             tq.init(composed.transfer_queue)
             trainer = Trainer(composed, session)
             trainer.init()

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Any
 
 import attrs
@@ -155,7 +156,7 @@ def answers(endpoint: Endpoint) -> bool:
             return True
     except urllib.error.HTTPError as error:
         return error.code == HTTPStatus.NOT_FOUND  # a server without such a page, but it answers
-    except OSError:
+    except (OSError, HTTPException):
         return False
 
 

@@ -129,7 +129,8 @@ class RayPool(BasePool[_Actor]):
             raise AgentrigError(f"a runner of agent {self._plan.name} broke: {error}") from error
         except ray.exceptions.ActorUnschedulableError as error:
             raise AgentrigError(f"Ray has no place for a runner ({self._cpus} CPUs): {error}") from error
-        except ray.exceptions.RayActorError as error:
+        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
+            self._kill(actor)  # of a node that went down the results are lost before the actor is known to be
             return self._died(actor, error)
         if ref == actor.ready_ref:
             actor.node, actor.title = value, f"a runner on {value}"
