@@ -243,7 +243,7 @@ def ray_head(tmp_path):
 
 def test_a_stale_cluster_that_lacks_keys_is_found(ray_head):
     pid = ray_head(HF_TOKEN="t")
-    environ = {"WANDB_API_KEY": "k", "HF_TOKEN": "t"}
+    environ = {"WANDB_API_KEY": "k", "HF_TOKEN": "t", "RAY_ADDRESS": "127.0.0.1:6379"}
     found = only(cluster.check_ray_cluster(situation(environ=environ)), "warning")
     assert f"gcs_server {pid}" in found.evidence
     assert "started without WANDB_API_KEY:" in found.evidence
@@ -253,8 +253,19 @@ def test_a_stale_cluster_that_lacks_keys_is_found(ray_head):
 def test_a_stale_cluster_is_a_problem_for_an_algorithm_that_uses_ray(ray_head, monkeypatch):
     ray_head()
     monkeypatch.setattr(cluster, "uses_ray", lambda situation: True)
-    only(cluster.check_ray_cluster(situation(environ={"HF_TOKEN": "t"})), "problem")
-    assert "would join it" in only(cluster.check_ray_cluster(situation(environ={})), "warning").evidence
+    joined = {"RAY_ADDRESS": "127.0.0.1:6379"}
+    only(cluster.check_ray_cluster(situation(environ={**joined, "HF_TOKEN": "t"})), "problem")
+    assert "would join it" in only(cluster.check_ray_cluster(situation(environ=joined)), "warning").evidence
+
+
+def test_the_clusters_of_other_runs_are_no_matter(ray_head, tmp_path):
+    pid = ray_head()
+    environ = {"RAY_TMPDIR": str(tmp_path), "HF_TOKEN": "t"}
+    found = only(cluster.check_ray_cluster(situation(environ=environ)), "ok")
+    assert f"gcs_server {pid}" in found.evidence
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
+    only(cluster.check_ray_cluster(situation(environ=environ)), "warning")
 
 
 def test_the_address_of_a_dead_cluster_is_found(tmp_path):
