@@ -116,22 +116,22 @@ class RayPool(BasePool[_Actor]):
         done, _ = ray.wait(list(owners), num_returns=1, timeout=timeout_s, fetch_local=False)
         if done:
             done, _ = ray.wait(list(owners), num_returns=len(owners), timeout=0, fetch_local=False)
-        return [r for ref in done if owners[ref] in self._workers for r in self._receive(owners[ref], ref)]
+        # Values before errors: what an actor had ended before it died counts.
+        taken = sorted(((owners[ref], ref, _taken(ref)) for ref in done), key=lambda t: isinstance(t[2], Exception))
+        return [r for actor, ref, value in taken if actor in self._workers for r in self._receive(actor, ref, value)]
 
-    def _receive(self, actor: _Actor, ref: Any) -> list[Result]:
-        """Take what a reference holds: readiness, a result, or the actor's death."""
-        import ray
+    def _receive(self, actor: _Actor, ref: Any, value: Any) -> list[Result]:
+        """Take what a reference held: readiness, a result, or the error that stands for the actor's death."""
+        from ray.exceptions import ActorUnschedulableError, RayTaskError
 
-        try:
-            value = ray.get(ref)
-        except ray.exceptions.RayTaskError as error:
+        if isinstance(value, RayTaskError):
             # run_agent lets nothing out: what raises is the actor's own constructor or its unpickling
-            raise AgentrigError(f"a runner of agent {self._plan.name} broke: {error}") from error
-        except ray.exceptions.ActorUnschedulableError as error:
-            raise AgentrigError(f"Ray has no place for a runner ({self._cpus} CPUs): {error}") from error
-        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
+            raise AgentrigError(f"a runner of agent {self._plan.name} broke: {value}") from value
+        if isinstance(value, ActorUnschedulableError):
+            raise AgentrigError(f"Ray has no place for a runner ({self._cpus} CPUs): {value}") from value
+        if isinstance(value, Exception):
             self._kill(actor)  # of a node that went down the results are lost before the actor is known to be
-            return self._died(actor, error)
+            return self._died(actor, value)
         if ref == actor.ready_ref:
             actor.node, actor.title = value, f"a runner on {value}"
             self._built(actor)
@@ -157,6 +157,17 @@ class RayPool(BasePool[_Actor]):
                 "all): lower runners.n or algorithm.runner_cpus, or give the cluster more CPUs"
             )
         return super()._enforce_deadlines()
+
+
+def _taken(ref: Any) -> Any:
+    """Return what a reference holds, or in its place the error of an actor that broke, died or has no place."""
+    import ray
+    from ray.exceptions import ActorUnschedulableError, ObjectLostError, RayActorError, RayTaskError
+
+    try:
+        return ray.get(ref)
+    except (ActorUnschedulableError, ObjectLostError, RayActorError, RayTaskError) as error:
+        return error
 
 
 class PlacedPool:
