@@ -54,18 +54,6 @@ def test_the_loss_is_on_the_completion_only(tokenizer, make_model):
     assert stats.losses[0] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_the_loss_is_on_prompts_too_where_that_is_asked_for(tokenizer, make_model):
-    examples = [Example([5, 6, 7], [8, 9]), Example([5, 6, 7], [9])]
-    model = make_model()
-    with torch.no_grad():
-        logits = model(torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 9, 0]])).logits
-        rows = torch.cat([logits[0, :4], logits[1, :3]])
-        expected = torch.nn.functional.cross_entropy(rows, torch.tensor([6, 7, 8, 9, 6, 7, 9]))
-    stats = warm_up(make_model(), tokenizer, examples, prompt_loss=True, log=None)
-    assert stats.losses[0] == pytest.approx(float(expected), rel=1e-5)
-    assert (stats.tokens, stats.completion_tokens) == (9, 7)
-
-
 def test_limits_are_kept_and_mistakes_named(tokenizer, make_model, tmp_path):
     stats = warm_up(make_model(), tokenizer, DATA, epochs=1e4, max_seconds=1.0, log=None)
     assert 0.9 < stats.wall_s < 10

@@ -31,6 +31,7 @@ from schemas import Schema, read_schemas, shuffled, thinned, value_pool
 from templates import Asker
 from turns import Turn
 
+VOCABULARY = 6000
 NOTICE = """\
 Part of Spider 1.0 (Yu et al., EMNLP 2018, https://yale-lily.github.io/spider), CC BY-SA 4.0, and what was made of it.
 Whoever hands it on must name the source and keep the licence.
@@ -240,9 +241,7 @@ def lengths(tokenizer: Any, texts: Sequence[str]) -> dict[str, int]:
     return {"median": found[len(found) // 2], "p99": found[int(len(found) * 0.99)], "most": found[-1]}
 
 
-def make(
-    spider: Path, out: Path, *, seed: int, share: float, amounts: Amounts, vocabulary: int, frequent: int
-) -> dict[str, Any]:
+def make(spider: Path, out: Path, *, seed: int, share: float, amounts: Amounts) -> dict[str, Any]:
     """Write everything and return figures about it."""
     start = time.perf_counter()
     train, dev = read_rows(spider / "train_spider.parquet"), read_rows(spider / "dev.parquet")
@@ -260,8 +259,7 @@ def make(
         t.prompt.removeprefix("<|user|>").removesuffix("<|assistant|>") for t in rng.sample(first, len(first) // 8)
     ]
     texts = [text for i in items for text in (i.question, i.gold)] + [s.text() for s in everything for _ in range(8)]
-    built = byte_tokenizer.build(texts + sample, vocabulary, frequent=frequent)
-    tokenizer = byte_tokenizer.save(built, out / "tokenizer", length=1280)
+    tokenizer = byte_tokenizer.save(byte_tokenizer.build(texts + sample, VOCABULARY), out / "tokenizer", length=1280)
 
     first += with_other_names(items, pool, rng, amounts.renamed[0])
     second = [
@@ -305,20 +303,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", type=float, default=0.6, help="share of the train databases that is labelled")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the usual amount of examples, for trials")
-    parser.add_argument("--vocabulary", type=int, default=6000, help="most tokens, those of frequent words not counted")
-    parser.add_argument("--frequent", type=int, default=1500, help="so many words are whole in each form")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     amounts = Amounts() if arguments.scale == 1.0 else Amounts().scaled(arguments.scale)
-    figures = make(
-        arguments.spider,
-        arguments.out,
-        seed=arguments.seed,
-        share=arguments.share,
-        amounts=amounts,
-        vocabulary=arguments.vocabulary,
-        frequent=arguments.frequent,
-    )
+    figures = make(arguments.spider, arguments.out, seed=arguments.seed, share=arguments.share, amounts=amounts)
     (arguments.out / "data.json").write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
     print(json.dumps(figures, indent=1))
 

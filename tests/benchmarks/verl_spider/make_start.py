@@ -29,7 +29,6 @@ POSITIONS = 1280
 
 SIZES: Mapping[str, Mapping[str, int]] = {
     "base": {"hidden_size": 768, "layers": 12, "heads": 12, "kv_heads": 4, "intermediate_size": 2560},
-    "medium": {"hidden_size": 640, "layers": 12, "heads": 10, "kv_heads": 5, "intermediate_size": 1792},
     "small": {"hidden_size": 512, "layers": 8, "heads": 8, "kv_heads": 4, "intermediate_size": 1664},
     "tiny": {"hidden_size": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate_size": 192},
 }
@@ -135,7 +134,6 @@ def main() -> None:
     parser.add_argument(
         "--rehearsed", type=float, default=1.0, help="first-stage examples in the second, as a share of its own"
     )
-    parser.add_argument("--prompt-loss", action="store_true", help="the first stage learns prompts too")
     parser.add_argument("--tokens-per-batch", type=int, default=24576)
     parser.add_argument("--limit", type=int, default=0, help="so many examples of each stage at most; 0 for all")
     parser.add_argument("--measured", type=int, default=300, help="questions of dev, and as many reward-only ones")
@@ -164,7 +162,6 @@ def main() -> None:
             lr=arguments.lr[number],
             tokens_per_batch=arguments.tokens_per_batch,
             seed=arguments.seed + number,
-            prompt_loss=arguments.prompt_loss and number == 0,
             device=arguments.device,
             dtype=dtype,
             max_seconds=left * arguments.first if number == 0 else left,

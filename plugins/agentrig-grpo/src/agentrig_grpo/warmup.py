@@ -49,7 +49,7 @@ class WarmUpStats:
         steps: Optimizer steps.
         tokens: Tokens that went through the model, shared prompts counted once, padding not counted.
         completion_tokens: Tokens that the loss was taken on.
-        losses: Mean loss per such token in nats, one an epoch.
+        losses: Mean loss per completion token in nats, one an epoch.
         wall_s: Seconds.
     """
 
@@ -133,11 +133,10 @@ def warm_up(
     weight_decay: float = 0.01,
     max_grad_norm: float = 1.0,
     warmup_share: float = 0.03,
-    prompt_loss: bool = False,
     max_seconds: float = math.inf,
     log: Callable[[str], None] | None = log_lines.info,
 ) -> WarmUpStats:
-    """Train on completions, or on whole texts, by cross-entropy, in place, with AdamW and a cosine schedule.
+    """Train on completions by cross-entropy, in place, with AdamW and a cosine schedule.
 
     Args:
         model: A Hugging Face causal language model; its weights stay fp32.
@@ -154,7 +153,6 @@ def warm_up(
         weight_decay: AdamW's, on matrices only.
         max_grad_norm: The gradient is clipped to this L2 norm.
         warmup_share: Share of the steps over which the learning rate rises.
-        prompt_loss: Take the loss on prompts too, all tokens but the first alike; then no prompt is shared.
         max_seconds: Stop early after this much wall time; the schedule follows whichever of steps
             and time is further on, so the rate still falls to its end.
         log: Gets a line of progress about every five seconds; None for silence.
@@ -170,15 +168,11 @@ def warm_up(
     items = [e if isinstance(e, Example) else encode(tokenizer, e) for e in examples]
     if not items:
         raise ValueError("there are no examples to warm up on")
-    if prompt_loss:
-        whole = [(*e.prompt_ids, *e.response_ids) for e in items]
-        items = [Example(ids[:1], ids[1:]) for ids in whole]
-    share = shares_prompts(model) and not prompt_loss
     torch_device = torch.device(device)
     model.to(torch_device).train()
     optimizer = torch.optim.AdamW(_parameter_groups(model, weight_decay), lr=lr, betas=betas, fused=True)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    schedule = _epochs(items, epochs, tokens_per_batch, seed, share=share)
+    schedule = _epochs(items, epochs, tokens_per_batch, seed, share=shares_prompts(model))
     total = sum(len(batches) for batches in schedule)
     steps = tokens = completion_tokens = 0
     losses = []
