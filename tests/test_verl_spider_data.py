@@ -120,9 +120,9 @@ def test_made_questions_run(shop):
         assert asked.query == " ".join(tokens_of(asked.query))
 
 
-def test_the_forms_of_a_rare_word_share_their_tokens():
+def test_the_forms_of_a_word_share_their_tokens():
     words = ["singers stage_singer Singer OrchestraName orchestra", "stages have stage_names"]
-    tokenizer = byte_tokenizer.build(words * 20, 1500, frequent=0)
+    tokenizer = byte_tokenizer.build(words * 20, 1500)
     forms = [" singers", " Singer", "_singer", "Singer", "StageSinger", " stage_Singers"]
     assert {tuple(tokenizer.encode(form).tokens[-1:]) for form in forms if form[-1] != "s"} == {("inger",)}
     assert {tuple(tokenizer.encode(form).tokens[-2:]) for form in forms if form[-1] == "s"} == {("inger", "s")}
@@ -130,15 +130,6 @@ def test_the_forms_of_a_rare_word_share_their_tokens():
     assert tokenizer.encode("SELECT COUNT ( * ) FROM").tokens == ["SELECT", "ĠCOUNT", "Ġ(", "Ġ*", "Ġ)", "ĠFROM"]
     text = "naïve 'café'\n\n  x >= 3.5, \"Zoë's\" 😀"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
-
-
-def test_a_frequent_word_is_one_token_in_each_form():
-    words = ["singers stage_singer Singer OrchestraName orchestra", "stages have stage_names"]
-    tokenizer = byte_tokenizer.build(words * 20, 1500, frequent=3)
-    for form in ("singer", " singer", "_singer", "Singer", " Singer", "_Singer", " stage", "Stage"):
-        assert len(tokenizer.encode(form).tokens) == 1, form
-    assert tokenizer.encode(" singers").tokens == ["Ġsinger", "s"]
-    assert tokenizer.encode("StageSinger_Name").tokens == ["Stage", "Singer", "_Name"]
 
 
 def test_turns_are_what_the_agent_and_the_chat_template_make(shop, tmp_path):

@@ -5,9 +5,7 @@ one the model would be served other tokens than it was trained on.
 
 A question says `singers`, the schema `Singer` or `stage_singer`. To BPE as usual these are unlike, and a model that is
 made from nothing never learns of a rare word that they are the same. So here a word's first letter, together with the
-space or underscore before it, is a token of its own, and so is a last `s`: what remains is the same in all three. The
-most frequent words are one token in each of their forms: they are met often enough to be learned apart, and a name of
-few tokens is copied more surely than one of many.
+space or underscore before it, is a token of its own, and so is a last `s`: what remains is the same in all three.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ CHAT_TEMPLATE = (
 
 
 _SPACE = "Ġ"  # how byte-level BPE writes a space
-_BEFORE = (_SPACE, "_", "")
 _SQL = """SELECT FROM WHERE JOIN ON GROUP BY ORDER HAVING COUNT AVG MAX MIN SUM DISTINCT DESC LIMIT AND OR NOT IN LIKE
     BETWEEN INTERSECT UNION EXCEPT AS"""
 _PLAIN = """the of and what are is all for each with in that show find list give how many number which have has from to
@@ -41,25 +38,14 @@ _PLAIN = """the of and what are is all for each with in that show find list give
 _SIGNS = "( ) * , . = < > <= >= <> ' - + / % ? ! : ; & $ #"
 
 
-def build(texts: Iterable[str], size: int, *, frequent: int = 1500) -> Tokenizer:
-    """Return a tokenizer that is learned from texts.
-
-    Args:
-        texts: Questions, queries and schemas.
-        size: Most tokens, those of frequent words not counted.
-        frequent: So many words are whole, with a space or an underscore before them or neither, in small letters or
-            with a capital.
-    """
-    counts = _counted(texts)
+def build(texts: Iterable[str], size: int) -> Tokenizer:
+    """Return a tokenizer of at most `size` tokens, learned from texts; words that most questions have are whole."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     letters = [chr(c) for c in (*range(ord("a"), ord("z") + 1), *range(ord("A"), ord("Z") + 1))]
     merges = [(before, letter) for before in (_SPACE, "_") for letter in letters]
-    merges += _learned(counts, alphabet, size - len(alphabet) - len(SPECIAL) - 800)
+    merges += _learned(texts, alphabet, size - len(alphabet) - len(SPECIAL) - 800)
     words = f"{_SQL} {_PLAIN} {_PLAIN.title()} {_SIGNS}".split()
     whole = [*(_SPACE + word for word in words), *words, "...", "_id", "_ID", "ID", "Id"]
-    whole += [
-        before + form for word in _frequent(counts, frequent) for form in (word, word.title()) for before in _BEFORE
-    ]
     learned = _tokenizer(merges, alphabet)
     for word in dict.fromkeys(whole):
         left, *rest = learned.encode(word.replace(_SPACE, " ")).tokens
@@ -88,32 +74,18 @@ def _tokenizer(merges: Sequence[tuple[str, str]], alphabet: Sequence[str]) -> To
     return tokenizer
 
 
-def _counted(texts: Iterable[str]) -> Counter[str]:
-    """Return how often each word is there, without a last `s`."""
+def _learned(texts: Iterable[str], alphabet: list[str], size: int) -> list[tuple[str, str]]:
+    """Return the merges of what remains of words without first letters and last `s`."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", text))
-    singular: Counter[str] = Counter()
-    for word, count in counts.items():
-        singular[word[:-1] if word.endswith("s") and not word.endswith("ss") else word] += count
-    return singular
-
-
-def _frequent(counts: Counter[str], n: int) -> list[str]:
-    """Return the most frequent words of three letters and more, in small letters."""
-    small: Counter[str] = Counter()
-    for word, count in counts.items():
-        if len(word) > 2:
-            small[word.lower()] += count
-    return [word for word, _ in sorted(small.items(), key=lambda item: (-item[1], item[0]))[:n]]
-
-
-def _learned(counts: Counter[str], alphabet: list[str], size: int) -> list[tuple[str, str]]:
-    """Return the merges of what remains of words without their first letters."""
     rests: Counter[str] = Counter()
     for word, count in counts.items():
-        if len(word) > 2:
-            rests[word[1:]] += count
+        rest = word[1:]
+        if rest.endswith("s") and not rest.endswith("ss"):
+            rest = rest[:-1]
+        if len(rest) > 1:
+            rests[rest] += count
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, min_frequency=2, show_progress=False)
     tokenizer = Tokenizer(models.BPE())
     # Of a word that is everywhere fifty are enough.
