@@ -18,6 +18,7 @@ import pytest
 from model_server import ModelServer
 
 from agentrig import AgentFailure, Endpoint
+from agentrig.agents import without_proxy
 from agentrig.errors import AgentrigError
 from agentrig.workers import AgentPlan, Job, Pool, Result, failure_kind, run_agent
 
@@ -76,6 +77,35 @@ def test_rollouts_run_and_come_back_once_each(model: ModelServer, start: Start) 
     assert pool.pending == 0
     assert pool.room == 8
     assert len(set(pool.processes())) == 2
+
+
+def test_a_proxy_of_the_host_does_not_stand_between_runner_and_model(model: ModelServer, start: Start) -> None:
+    proxy = "http://127.0.0.1:9"  # nothing listens there
+    pool = start(environment={"HTTP_PROXY": proxy, "http_proxy": proxy, "NO_PROXY": "example.org", "no_proxy": ""})
+    submit(pool, jobs(model, "", ""))
+    assert [(r.outcome.answer, r.outcome.failure) for r in drain(pool, 2)] == [("odd", None)] * 2
+
+
+@pytest.mark.parametrize(
+    ("url", "before", "after"),
+    [
+        ("http://127.0.0.1:8000/v1", "", "127.0.0.1"),
+        ("http://localhost/v1", "a.org, b.org", "a.org,b.org,localhost"),
+        ("http://10.1.2.3:80/v1", "10.1.2.3", "10.1.2.3"),
+        ("http://[::1]:80/v1", "a.org", "a.org,::1"),
+        ("http://10.1.2.3:80/v1", "*", "*"),
+        ("http://8.8.8.8/v1", "a.org", "a.org"),
+        ("https://models.example.org/v1", "", ""),
+    ],
+)
+def test_only_private_addresses_go_without_a_proxy(
+    url: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("NO_PROXY", before)
+    without_proxy(url)
+    assert os.environ["NO_PROXY"] == after
+    assert os.environ.get("no_proxy", after) == after
 
 
 def test_failures_are_typed(model: ModelServer, start: Start) -> None:

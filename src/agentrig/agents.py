@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
 
@@ -34,6 +37,23 @@ class Endpoint:
     def with_sampling(self, **fields: Any) -> Endpoint:
         """Return the same endpoint with these sampling fields set over its own."""
         return attrs.evolve(self, sampling={**self.sampling, **fields})
+
+
+def without_proxy(url: str) -> None:
+    """Let this process's HTTP clients reach a server at a private address without the host's proxy.
+
+    Where `HTTP_PROXY` is set, calls to a model server of the run's own would else go to a proxy that cannot reach it.
+    Names other than localhost and public addresses are left to the user's `NO_PROXY`.
+    """
+    host = urlsplit(url).hostname or ""
+    try:
+        private = host == "localhost" or ipaddress.ip_address(host).is_private
+    except ValueError:
+        private = False
+    listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    known = [name.strip() for name in listed.split(",") if name.strip()]
+    if private and host not in known and "*" not in known:
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join([*known, host])
 
 
 @attrs.frozen(kw_only=True)

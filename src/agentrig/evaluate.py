@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from agentrig.agents import Endpoint
+from agentrig.agents import Endpoint, without_proxy
 from agentrig.algorithms import Algorithm, Mode, Rollout
 from agentrig.checks import count_failures
 from agentrig.config import Plan
@@ -93,6 +93,7 @@ def environment_endpoint(
 
 
 def _models(url: str, key: str) -> list[str]:
+    without_proxy(url)
     try:
         request = urllib.request.Request(f"{url}/models", headers={"Authorization": f"Bearer {key}"})
         with urllib.request.urlopen(request, timeout=15) as reply:

@@ -20,7 +20,7 @@ from typing import Any
 
 import attrs
 
-from agentrig.agents import Agent, Endpoint, Outcome
+from agentrig.agents import Agent, Endpoint, Outcome, without_proxy
 from agentrig.errors import AgentFailure, AgentrigError
 from agentrig.pools import BasePool, Worker
 from agentrig.traces import Trace
@@ -99,6 +99,7 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
     """
     from agentrig.recording import plain, recording
 
+    without_proxy(job.endpoint.base_url)
     start, clock = time.time(), time.perf_counter()
     muted = bool(getattr(agent, "records_itself", False))
     with recording(job.id, token_ids=job.endpoint.token_ids, muted=muted) as recorder:

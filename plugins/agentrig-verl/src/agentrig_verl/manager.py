@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from agentrig import Endpoint
+from agentrig.agents import without_proxy
 from agentrig.algorithms import Rollout, Session
 from agentrig.errors import AgentrigError, RunStopped
 from agentrig_verl.credit import Weighting
@@ -150,6 +151,7 @@ class LoopManager:
 
 def answers(endpoint: Endpoint) -> bool:
     """Whether a server still works: vLLM's `/health` also knows of an engine that died behind a server that lives."""
+    without_proxy(endpoint.base_url)
     root = endpoint.base_url.removesuffix("/v1")
     try:
         with urllib.request.urlopen(f"{root}/health", timeout=5):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig import AgentrigError, Endpoint
+from agentrig.agents import without_proxy
 
 START_S = 600.0
 """How long vLLM may take to come up."""
@@ -59,6 +60,7 @@ def serve_model(
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    without_proxy(url)
     end = time.monotonic() + START_S
     while time.monotonic() < end:
         if process.poll() is not None:

@@ -18,6 +18,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync  # noqa: TID253
 from verl.utils.debug import marked_timer  # noqa: TID253
 
 from agentrig import Endpoint
+from agentrig.agents import without_proxy
 from agentrig.algorithms import Session
 from agentrig_verl.actor import METRIC, Actor
 from agentrig_verl.checkpoints import finish_checkpoint
@@ -186,6 +187,7 @@ def served_model(base_url: str) -> str:
     import json
     import urllib.request
 
+    without_proxy(base_url)
     with urllib.request.urlopen(f"{base_url}/models", timeout=60) as answer:
         return str(json.load(answer)["data"][0]["id"])
 
