@@ -1,6 +1,7 @@
 """How long a step takes, beside plain verl: the same model, prompts, lengths and n, one call a rollout.
 
-    python tests/benchmarks/verl_step.py plain|agentrig [--shape 18m|1.5b] [--steps 8] [--gpus 1] [KEY=VALUE …]
+    python tests/benchmarks/verl_step.py plain|agentrig [--shape 18m|1.5b] [--steps 8] [--gpus 1] [--cpus N]
+        [--work DIR] [KEY=VALUE …]
 
 `plain` runs verl's own single-turn agent loop from the same composed configuration; `agentrig` runs this project's
 manager with an agent that makes one call. Both sample exactly `--response` tokens (end of text is ignored). Prints
