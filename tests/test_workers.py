@@ -101,8 +101,12 @@ def test_a_proxy_of_the_host_does_not_stand_between_runner_and_model(model: Mode
 def test_only_private_addresses_go_without_a_proxy(
     url: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("no_proxy", raising=False)
+    for name in ("no_proxy", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", before)
+    without_proxy(url)
+    assert os.environ["NO_PROXY"] == before  # there is no proxy
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example.org:3128")
     without_proxy(url)
     assert os.environ["NO_PROXY"] == after
     assert os.environ.get("no_proxy", after) == after

@@ -7,6 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import attrs
 
@@ -43,8 +44,10 @@ def without_proxy(url: str) -> None:
     """Let this process's HTTP clients reach a server at a private address without the host's proxy.
 
     Where `HTTP_PROXY` is set, calls to a model server of the run's own would else go to a proxy that cannot reach it.
-    Names other than localhost and public addresses are left to the user's `NO_PROXY`.
+    Names other than localhost and public addresses are left to the user's `NO_PROXY`. Without a proxy it does nothing.
     """
+    if not getproxies().keys() & {"http", "https", "all"}:
+        return
     host = urlsplit(url).hostname or ""
     try:
         private = host == "localhost" or ipaddress.ip_address(host).is_private

@@ -87,6 +87,11 @@ class _Client(DefaultHttpxClient):
             self.close()
 
 
+# langchain-openai's own socket options, where it knows them, come with a warning on every host that has a proxy. They
+# concern clients that it makes itself, so not ours.
+_SOCKETS: dict[str, Any] = {"http_socket_options": ()} if "http_socket_options" in ChatOpenAI.model_fields else {}
+
+
 # One client a server is shared by all threads (httpx's may be), so that rollouts reuse its connections. The process is
 # part of the key: a forked runner must neither use its parent's connections, as langchain-openai's own cache would
 # have it do, nor close them.
@@ -99,6 +104,7 @@ def _chat(_process: int, base_url: str, model: str, api_key: str, timeout_s: flo
         timeout=timeout_s,
         max_retries=max_retries,
         http_client=_Client(),
+        **_SOCKETS,
         use_responses_api=False,
         disable_streaming=True,
         cache=False,
