@@ -146,7 +146,7 @@ def test_turns_are_what_the_agent_and_the_chat_template_make(shop, tmp_path):
     assert whole == turn.prompt + turn.reply
     turns.save(tmp_path / "x.npz", {"stage-1": pairs, "stage-2": pairs * 2})
     assert turns.load(tmp_path / "x.npz") == {"stage-1": pairs, "stage-2": pairs * 2}
-    data.same_in_loaders(tmp_path / "tokenizer", tokenizer, [turn.prompt, later.prompt, "naïve  \n\n 123 it's"])
+    data.check_loaders(tmp_path / "tokenizer", tokenizer, [turn.prompt, later.prompt, "naïve  \n\n 123 it's"])
 
 
 def test_no_question_or_database_of_dev_is_shown(spider_dir):

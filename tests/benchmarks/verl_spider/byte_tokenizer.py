@@ -116,3 +116,18 @@ def save(tokenizer: Tokenizer, directory: Path, *, length: int) -> Any:
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
     return load_tokenizer(directory)
+
+
+def served_alike(model: Path, tokenizer: Any, texts: Sequence[str]) -> bool:
+    """Return whether a model's loader, which knows the type qwen2, cuts texts into the same tokens.
+
+    Args:
+        model: Directory with the tokenizer and a `config.json`.
+        tokenizer: As loaded from its `tokenizer.json` alone.
+        texts: To cut.
+    """
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(str(model), local_files_only=True)
+    ids = [t(list(texts), add_special_tokens=False)["input_ids"] for t in (loaded, tokenizer)]
+    return ids[0] == ids[1] and len(loaded) == len(tokenizer)

@@ -215,24 +215,21 @@ def write_folder(spider: Path, folder: Path, rows: Sequence[Mapping[str, str]]) 
         tar.add(folder, folder.name)
 
 
-def same_in_loaders(directory: Path, tokenizer: Any, prompts: Sequence[str]) -> None:
-    """Make sure that a model's loader, which knows the type qwen2, cuts all prompts into the same tokens.
+def check_loaders(directory: Path, tokenizer: Any, prompts: Sequence[str]) -> None:
+    """Make sure that a model's loader cuts all prompts into the same tokens.
 
     Raises:
         ValueError: It does not.
     """
     import tempfile
 
-    from transformers import AutoTokenizer, Qwen2Config
+    from transformers import Qwen2Config
 
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(directory, folder, dirs_exist_ok=True)
         Qwen2Config().save_pretrained(folder)
-        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    ids = [loaded(list(prompts), add_special_tokens=False)["input_ids"]]
-    ids += [tokenizer(list(prompts), add_special_tokens=False)["input_ids"]]
-    if ids[0] != ids[1] or len(loaded) != len(tokenizer):
-        raise ValueError(f"{type(loaded).__name__} cuts prompts otherwise than tokenizer.json says")
+        if not byte_tokenizer.served_alike(Path(folder), tokenizer, prompts):
+            raise ValueError("transformers' AutoTokenizer cuts prompts otherwise than tokenizer.json says")
 
 
 def lengths(tokenizer: Any, texts: Sequence[str]) -> dict[str, int]:
@@ -274,7 +271,7 @@ def make(spider: Path, out: Path, *, seed: int, share: float, amounts: Amounts) 
         name: [turns.first_prompt(database_of(spider, row["db_id"]), row["question"]) for row in rows]
         for name, rows in (("train", train), ("dev", dev))
     }
-    same_in_loaders(out / "tokenizer", tokenizer, [t.prompt for t in second] + prompts["train"] + prompts["dev"])
+    check_loaders(out / "tokenizer", tokenizer, [t.prompt for t in second] + prompts["train"] + prompts["dev"])
     return {
         "databases": {"labelled": len(shown), "reward_only": len(rewarded)},
         "questions": {

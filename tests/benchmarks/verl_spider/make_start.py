@@ -21,6 +21,7 @@ from agentrig_grpo.warmup import Example, new_model, warm_up
 from agentrig_langgraph_sql.replies import sql_of
 from agentrig_spider import ExecMatch
 from agentrig_spider.tasks.spider import Spider, SpiderConfig
+from byte_tokenizer import served_alike
 
 from agentrig import Task
 
@@ -105,15 +106,6 @@ def measure(model: Any, tokenizer: Any, tasks: Sequence[Task], *, dtype: str) ->
         "judging_s": round(time.perf_counter() - start - sampled_s, 1),
         "samples": shown,
     }
-
-
-def served_alike(directory: Path, tokenizer: Any, texts: Sequence[str]) -> bool:
-    """Return whether transformers' own loader of this model cuts texts into the same tokens."""
-    from transformers import AutoTokenizer
-
-    loaded = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-    ids = [t(list(texts), add_special_tokens=False)["input_ids"] for t in (loaded, tokenizer)]
-    return ids[0] == ids[1]
 
 
 def main() -> None:
