@@ -13,7 +13,7 @@ import pytest
 
 from agentrig import AlgorithmSpec, Endpoint
 from agentrig.config import resolve
-from agentrig.errors import AgentrigError, RunStopped
+from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.run import train
 
 TOY = str(Path(__file__).resolve().parents[3] / "tests" / "support" / "toy_plugin.py")
@@ -322,6 +322,16 @@ def test_a_cluster_without_the_gpus_is_explained(ray_cluster, composed, monkeypa
     assert cluster._short(ray, composed, Gpu(name="cuda", torch_device="cuda", ray_resource="GPU")) == [
         "it has 0 GPU, and the run wants 1"
     ]
+
+
+def test_an_address_where_nothing_listens_is_told_at_once(ray_cluster):
+    import ray
+    from agentrig_verl import cluster
+
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9 does not answer(.|\n)*RAY_ADDRESS"):
+        cluster._reach("127.0.0.1:9")
+    for address in (ray.get_runtime_context().gcs_address, "auto", "ray://127.0.0.1:9"):
+        cluster._reach(address)
 
 
 def test_a_cluster_that_lacks_a_secret_is_told_node_by_node(ray_cluster):

@@ -38,7 +38,8 @@ def test_every_key_of_every_recipe_is_verls(recipe):
         ("trainer.test_frq", 1, 'Did you mean "trainer.test_freq"'),
         ("actor_rollout_ref.actor.lr", 1e-6, "actor_rollout_ref.actor.optim.lr"),
         ("trainr.nnodes", 1, 'Did you mean "trainer.nnodes"'),
-        ("actor_rollout_ref.model.lora.rnk", 8, "actor_rollout_ref.model.lora.rank"),
+        ("actor_rollout_ref.model.lora.rnk", 8, "actor_rollout_ref.model.lora_rank"),
+        ("actor_rollout_ref.model.lora.rank", 8, "actor_rollout_ref.model.lora_rank"),
         ("data.train_batch_size", "many", "does not fit"),
         ("data.shuffle", "yes", "does not fit"),
         ("actor_rollout_ref.rollout", 4, "is a table with the keys"),
@@ -50,6 +51,21 @@ def test_a_wrong_key_is_an_error_with_the_right_one(key, value, told):
     with pytest.raises(ConfigError, match=r"\[algorithm\] verl") as error:
         schema.compose({key: value})
     assert told in str(error.value)
+
+
+@needs_yaml
+def test_numbers_that_are_written_as_text_become_numbers():
+    config = schema.compose({"actor_rollout_ref.actor.optim.lr": "1e-5", "trainer.total_epochs": "2"})
+    assert config.actor_rollout_ref.actor.optim.lr == 1e-5
+    assert config.trainer.total_epochs == 2
+    assert type(config.trainer.total_epochs) is int
+
+
+@needs_yaml
+def test_a_key_that_agentrig_sets_is_not_overwritten_in_silence():
+    with pytest.raises(ConfigError, match=r"transfer_queue\.enable is agentrig's to set, to True"):
+        schema.compose({"transfer_queue.enable": False}, trusted={"transfer_queue.enable": True})
+    assert schema.compose({"transfer_queue.enable": True}, trusted={"transfer_queue.enable": True})
 
 
 @needs_yaml
@@ -187,6 +203,13 @@ def test_npu_has_what_its_hardware_wants(composed):
         ("actor_rollout_ref.actor.ppo_mini_batch_size", 64, "verl refuses"),
         ("actor_rollout_ref.actor.checkpoint.async_save", "true", "async_save"),
         ("actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-sum", "merge=false"),
+        ("actor_rollout_ref.rollout.n", 0, r"rollout\.n = 0 must be a whole number"),
+        ("data.train_batch_size", 32.5, r"train_batch_size = 32\.5 must be a whole number"),
+        ("algorithm.adv_estimator", "grppo", 'Did you mean "grpo"'),
+        ("algorithm.adv_estimator", "gae", "needs a critic"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", "gspoo", 'Did you mean "gspo"'),
+        ("actor_rollout_ref.actor.strategy", "megatron", "verl refuses"),
+        ("data.train_batch_size", 128, "the training split has 70"),
     ],
 )
 def test_what_cannot_work_is_refused(composed, key, value, told):
@@ -194,6 +217,34 @@ def test_what_cannot_work_is_refused(composed, key, value, told):
 
     with pytest.raises(ConfigError, match=told):
         check(composed(**{key: value}))
+
+
+@needs_yaml
+@needs_all
+@quiet
+def test_loggers_are_looked_at_before_anything_starts(composed, tmp_path, monkeypatch):
+    from agentrig_verl.algorithm import check_loggers
+
+    key = "trainer.logger"
+    check_loggers(composed(**{key: '["console", "file"]'}))
+    with pytest.raises(ConfigError, match=r'no logger "consol".*Did you mean "console"'):
+        check_loggers(composed(**{key: '["consol"]'}))
+    with pytest.raises(ConfigError, match="pip install clearml"):
+        check_loggers(composed(**{key: '["clearml"]'}))
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    # A package of that name, for whether W&B itself is installed does not matter here.
+    (tmp_path / "wandb.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    config = composed(**{key: '["wandb"]'})
+    with pytest.raises(ConfigError, match=r"set WANDB_API_KEY .* WANDB_MODE=offline"):
+        check_loggers(config)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    check_loggers(config)
+    monkeypatch.delenv("WANDB_MODE")
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret")
+    check_loggers(config)
 
 
 def test_the_reference_is_complete():

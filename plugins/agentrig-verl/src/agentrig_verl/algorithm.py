@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
 
 from agentrig import AgentrigError, Endpoint
 from agentrig.algorithms import Session
-from agentrig.errors import ConfigError
+from agentrig.errors import ConfigError, nearest
 from agentrig.hardware import Hardware, apply_overrides, installed
 from agentrig.workers import AgentPlan
 from agentrig_verl import schema
@@ -26,6 +27,19 @@ log = logging.getLogger(__name__)
 MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
+
+COUNTS = (
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    f"{ROLLOUT}.n",
+    f"{ACTOR}.ppo_mini_batch_size",
+    f"{ACTOR}.ppo_epochs",
+    "trainer.total_epochs",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+)
+"""Keys whose value is a whole number from 1: what verl's YAML has there does not tell it from a share."""
 
 ENGINE_DIED = "EngineDeadError"
 """What vLLM's server raises when the process that computes is gone; Ray wraps it as an error of the call."""
@@ -48,10 +62,11 @@ class Verl:
 
         Raises:
             ConfigError: A key that verl does not have, or settings that contradict one another.
-            AgentrigError: A worker or a server died; the message names the way to go on.
+            AgentrigError: A worker or a server died or failed; the message names the way to go on.
         """
         composed = self.compose(session)
         check(composed, merge=self.config.merge, negative_scale=self.config.negative_scale)
+        check_loggers(composed)
         import ray
         import transfer_queue as tq
         from omegaconf import OmegaConf
@@ -90,10 +105,10 @@ class Verl:
             with logging_into(session.directory):
                 trainer.fit(loops)
         except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
-            if isinstance(error, ray.exceptions.RayTaskError) and ENGINE_DIED not in str(error):
-                raise
+            alive = isinstance(error, ray.exceptions.RayTaskError) and ENGINE_DIED not in str(error)
+            what = "failed" if alive else "died"
             raise AgentrigError(
-                f"a worker or server of verl died: {str(error).strip()}\n  Nothing of the step under way was kept; "
+                f"a worker or server of verl {what}: {str(error).strip()}\n  Nothing of the step under way was kept; "
                 f"go on from the last checkpoint with: agentrig train --resume {session.directory}"
             ) from error
         finally:
@@ -125,7 +140,15 @@ class Verl:
         versions = {**installed(("verl", "vllm", "torch", "torch_npu")), **hardware.host_versions()}
         flat = apply_overrides(flat, hardware.overrides(versions))
         flat = {**flat, **attention(flat, hardware)}
-        return schema.compose(_choose(flat), trusted=self._trusted(session, flat))
+        flat = _choose(flat)
+        composed = schema.compose(flat, trusted=self._trusted(session, flat))
+        batch, n = composed.data.train_batch_size, len(session.train_tasks)
+        if n < batch:
+            raise ConfigError(
+                f"[algorithm] verl: a step takes {batch} tasks (data.train_batch_size), the training split has {n}: "
+                "lower the one, or raise run.train_tasks"
+            )
+        return composed
 
     def _model(self) -> str:
         if not self.config.model:
@@ -134,7 +157,7 @@ class Verl:
         return str(path.resolve()) if path.is_dir() else self.config.model
 
     def _trusted(self, session: Session, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys that connect verl to the run; a recipe's own value wins where it may."""
+        """Return the keys that connect verl to the run, without those that a recipe may set and has set."""
         from agentrig_verl import dataset, manager
 
         index = session.directory / "verl-tasks.json"
@@ -148,8 +171,9 @@ class Verl:
             "data.custom_cls.name": dataset.CLASS,
             "transfer_queue.enable": True,
             "trainer.resume_mode": "disable",
-            "trainer.experiment_name": session.directory.name,
         }
+        if "trainer.experiment_name" not in flat:
+            keys["trainer.experiment_name"] = session.directory.name
         keys.update({k: session.seed for k in ("data.seed", f"{ROLLOUT}.seed") if k not in flat})
         if flat.get(f"{MODEL}.lora_rank"):
             keys[f"{MODEL}.lora.merge"] = True
@@ -222,6 +246,10 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
     Raises:
         ConfigError: Settings that contradict one another, in verl's words or in ours.
     """
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from verl.trainer.ppo import core_algos
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -241,7 +269,25 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
         raise ConfigError(
             "[algorithm] verl: checkpoint.async_save must be false: a checkpoint is whole when it is filed"
         )
-    estimator = config.algorithm.adv_estimator
+    for key in COUNTS:
+        value = OmegaConf.select(config, key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"[algorithm] verl: {key} = {value!r} must be a whole number from 1")
+    estimator, loss = config.algorithm.adv_estimator, actor.policy_loss.loss_mode
+    for key, value, there in (
+        ("algorithm.adv_estimator", estimator, core_algos.ADV_ESTIMATOR_REGISTRY),
+        (f"{ACTOR}.policy_loss.loss_mode", loss, core_algos.POLICY_LOSS_REGISTRY),
+    ):
+        if value not in there:
+            names = sorted(str(getattr(name, "value", name)) for name in there)
+            raise ConfigError(
+                f"[algorithm] verl has no {key} {value}.{nearest(value, names)} It has: {', '.join(names)}"
+            )
+    if need_critic(config):
+        raise ConfigError(
+            f"[algorithm] verl: adv_estimator {estimator} needs a critic, which agentrig does not train; use grpo or "
+            "another estimator without one"
+        )
     if negative_scale != 1.0 and estimator != "grpo":
         raise ConfigError(
             f"[algorithm] negative_scale works with adv_estimator grpo; {estimator} takes verl's own advantages"
@@ -257,5 +303,48 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
         validate_config(
             config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
         )
-    except (AssertionError, ValueError, TypeError) as error:
+    except (AssertionError, ValueError, TypeError, HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"[algorithm] verl refuses this configuration: {error}") from error
+
+
+LOGGERS: Mapping[str, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "swanlab": "swanlab", "mlflow": "mlflow",
+                              "clearml": "clearml", "trackio": "trackio"}  # fmt: skip
+"""verl's loggers that are packages of their own, and the package's module."""
+
+
+def check_loggers(config: Any) -> None:
+    """Check that verl's loggers can begin; verl itself makes them after the first measurement.
+
+    Raises:
+        ConfigError: verl has no such logger, its package is missing, or W&B has no login.
+    """
+    from verl.utils.tracking import Tracking
+
+    names = [config.trainer.logger] if isinstance(config.trainer.logger, str) else list(config.trainer.logger)
+    for name in names:
+        if name not in Tracking.supported_backend:
+            raise ConfigError(
+                f'[algorithm] verl has no logger "{name}".{nearest(name, Tracking.supported_backend)} '
+                f"It has: {', '.join(Tracking.supported_backend)}"
+            )
+        if name in LOGGERS and importlib.util.find_spec(LOGGERS[name]) is None:
+            raise ConfigError(
+                f'[algorithm] verl: the logger "{name}" of trainer.logger needs a package that is not installed: '
+                f"pip install {LOGGERS[name]}, or set algorithm.verl.trainer.logger='[\"console\"]'"
+            )
+    if "wandb" in names and not _wandb_ready():
+        raise ConfigError(
+            "[algorithm] verl: trainer.logger has wandb, which has no login here: set WANDB_API_KEY (or run "
+            "`wandb login`), set WANDB_MODE=offline, or set algorithm.verl.trainer.logger='[\"console\"]'"
+        )
+
+
+def _wandb_ready() -> bool:
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    found = [Path(os.environ[name]) for name in ("NETRC",) if name in os.environ]
+    for file in found or [Path.home() / ".netrc", Path.home() / "_netrc"]:
+        if file.is_file() and host in file.read_text("utf-8", errors="replace"):
+            return True
+    return False

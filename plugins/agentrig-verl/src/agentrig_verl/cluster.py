@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import subprocess
 from collections.abc import Sequence
 from typing import Any
@@ -57,13 +58,11 @@ def connect(config: Any, hardware: Hardware, *, logs: bool = False) -> int:
         given["address"] = running
     if given.get("address"):
         given.pop("num_cpus", None)  # Ray takes it for a cluster of its own only
+        _reach(given["address"])
     try:
         ray.init(**given, runtime_env=runtime, log_to_driver=logs, configure_logging=False)
     except ConnectionError as error:
-        raise ConfigError(
-            f"the Ray cluster {given.get('address')} does not answer: {error}\n  If it is dead: `ray stop`, and "
-            "delete what RAY_ADDRESS or /tmp/ray/ray_current_cluster names; then try again"
-        ) from error
+        raise _unreachable(given.get("address"), error) from error
     if given.get("address"):
         lacking = lacks(ray, [name for name in SECRETS if os.environ.get(name)])
         short = _short(ray, config, hardware)
@@ -78,11 +77,28 @@ def connect(config: Any, hardware: Hardware, *, logs: bool = False) -> int:
     return _nodes(ray)
 
 
+def _reach(address: str) -> None:
+    """Raise at once when nothing listens at `host:port`; Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        return  # `auto`, `local`, `ray://…`
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise _unreachable(address, error) from error
+
+
+def _unreachable(address: Any, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"the Ray cluster {address} does not answer: {error}\n  If it is dead: `ray stop`, and take away what names "
+        "it, RAY_ADDRESS or /tmp/ray/ray_current_cluster; then try again"
+    )
+
+
 def running_cluster() -> str | None:
     """Return the address of a cluster to join: `RAY_ADDRESS`, else the one started on this machine.
 
-    Raises:
-        ConfigError: A cluster is noted on this machine, but none of its processes is left.
+    A note of a cluster of which no process is left is deleted.
     """
     from agentrig.doctor.cluster import address_file, ray_processes
 

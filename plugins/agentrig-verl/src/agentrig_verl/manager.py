@@ -7,6 +7,7 @@ own. What it shall run tasks with is therefore lent to this module beforehand (`
 from __future__ import annotations
 
 import logging
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,9 @@ from agentrig_verl.credit import Weighting
 from agentrig_verl.trajectories import PARTITION, Trajectory, in_chunks, trajectories_of
 
 log = logging.getLogger(__name__)
+
+OVERLONG = re.compile("max(imum)? (context|input|model) len(gth)?|context length|max_model_len", re.IGNORECASE)
+"""What vLLM says, in the wordings of its versions, of a prompt that leaves no room for a reply."""
 
 CLASS = f"{__name__}.LoopManager"
 """What verl's key is set to."""
@@ -99,16 +103,8 @@ class LoopManager:
         step = int(_scalar(prompts["global_steps"]))
         n = self.config.actor_rollout_ref.rollout.n
         tasks = [self.loan.session.train_tasks[i] for i in indices]
-        try:
+        with explained(self.loan.session, self.loan.endpoints):
             rollouts = self.loan.session.rollouts(tasks, n=n, endpoint=self.loan.endpoints, step=step)
-        except RunStopped as stopped:
-            dead = [e.base_url for e in self.loan.endpoints if not answers(e)]
-            if not dead:
-                raise
-            raise RunStopped(
-                f"{stopped}\n  The model server {', '.join(dead)} does not answer any more. Nothing of this step was "
-                f"learned; go on with: agentrig train --resume {self.loan.session.directory}"
-            ) from stopped
         groups = [rollouts[i * n : (i + 1) * n] for i in range(len(uids))]
         self.put(dict(zip(uids, groups, strict=True)), step=step)
 
@@ -149,6 +145,25 @@ class LoopManager:
         self.figures = _figures(list(groups.values()), by_group, self.config.data.max_prompt_length)
 
 
+@contextmanager
+def explained(session: Session, endpoints: Sequence[Endpoint]) -> Iterator[None]:
+    """Say so when the session stops within because a server is gone, and how to go on.
+
+    Raises:
+        agentrig.errors.RunStopped: The session's, with that said.
+    """
+    try:
+        yield
+    except RunStopped as stopped:
+        dead = [e.base_url for e in endpoints if not answers(e)]
+        if not dead:
+            raise
+        raise RunStopped(
+            f"{stopped}\n  The model server {', '.join(dead)} does not answer any more. Nothing of the step under way "
+            f"was kept; go on with: agentrig train --resume {session.directory}"
+        ) from stopped
+
+
 def answers(endpoint: Endpoint) -> bool:
     """Whether a server still works: vLLM's `/health` also knows of an engine that died behind a server that lives."""
     without_proxy(endpoint.base_url)
@@ -180,8 +195,6 @@ def _figures(
         "calls_per_sequence": len(triplets) / sequences if sequences else 0.0,
         "groups_without_sequences": sum(not t for t in by_group.values()),
         # vLLM refuses a prompt that leaves no room: such a rollout is a typed failure, and counted here.
-        "overlong_prompts": sum(
-            "maximum context length" in r.outcome.message or "max_model_len" in r.outcome.message for r in failed
-        )
+        "overlong_prompts": sum(bool(OVERLONG.search(r.outcome.message)) for r in failed)
         + sum(len(t.prompt_ids) > max_prompt_length for t in triplets),
     }

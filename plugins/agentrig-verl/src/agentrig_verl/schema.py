@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,13 @@ IGNORED: Mapping[str, str] = {
     "trainer.resume_from_path": "use agentrig train --resume",
     "actor_rollout_ref.model.path": "set algorithm.model",
     "reward.custom_reward_function.path": "set [reward]",
+    "reward.reward_model.enable": "set [reward]",
+    "actor_rollout_ref.model.lora.rank": "verl's FSDP engine reads actor_rollout_ref.model.lora_rank",
+    "actor_rollout_ref.rollout.agent.num_workers": "agentrig's runners take the place of verl's; set runners.n",
+    "actor_rollout_ref.rollout.agent.default_agent_loop": "agentrig's runners take the place of verl's; set [agent]",
+    "data.val_max_samples": "set run.validation_tasks",
+    "trainer.val_only": "use agentrig eval",
+    "trainer.log_val_generations": "every rollout is in the run directory, as Parquet",
 }
 """Keys that would have no effect here; setting one is an error that says why."""
 
@@ -92,7 +100,7 @@ def compose(settings: Mapping[str, Any], *, trusted: Mapping[str, Any] | None = 
         An OmegaConf `DictConfig`, struct mode on.
 
     Raises:
-        ConfigError: A key that verl has not, a value of another type, or a key that would be ignored.
+        ConfigError: A key that verl has not, a value of another type, or a key that would be ignored or overwritten.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -103,32 +111,34 @@ def compose(settings: Mapping[str, Any], *, trusted: Mapping[str, Any] | None = 
     with initialize_config_dir(str(config_directory()), version_base=None):
         config = hydra_compose("ppo_trainer")
     OmegaConf.set_struct(config, True)
-    flat = flatten(settings)
+    flat, trusted = flatten(settings), dict(trusted or {})
     for key in flat:
         if key in IGNORED:
             raise ConfigError(f"[algorithm] verl: {key} would have no effect here: {IGNORED[key]}")
+        if key in trusted and flat[key] != trusted[key]:
+            raise ConfigError(f"[algorithm] verl: {key} is agentrig's to set, to {trusted[key]!r}; leave it out")
     known: list[str] = []
-    for key, value in {**flat, **(trusted or {})}.items():
-        _check(config, key, value, known)
+    for key, value in {**flat, **trusted}.items():
+        value = _check(config, key, value, known)
         with open_dict(config):
             OmegaConf.update(config, key, value, merge=True, force_add=True)
     return config
 
 
-def _check(config: Any, key: str, value: Any, known: list[str]) -> None:
-    """Raise unless verl's YAML has the key, and the value is of the kind that it has there."""
+def _check(config: Any, key: str, value: Any, known: list[str]) -> Any:
+    """Return the value, a number in text as a number; raise unless verl's YAML has the key and a value of its kind."""
     from omegaconf import DictConfig, OmegaConf
 
     if any(key.startswith(f"{table}.") for table in OPEN) or key in ADDED:
-        return
+        return value
     parent_path, _, name = key.rpartition(".")
     parent = OmegaConf.select(config, parent_path) if parent_path else config
     if not isinstance(parent, DictConfig) or name not in list(parent.keys()):  # `in` is False for ???
         if not known:
-            known.extend(leaves(config))
+            known.extend(k for k in leaves(config) if k not in IGNORED)
         raise ConfigError(f"[algorithm] verl has no key {key}.{_suggest(key, known)}")
     if OmegaConf.is_missing(parent, name) or OmegaConf.is_interpolation(parent, name):
-        return
+        return value
     old = parent[name]
     if isinstance(old, DictConfig) and not isinstance(value, Mapping):
         raise ConfigError(f"[algorithm] verl: {key} is a table with the keys {', '.join(map(str, old))}")
@@ -136,6 +146,9 @@ def _check(config: Any, key: str, value: Any, known: list[str]) -> None:
         raise ConfigError(
             f"[algorithm] verl: {key} = {value!r} does not fit; verl's own value is {old!r} ({type(old).__name__})"
         )
+    if isinstance(value, str) and isinstance(old, int | float):
+        return int(value) if re.fullmatch(r"[+-]?\d+", value) else float(value)
+    return value
 
 
 def _fits(old: Any, value: Any) -> bool:

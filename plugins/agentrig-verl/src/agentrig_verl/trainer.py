@@ -6,6 +6,7 @@ advantages are used, where a checkpoint goes, and that each step closes with the
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from agentrig.agents import without_proxy
 from agentrig.algorithms import Session
 from agentrig_verl.actor import METRIC, Actor
 from agentrig_verl.checkpoints import finish_checkpoint
+from agentrig_verl.manager import explained
 from agentrig_verl.trajectories import ADVANTAGE
 
 TIMES: Mapping[str, Sequence[str]] = {
@@ -55,6 +57,8 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         self.session = session
         self.endpoints: list[Endpoint] = []
         self.finished = False
+        self._written = False
+        self._aside = Path(session.directory) / "checkpoints" / ".verl"
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
@@ -92,13 +96,15 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
     def fit(self, agent_loop_manager: Any) -> None:
         """Measure, train, measure again."""
         self.session.plan_steps(self.total_training_steps)
-        self.session.report(self.greedy, when="before", step=self.global_steps)
+        with explained(self.session, self.endpoints):
+            self.session.report(self.greedy, when="before", step=self.global_steps)
         try:
             super().fit(agent_loop_manager)
             self.finished = True
         except Stopping:
             return
-        self.session.report(self.greedy, when="after", step=self.global_steps - 1)
+        with explained(self.session, self.endpoints):
+            self.session.report(self.greedy, when="after", step=self.global_steps - 1)
 
     def prepare_step(self) -> dict[str, Any]:
         """Roll out; the time counts as verl's `gen`, as with its own loop."""
@@ -107,7 +113,8 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         return figures
 
     def _validate(self) -> dict[str, float]:
-        accuracy = self.session.validate(self.greedy, step=self.global_steps)
+        with explained(self.session, self.endpoints):
+            accuracy = self.session.validate(self.greedy, step=self.global_steps)
         # verl wants at least one figure
         return {"val-core/agentrig/acc/mean@1": float("nan") if accuracy is None else accuracy}
 
@@ -130,15 +137,28 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _save_checkpoint(self) -> None:
-        last = self.global_steps >= self.total_training_steps
+        """Write it aside: verl saves, and validates, before a step's figures are there.
 
-        def write(path: Path) -> None:
-            with open_dict(self.config):
-                self.config.trainer.default_local_dir = str(path.resolve() / "trainer")
-            PPOTrainerSync._save_checkpoint(self)
-            finish_checkpoint(path, self.global_steps, base=self.config.actor_rollout_ref.model.path)
+        A run that dies in between must not find a checkpoint of a step that has no line of metrics.
+        """
+        shutil.rmtree(self._aside, ignore_errors=True)
+        self._aside.mkdir(parents=True)
+        with open_dict(self.config):
+            self.config.trainer.default_local_dir = str(self._aside.resolve() / "trainer")
+        super()._save_checkpoint()
+        finish_checkpoint(self._aside, self.global_steps, base=self.config.actor_rollout_ref.model.path)
+        self._written = True
 
-        self.session.save_checkpoint(self.global_steps, write, keep=last)
+    def _file_checkpoint(self) -> None:
+        """Make what was written aside the run's latest checkpoint."""
+
+        def move(path: Path) -> None:
+            for part in self._aside.iterdir():
+                part.rename(path / part.name)
+
+        self.session.save_checkpoint(self.global_steps, move, keep=self.global_steps >= self.total_training_steps)
+        self._aside.rmdir()
+        self._written = False
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, **more: Any) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **more)
@@ -149,9 +169,12 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             metrics=step_figures(metrics, padding=sum(bool(t.get("is_padding")) for t in batch.tags)),
             time_s={part: s for part, s in times.items() if s},
         )
-        if self.session.stopping and self.global_steps < self.total_training_steps:
-            if self.config.trainer.save_freq <= 0 or self.global_steps % self.config.trainer.save_freq:
-                self._save_checkpoint()
+        stopping = self.session.stopping and self.global_steps < self.total_training_steps
+        if stopping and not self._written:
+            self._save_checkpoint()
+        if self._written:
+            self._file_checkpoint()
+        if stopping:
             raise Stopping
 
 

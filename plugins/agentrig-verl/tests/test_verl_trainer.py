@@ -1,0 +1,132 @@
+"""The order of a step's end in verl's own training loop; what computes is left out, for it needs a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from agentrig_verl import schema
+
+from agentrig.config import resolve
+from agentrig.rundir import RunDirectory
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("verl") is None or importlib.util.find_spec("tensordict") is None,
+        reason="verl is not installed; see docs/gpu.md",
+    ),
+    pytest.mark.filterwarnings("ignore"),  # of verl's own making
+]
+
+
+class PowerCut(BaseException):
+    """Ends the process at a place of the test's choice."""
+
+
+class Session:
+    """What the trainer asks of a session, on a real run directory."""
+
+    def __init__(self, run: RunDirectory, *, cut: str = "", stop_after: int = 0) -> None:
+        self.run, self.directory, self.cut, self.stop_after = run, run.path, cut, stop_after
+        self.stopping = False
+        self.calls: list[str] = []
+
+    def note(self, call: str) -> None:
+        if call == self.cut:
+            raise PowerCut
+        self.calls.append(call)
+
+    def plan_steps(self, steps: int) -> None:
+        pass
+
+    def report(self, endpoints: Any, *, when: str, step: int) -> None:
+        self.note(when)
+
+    def validate(self, endpoints: Any, *, step: int) -> float:
+        self.note(f"validate {step}")
+        return 0.5
+
+    def end_step(self, step: int, **figures: Any) -> None:
+        self.note(f"end {step}")
+        self.run.append_metrics({"step": step})
+        self.stopping = step == self.stop_after
+
+    def save_checkpoint(self, step: int, write: Any, *, keep: bool) -> Path:
+        self.note(f"file {step}")
+        return self.run.save_checkpoint(step, write, keep=keep)
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run verl's loop for three steps with a checkpoint every second one; returns the session and its run."""
+    from agentrig_verl import trainer as ours
+    from verl.trainer.ppo.v1 import trainer_base
+
+    def saved(self: Any) -> None:
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}" / "actor"
+        (folder / "huggingface").mkdir(parents=True)
+        (folder / "huggingface" / "model.safetensors").touch()
+
+    for name in ("Tracking", "ValidationGenerationsLogger", "DapoFilteredRewardTableLogger"):
+        monkeypatch.setattr(trainer_base, name, lambda *a, **k: SimpleNamespace(log=lambda *a, **k: None))
+    monkeypatch.setattr(trainer_base.tq, "kv_clear", lambda **k: None)
+    monkeypatch.setattr(ours.PPOTrainerSync, "_save_checkpoint", saved)
+    monkeypatch.setattr(ours.PPOTrainerSync, "_compute_metrics", lambda *a, **k: None)
+
+    def run(save_freq: int = 2, **lent: Any) -> tuple[Session, RunDirectory]:
+        plan = resolve("fast", overrides=[f"run.directory={tmp_path}"], uses={"hardware": "cuda", "tasks": "mini-sql"})
+        directory = RunDirectory.create(plan)
+        session = Session(directory, **lent)
+        config = schema.compose(
+            {
+                "trainer.test_freq": 1, "trainer.save_freq": save_freq, "trainer.val_before_train": False,
+                "trainer.total_epochs": 1, "trainer.logger": ["console"],
+            }
+        )  # fmt: skip
+        trainer: Any = ours.Trainer.__new__(ours.Trainer)
+        monkeypatch.setattr(ours.PPOTrainerSync, "__init__", lambda self, config: setattr(self, "config", config))
+        ours.Trainer.__init__(trainer, config, session)
+        trainer.global_steps, trainer.total_training_steps, trainer.steps_per_epoch, trainer.timing_raw = 0, 3, 3, {}
+        for name in (
+            "on_step_begin", "on_step_end", "on_validate_begin", "on_validate_end", "on_train_begin", "on_train_end",
+            "_start_profiling", "_stop_profiling", "_shutdown_dump_executor", "_reissue_inflight_prompts",
+        ):  # fmt: skip
+            setattr(trainer, name, lambda *a: None)
+        trainer._consume_sync_metrics = dict
+        trainer.step = lambda metrics, times: SimpleNamespace(keys=[], tags=[], partition_id="train")
+        try:
+            trainer.fit(SimpleNamespace(figures={}))
+        except PowerCut:
+            session.calls.append("cut")
+        return session, directory
+
+    return run
+
+
+def test_a_checkpoint_is_found_only_with_its_line_of_metrics(train: Any) -> None:
+    session, run = train()
+    assert session.calls == [
+        "before", "validate 1", "end 1", "validate 2", "end 2", "file 2", "validate 3", "end 3", "file 3", "after",
+    ]  # fmt: skip
+    checkpoint, step = run.latest_checkpoint()
+    assert step == 3
+    assert sorted(p.name for p in checkpoint.iterdir()) == ["keep", "model.safetensors", "trainer"]
+    assert (checkpoint / "trainer" / "global_step_3").is_dir()
+    assert not (run.path / "checkpoints" / ".verl").exists()
+
+
+@pytest.mark.parametrize("cut", ["validate 2", "end 2", "file 2"])
+def test_a_run_that_is_cut_at_a_checkpoint_loses_no_line(train: Any, cut: str) -> None:
+    session, run = train(cut=cut)
+    assert session.calls[-1] == "cut"
+    assert run.latest_checkpoint() == (None, 0)  # step 2 is done again, all of it
+
+
+@pytest.mark.parametrize("save_freq", [-1, 2])
+def test_a_run_that_is_asked_to_stop_saves_once(train: Any, save_freq: int) -> None:
+    session, run = train(save_freq, stop_after=2)
+    assert session.calls == ["before", "validate 1", "end 1", "validate 2", "end 2", "file 2"]
+    assert run.latest_checkpoint()[1] == 2
