@@ -40,7 +40,10 @@ def vote(task_input, endpoint):
         for _ in range(3):
             with agentrig.span("write_query"):  # the name that the adapter looks for
                 reply = client.chat.completions.create(
-                    model=endpoint.model, messages=[{"role": "user", "content": prompt}], **endpoint.sampling
+                    model=endpoint.model,
+                    messages=[{"role": "user", "content": prompt}],
+                    extra_body=dict(endpoint.sampling),
+                    extra_headers=dict(endpoint.headers),
                 )
             queries.append((reply.choices[0].message.content or "").strip())
     results = {query: result_of(task_input["database"], query) for query in queries}

@@ -227,6 +227,33 @@ def test_threads_that_copy_the_context_are_seen(model: ModelServer, client: Any)
     assert [trace.nodes(c) for c in trace.llm_calls()] == [["plan"]] * 4
 
 
+def test_threads_of_the_agents_own_are_seen(model: ModelServer, client: Any) -> None:
+    def ask() -> None:
+        client.chat.completions.create(model="m", messages=MESSAGES)
+
+    def agent() -> None:
+        with agentrig.span("plan"):
+            thread = threading.Thread(target=ask)
+            thread.start()
+            thread.join()
+            with ThreadPoolExecutor(2) as threads:
+                list(threads.map(lambda _: ask(), range(3)))
+
+    trace = record(agent)
+    assert [trace.nodes(c) for c in trace.llm_calls()] == [["plan"]] * 4
+
+
+def test_a_pool_that_outlives_a_rollout_belongs_to_who_asks_it(model: ModelServer, client: Any) -> None:
+    def ask() -> None:
+        client.chat.completions.create(model="m", messages=MESSAGES)
+
+    with ThreadPoolExecutor(1) as shared:
+        first, second = (record(lambda: shared.submit(ask).result()) for _ in range(2))
+        shared.submit(ask).result()  # of no rollout, in a thread that the first one started
+        assert shared.submit(current).result() is None
+    assert (len(first.llm_calls()), len(second.llm_calls())) == (1, 1)
+
+
 def test_rollouts_at_once_do_not_mix(model: ModelServer, client: Any) -> None:
     def rollout(i: int) -> Trace:
         def agent() -> None:

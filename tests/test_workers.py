@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -127,10 +128,12 @@ def test_failures_are_typed(model: ModelServer, start: Start) -> None:
         "dead": "llm-error",
         "503": "llm-error",
     }
-    assert results["job-0"].outcome.message == "ValueError: this agent cannot count"
+    assert re.search(
+        r"^ValueError: this agent cannot count \(toy_plugin\.py:\d+ in misbehave\)$", results["job-0"].outcome.message
+    )
     assert "503" in results["503"].outcome.message
     assert results["job-0"].outcome.answer is None
-    assert results["job-0"].trace.spans[0].error == "ValueError: this agent cannot count"
+    assert results["job-0"].trace.spans[0].error == results["job-0"].outcome.message
     assert "503" in next(s.error or "" for s in results["503"].trace.spans if s.name == "openai.chat.completion")
     assert pool.replaced == 0
 
@@ -282,9 +285,19 @@ def test_agents_may_be_coroutines_or_objects(loop: asyncio.AbstractEventLoop) ->
     assert run(Agent()).outcome.answer == ["m"]
 
 
-def test_answers_become_json_values() -> None:
-    assert run(lambda i, e: {"rows": [(1, "x")], 2: {3}}).outcome.answer == {"rows": [[1, "x"]], "2": "{3}"}
-    assert run(lambda i, e: "x" * 50_000).outcome.answer == "x" * 50_000
+def test_answers_are_json_values_as_they_are() -> None:
+    assert run(lambda i, e: {"rows": [(1, "x")], 2: None}).outcome.answer == {"rows": [[1, "x"]], "2": None}
+    assert run(lambda i, e: {"text": "x" * 50_000}).outcome.answer == {"text": "x" * 50_000}
+    outcome = run(lambda i, e: {"rows": {3}}).outcome
+    assert outcome.failure == "bad-answer"
+    assert "answered with dict: Object of type set is not JSON serializable" in outcome.message
+
+
+def test_an_error_is_told_with_its_place_in_the_agent() -> None:
+    def agent(task_input: Any, endpoint: Endpoint) -> Any:
+        return os.path.join("x", task_input["a"])
+
+    assert re.search(r"^TypeError: .* \(test_workers\.py:\d+ in agent\)$", run(agent).outcome.message)
 
 
 @pytest.mark.parametrize(

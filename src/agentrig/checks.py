@@ -70,6 +70,8 @@ def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> N
     with_ids = [call for _, call in calls if call.attributes.get("response_token_ids")]
     names = Counter(name for trace, call in calls for name in (trace.nodes(call) or ["(no node)"]))
     seen = ", ".join(f"{name} ({count})" for name, count in names.most_common())
+    likely = next((name for name, _ in names.most_common() if name != "(no node)"), "")
+    change = f"for example adapter.match={likely}, or " if likely else "to "
     if not with_ids:
         raise RunStopped(
             f"{where}\n  {len(calls)} calls were recorded, but the endpoint returned no token ids with them. Use an "
@@ -77,7 +79,7 @@ def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> N
         )
     raise RunStopped(
         f"{where}\n  The adapter {adapter} kept none of {len(calls)} calls. They were made under these nodes: {seen}.\n"
-        "  Change what it matches, for example adapter.match=write, or adapter.match= (empty) to train every call."
+        f"  Change what it matches (adapter.match), {change}adapter.match= (empty) to train every call."
     )
 
 
@@ -91,10 +93,16 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:
     lines += [
         f"  for example: {str(r.outcome.answer)[:200]!r} -> {dict(r.score.details) if r.score else {}}" for r in samples
     ]
-    lines.append(
-        "  All wrong: start from a model that is right at least now and then, or take easier tasks. All right: take "
-        "harder ones. A reward that can't tell is seen with: agentrig dev."
-    )
+    if values[0] <= 0.0:
+        cure = (
+            "All wrong: take easier tasks, or a model that is right at least now and then (algorithm.model). The small "
+            "model that ships with agentrig knows one form of prompt only, that of examples/my_agent.py."
+        )
+    elif values[0] >= 1.0:
+        cure = "All right: take harder tasks."
+    else:
+        cure = "The same for different answers: does the reward look at the answer?"
+    lines.append(f"  {cure} See single rollouts with: agentrig dev.")
     raise RunStopped("\n".join(lines))
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -355,6 +355,7 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
     """
     import attrs
 
+    from agentrig.config import to_toml
     from agentrig.errors import LookupFailed, nearest
     from agentrig.specs import KINDS as SPECS
 
@@ -386,7 +387,7 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
                 "summary": c.spec.summary,
                 "distribution": c.distribution,
                 "version": c.version,
-                "settings": settings,
+                "settings": settings if c.kind != "recipe" else _plain(c.spec.settings),  # type: ignore[attr-defined]
             }
         )
     if as_json:
@@ -394,8 +395,15 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
         return
     for d in described:
         click.echo(f"{d['kind']} {d['name']}  ({d['distribution']} {d['version']})\n  {d['summary']}")
+        if d["kind"] == "recipe":
+            click.echo("\n" + to_toml(d["settings"]))
+            continue
         for key, s in d["settings"].items():
             click.echo(f"    {key} = {s['default']!r}  ({s['type']})  {s['help']}")
+
+
+def _plain(value: Any) -> Any:
+    return {k: _plain(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
 def _default(default: Any) -> Any:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sysconfig
+import traceback
 from collections.abc import Iterable
 
 
@@ -43,3 +46,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return `` Did you mean "x"?`` for the known name closest to `name`, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f' Did you mean "{close[0]}"?' if close else ""
+
+
+def place_of(error: BaseException) -> str:
+    """Return ` (FILE:LINE in FUNCTION)`: the last place in the user's own code that an exception came from, or ''."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not any(f.filename.startswith(root) for root in _OTHERS)]
+    return f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno} in {own[-1].name})" if own else ""
+
+
+_OTHERS = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, os.path.dirname(__file__), "<")
+"""Where code lies that is not the user's: Python's, installed packages and agentrig itself."""

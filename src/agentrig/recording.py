@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.thread import _worker as pool_worker
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any
 
@@ -179,8 +182,28 @@ def install() -> None:
             continue
         _tap(module, is_async=False)
         _tap(module, is_async=True)
+    _tap_threads()
     with contextlib.suppress(ImportError):  # an agent that does not use LangChain needs no handler
         _install_langchain()
+
+
+def _tap_threads() -> None:
+    """Let threads that a rollout starts, itself or in a pool, record into it; Python gives them a fresh context."""
+    submit, start = ThreadPoolExecutor.submit, threading.Thread.start
+
+    def submitted(pool: Any, work: Callable[..., Any], /, *args: Any, **more: Any) -> Any:
+        if _active.get() is None:
+            return submit(pool, work, *args, **more)
+        return submit(pool, copy_context().run, work, *args, **more)
+
+    def started(thread: Any) -> None:
+        # A pool's threads outlive the rollout that happened to start them; what they do comes with its own context.
+        if _active.get() is not None and getattr(thread, "_target", None) is not pool_worker:
+            thread.run = partial(copy_context().run, thread.run)
+        start(thread)
+
+    ThreadPoolExecutor.submit = submitted  # type: ignore[method-assign]
+    threading.Thread.start = started  # type: ignore[method-assign, assignment]
 
 
 def _tap(library: Any, *, is_async: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import attrs
 
 from agentrig.agents import Outcome
+from agentrig.errors import place_of
 from agentrig.tasks import Task
 
 
@@ -131,7 +132,9 @@ class Scorer:
                 if len(scores) != len(items) or not all(isinstance(s, Score) for s in scores):
                     raise TypeError(f"score_many gave {len(scores)} results for {len(items)} items, or no Scores")
             except Exception as error:
-                scores = [Score.invalid(f"the reward raised {type(error).__name__}: {error}")] * len(items)
+                scores = [Score.invalid(f"the reward raised {type(error).__name__}: {error}{place_of(error)}")] * len(
+                    items
+                )
             found.extend(scores)
 
         worker = self._thread(work)
@@ -145,7 +148,7 @@ class Scorer:
         try:
             score = self._reward(task, outcome, self._budget_s)
         except Exception as error:
-            return Score.invalid(f"the reward raised {type(error).__name__}: {error}")
+            return Score.invalid(f"the reward raised {type(error).__name__}: {error}{place_of(error)}")
         if isinstance(score, Score):
             return score
         return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 import multiprocessing
 import os
@@ -21,7 +22,7 @@ from typing import Any
 import attrs
 
 from agentrig.agents import Agent, Endpoint, Outcome, without_proxy
-from agentrig.errors import AgentFailure, AgentrigError
+from agentrig.errors import AgentFailure, AgentrigError, place_of
 from agentrig.pools import BasePool, Worker
 from agentrig.traces import Trace
 
@@ -97,7 +98,7 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
         loop: What `running_loop` returned, for an `async` agent: all its rollouts in a process share
             one, for a client that it keeps is bound to the loop of its first call. None for a loop of its own.
     """
-    from agentrig.recording import plain, recording
+    from agentrig.recording import recording
 
     without_proxy(job.endpoint.base_url)
     start, clock = time.time(), time.perf_counter()
@@ -108,13 +109,30 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
             if inspect.isawaitable(answer):
                 waiting = _await(answer)
                 answer = asyncio.run_coroutine_threadsafe(waiting, loop).result() if loop else asyncio.run(waiting)
-            outcome = Outcome(answer=answer if isinstance(answer, str) else plain(answer))
+            outcome = Outcome(answer=json_values(answer))
         except (Exception, SystemExit) as error:
-            outcome = Outcome(failure=failure_kind(error), message=f"{type(error).__name__}: {error}")
+            kind = failure_kind(error)
+            place = place_of(error) if kind == "agent-error" else ""
+            outcome = Outcome(failure=kind, message=f"{type(error).__name__}: {error}{place}")
             recorder.fail(outcome.message)
     return Result(
         id=job.id, outcome=outcome, trace=recorder.trace(), start=start, duration_s=time.perf_counter() - clock
     )
+
+
+def json_values(answer: Any) -> Any:
+    """Return an answer as the JSON values that the reward gets.
+
+    Raises:
+        AgentFailure: It is something else; of the kind `bad-answer`.
+    """
+    try:
+        return json.loads(json.dumps(answer))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise AgentFailure(
+            f"the agent answered with {type(answer).__name__}: {error}; return text, numbers, lists or dicts",
+            kind="bad-answer",
+        ) from None
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
