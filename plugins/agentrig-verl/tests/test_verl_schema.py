@@ -247,6 +247,22 @@ def test_loggers_are_looked_at_before_anything_starts(composed, tmp_path, monkey
     check_loggers(config)
 
 
+def test_what_is_measured_is_served_as_what_trains():
+    from agentrig_verl.algorithm import served_with
+
+    rollout, model = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+    flat = {
+        f"{rollout}.engine_kwargs.vllm.enable_auto_tool_choice": True,
+        f"{rollout}.engine_kwargs.vllm.tool_call_parser": "hermes",
+        f"{rollout}.engine_kwargs.vllm.disable_custom_all_reduce": False,
+        f"{rollout}.tensor_model_parallel_size": 2,
+        f"{model}.trust_remote_code": False,
+    }
+    assert served_with(flat) == {
+        "enable-auto-tool-choice": True, "tool-call-parser": "hermes", "tensor-parallel-size": 2,
+    }  # fmt: skip
+
+
 def test_the_reference_is_complete():
     assert REFERENCE["actor_rollout_ref.actor.optim.lr"] == 1e-6
     assert REFERENCE["trainer.save_freq"] == 64

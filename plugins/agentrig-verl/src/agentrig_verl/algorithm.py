@@ -120,13 +120,14 @@ class Verl:
         """Serve a checkpoint, or the starting model, with vLLM."""
         from agentrig_verl.serve import serve_model
 
-        flat = schema.flatten(self.config.verl)
+        flat = self._settings(hardware)
         prompt, response = flat.get("data.max_prompt_length"), flat.get("data.max_response_length")
         return serve_model(
             str(checkpoint) if checkpoint else self._model(),
             sampling={"temperature": 0.0, **({"max_tokens": response} if response else {})},
             max_model_len=flat.get(f"{ROLLOUT}.max_model_len") or (prompt + response if prompt and response else None),
             memory=flat.get(f"{ROLLOUT}.gpu_memory_utilization", 0.6),
+            options=served_with(flat),
         )
 
     def compose(self, session: Session) -> Any:
@@ -135,12 +136,8 @@ class Verl:
         Raises:
             ConfigError: A key that verl does not have, or one that would be ignored.
         """
-        hardware = session.hardware
-        flat = schema.flatten(self.config.verl)
-        versions = {**installed(("verl", "vllm", "torch", "torch_npu")), **hardware.host_versions()}
-        flat = apply_overrides(flat, hardware.overrides(versions))
-        flat = {**flat, **attention(flat, hardware)}
-        flat = _choose(flat)
+        flat = self._settings(session.hardware)
+        flat = _choose({**flat, **attention(flat, session.hardware)})
         composed = schema.compose(flat, trusted=self._trusted(session, flat))
         batch, n = composed.data.train_batch_size, len(session.train_tasks)
         if n < batch:
@@ -149,6 +146,11 @@ class Verl:
                 "lower the one, or raise run.train_tasks"
             )
         return composed
+
+    def _settings(self, hardware: Hardware) -> dict[str, Any]:
+        """Return verl's keys as the run sets them, with what the hardware changes in them."""
+        versions = {**installed(("verl", "vllm", "torch", "torch_npu")), **hardware.host_versions()}
+        return apply_overrides(schema.flatten(self.config.verl), hardware.overrides(versions))
 
     def _model(self) -> str:
         if not self.config.model:
@@ -188,6 +190,18 @@ class Verl:
         if f"{ROLLOUT}.max_model_len" not in flat and prompt and response:
             keys[f"{ROLLOUT}.max_model_len"] = prompt + response
         return keys
+
+
+def served_with(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `vllm serve` that verl's keys ask for, to serve what is measured as what trains."""
+    named = {
+        "tokenizer": flat.get(f"{MODEL}.tokenizer_path"),
+        "trust-remote-code": flat.get(f"{MODEL}.trust_remote_code"),
+        "tensor-parallel-size": flat.get(f"{ROLLOUT}.tensor_model_parallel_size"),
+    }
+    prefix = f"{ROLLOUT}.engine_kwargs.vllm."
+    passed = {k.removeprefix(prefix).replace("_", "-"): v for k, v in flat.items() if k.startswith(prefix)}
+    return {k: v for k, v in {**named, **passed}.items() if v is not None and v is not False}
 
 
 def _choose(flat: Mapping[str, Any]) -> dict[str, Any]:

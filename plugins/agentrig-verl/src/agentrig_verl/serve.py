@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -23,7 +24,13 @@ START_S = 600.0
 
 @contextmanager
 def serve_model(
-    model: str, *, sampling: Mapping[str, Any], max_model_len: int | None, memory: float, dtype: str = "bfloat16"
+    model: str,
+    *,
+    sampling: Mapping[str, Any],
+    max_model_len: int | None,
+    memory: float,
+    dtype: str = "bfloat16",
+    options: Mapping[str, Any] | None = None,
 ) -> Iterator[Endpoint]:
     """Serve a model until the block ends.
 
@@ -33,6 +40,7 @@ def serve_model(
         max_model_len: Prompt and response together, in tokens; None for the model's own.
         memory: The share of the GPU's memory that vLLM may take.
         dtype: Of the weights.
+        options: More options of `vllm serve`; True for one without a value.
 
     Raises:
         AgentrigError: vLLM did not come up; the message ends with its last lines.
@@ -45,6 +53,9 @@ def serve_model(
     command += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
     if max_model_len is not None:
         command += ["--max-model-len", str(max_model_len)]
+    for name, value in (options or {}).items():
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        command += [f"--{name}", *(json.dumps(v) if isinstance(v, Mapping) else str(v) for v in values)]
     with tempfile.NamedTemporaryFile(prefix="agentrig-vllm-", suffix=".log") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
