@@ -61,6 +61,16 @@ def test_overrides_reach_the_recipe(recipe):
     assert findings["model"].result == "problem"
 
 
+def test_an_agent_of_ones_own_is_looked_at_too(recipe):
+    example = str(Path(__file__).resolve().parents[1] / "examples" / "my_agent.py")
+    done = doctor(recipe(), "--hardware", "cpu", "--plugin", example, "--agent", "vote", "--json")
+    found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
+    assert "recipe" not in found or found["recipe"]["result"] == "ok"
+    done = doctor(recipe(), "--hardware", "cpu", "--agent", "vote", "--json")
+    found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
+    assert 'there is no agent called "vote"' in found["recipe"]["evidence"]
+
+
 def test_a_wrong_recipe_is_a_finding_and_the_host_is_still_examined(recipe):
     findings = examine(recipe("[algorithm]\nmodle = 1\n"), hardware="cpu")
     found = by_check(findings)

@@ -16,6 +16,7 @@ from rich.console import Console
 from run_dirs import rollout_of, write_run
 
 from agentrig.display import LiveDisplay
+from agentrig.display.live import final_line
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.plugins import load
 
@@ -191,3 +192,12 @@ def test_names_are_never_read_as_markup():
     shown.on_run_error(event=RunError(directory=Path("[/x]"), error=SimpleNamespace()))  # type: ignore[arg-type]
     assert "runs/[red]x[/bold]" in buffer.getvalue()
     assert "[/x]" in buffer.getvalue()
+
+
+def test_the_last_line_has_the_mean_reward_where_accuracy_does_not_tell(tmp_path):
+    accuracy = {"before": 0.0, "after": 0.0, "n": 40}
+    graded = final_line({"accuracy": accuracy, "reward": {"before": 0.2163, "after": 0.2891}, "steps": 2}, tmp_path)
+    assert "accuracy 0.0% → 0.0% (+0.0 points, n = 40) · reward 0.216 → 0.289 · 2 steps" in graded
+    same = {"accuracy": {"before": 0.5, "after": 0.75, "n": 4}, "reward": {"before": 0.5, "after": 0.75}, "steps": 2}
+    assert "reward" not in final_line(same, tmp_path)
+    assert "reward" not in final_line({"accuracy": {"before": 0.5}, "steps": 2}, tmp_path)

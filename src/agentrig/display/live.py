@@ -234,11 +234,20 @@ def final_line(summary: Mapping[str, Any], directory: Path) -> str:
     failed = _counted(Counter(summary.get("failures") or {}))
     parts = [
         f"accuracy {_percent(before)} → {_percent(after)}{gain}",
+        _rewards(summary.get("reward") or {}, accuracy),
         f"{summary.get('steps', '?')} steps in {_clock(summary.get('wall_s') or 0.0)}",
         f"failed {failed}" if failed else "",
         f"report {directory / 'report.html'}",
     ]
     return " · ".join(p for p in parts if p)
+
+
+def _rewards(reward: Mapping[str, Any], accuracy: Mapping[str, Any]) -> str:
+    """Return the mean held-out reward where it says more than accuracy, the share of rewards of 1, does."""
+    pairs = [(reward.get(when), accuracy.get(when)) for when in ("before", "after")]
+    if any(value is None for value, _ in pairs) or all(value == share for value, share in pairs):
+        return ""
+    return f"reward {pairs[0][0]:.3f} → {pairs[1][0]:.3f}"
 
 
 def _bar(done: int, steps: int | None, elapsed: float, eta: float | None) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,24 @@ CHECKS: Sequence[Check] = (
 )
 
 
-def examine(source: str | None = None, *, overrides: Sequence[str] = (), hardware: str | None = None) -> list[Finding]:
+def examine(
+    source: str | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    hardware: str | None = None,
+    uses: Mapping[str, str | None] | None = None,
+    files: Sequence[str] = (),
+) -> list[Finding]:
     """Run every check, of the core and of the plugins, for a recipe.
 
     Args:
         source: A recipe's name or a run file; None for the default recipe.
         overrides: `section.key=value`.
         hardware: As in `--hardware`; None for what the recipe says.
+        uses: Other components by kind, as in `--agent`.
+        files: Python files that are plugins too.
     """
-    situation, findings = look(source, overrides=overrides, hardware=hardware)
+    situation, findings = look(source, overrides=overrides, hardware=hardware, uses=uses, files=files)
     checks = [*CHECKS, *(c for h in situation.candidates for c in h.checks()), *_own_checks(situation)]
     for check in checks:
         findings += _run(check, situation)
@@ -71,18 +80,25 @@ def _run(check: Check, situation: Situation) -> list[Finding]:
         return [Finding(check=name, result="problem", evidence=evidence, cure="report it to whoever wrote the check")]
 
 
-def look(source: str | None, *, overrides: Sequence[str], hardware: str | None) -> tuple[Situation, list[Finding]]:
+def look(
+    source: str | None,
+    *,
+    overrides: Sequence[str],
+    hardware: str | None,
+    uses: Mapping[str, str | None] | None = None,
+    files: Sequence[str] = (),
+) -> tuple[Situation, list[Finding]]:
     """Gather what the checks look at; a wrong recipe or an impossible hardware is a finding, not an end."""
     from agentrig.config import resolve
 
     findings: list[Finding] = []
     plan = chosen = None
     try:
-        plan = resolve(source, overrides=overrides, uses={"hardware": hardware})
+        plan = resolve(source, overrides=overrides, uses={**(uses or {}), "hardware": hardware}, files=files)
     except HardwareError as error:
         findings.append(_refusal("hardware", error))
         try:  # the rest of the recipe can be checked all the same
-            plan = resolve(source, overrides=overrides, uses={"hardware": "cpu"})
+            plan = resolve(source, overrides=overrides, uses={**(uses or {}), "hardware": "cpu"}, files=files)
         except AgentrigError as second:
             findings.append(_refusal("recipe", second))
     except AgentrigError as error:
@@ -162,8 +178,21 @@ def _table(findings: Sequence[Finding]) -> None:
 @click.argument("recipe", required=False)
 @click.argument("overrides", nargs=-1)
 @click.option("--hardware", metavar="NAME", help="auto, cpu, or what a plugin brings; default: what the recipe says.")
+@click.option("--tasks", metavar="NAME", help="Use this tasks.")
+@click.option("--agent", metavar="NAME", help="Use this agent.")
+@click.option("--reward", metavar="NAME", help="Use this reward.")
+@click.option("--adapter", metavar="NAME", help="Use this adapter.")
+@click.option("--algorithm", metavar="NAME", help="Use this algorithm.")
+@click.option("--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of the table.")
-def doctor(recipe: str | None, overrides: tuple[str, ...], hardware: str | None, as_json: bool) -> None:
+def doctor(
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    hardware: str | None,
+    files: tuple[str, ...],
+    as_json: bool,
+    **uses: str | None,
+) -> None:
     """Find what would keep a recipe from running here.
 
     Exit status 0 only when the recipe could start. RECIPE is a recipe's name or a run file;
@@ -175,7 +204,7 @@ def doctor(recipe: str | None, overrides: tuple[str, ...], hardware: str | None,
     """
     if recipe is not None and "=" in recipe:
         overrides, recipe = (recipe, *overrides), None
-    findings = examine(recipe, overrides=overrides, hardware=hardware)
+    findings = examine(recipe, overrides=overrides, hardware=hardware, uses=uses, files=files)
     ok = could_start(findings)
     if as_json:
         click.echo(json.dumps({"could_start": ok, "findings": [attrs.asdict(f) for f in findings]}, indent=2))
