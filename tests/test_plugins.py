@@ -153,6 +153,13 @@ def test_a_misspelled_hook_names_plugin_and_right_name(site: Path) -> None:
     assert "on_run_end" in error
 
 
+def test_a_file_without_a_hook_is_no_plugin(tmp_path: Path) -> None:
+    file = tmp_path / "mine_without_hook.py"
+    file.write_text("def register_agents():\n    return []\n")
+    with pytest.raises(PluginError, match=r"mine_without_hook .* it has no hook: is `@hookimpl` missing"):
+        load(files=[file])
+
+
 def test_a_hook_with_wrong_arguments_fails_alone(site: Path) -> None:
     install(site, "toy-args", "from agentrig import hookimpl\n@hookimpl\ndef on_step_end(evnet):\n    pass\n")
     registry = load()

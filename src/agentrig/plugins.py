@@ -163,7 +163,10 @@ def _misspelled(manager: pluggy.PluginManager, name: str) -> str | None:
     """Return what is wrong with the hooks of a registered plugin, or None."""
     plugin = manager.get_plugin(name)
     known = [h for h in dir(hookspecs) if h.startswith(("register_", "on_"))]
-    for caller in manager.get_hookcallers(plugin) or ():
+    callers = manager.get_hookcallers(plugin)
+    if not callers:
+        return "it has no hook: is `@hookimpl` missing above a function such as `register_agents`?"
+    for caller in callers:
         if not caller.has_spec():
             return f'unknown hook "{caller.name}".{nearest(caller.name, known)} The hooks are: {", ".join(known)}'
     return None
