@@ -51,7 +51,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def place_of(error: BaseException) -> str:
     """Return ` (FILE:LINE in FUNCTION)`: the last place in the user's own code that an exception came from, or ''."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not any(f.filename.startswith(root) for root in _OTHERS)]
+    own = [f for f in frames if not f.filename.startswith(_OTHERS)]
     return f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno} in {own[-1].name})" if own else ""
 
 

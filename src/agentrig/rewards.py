@@ -132,9 +132,7 @@ class Scorer:
                 if len(scores) != len(items) or not all(isinstance(s, Score) for s in scores):
                     raise TypeError(f"score_many gave {len(scores)} results for {len(items)} items, or no Scores")
             except Exception as error:
-                scores = [Score.invalid(f"the reward raised {type(error).__name__}: {error}{place_of(error)}")] * len(
-                    items
-                )
+                scores = [_raised(error)] * len(items)
             found.extend(scores)
 
         worker = self._thread(work)
@@ -148,7 +146,7 @@ class Scorer:
         try:
             score = self._reward(task, outcome, self._budget_s)
         except Exception as error:
-            return Score.invalid(f"the reward raised {type(error).__name__}: {error}{place_of(error)}")
+            return _raised(error)
         if isinstance(score, Score):
             return score
         return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score")
@@ -158,3 +156,7 @@ class Scorer:
         thread = threading.Thread(target=work, name="reward", daemon=True)
         thread.start()
         return thread
+
+
+def _raised(error: Exception) -> Score:
+    return Score.invalid(f"the reward raised {type(error).__name__}: {error}{place_of(error)}")

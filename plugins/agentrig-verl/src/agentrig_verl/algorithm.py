@@ -321,9 +321,8 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
         raise ConfigError(f"[algorithm] verl refuses this configuration: {error}") from error
 
 
-LOGGERS: Mapping[str, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "swanlab": "swanlab", "mlflow": "mlflow",
-                              "clearml": "clearml", "trackio": "trackio"}  # fmt: skip
-"""verl's loggers that are packages of their own, and the package's module."""
+LOGGERS = frozenset({"tensorboard", "wandb", "swanlab", "mlflow", "clearml", "trackio"})
+"""verl's loggers that are packages of their own, and modules of that name."""
 
 
 def check_loggers(config: Any) -> None:
@@ -341,10 +340,10 @@ def check_loggers(config: Any) -> None:
                 f'[algorithm] verl has no logger "{name}".{nearest(name, Tracking.supported_backend)} '
                 f"It has: {', '.join(Tracking.supported_backend)}"
             )
-        if name in LOGGERS and importlib.util.find_spec(LOGGERS[name]) is None:
+        if name in LOGGERS and importlib.util.find_spec(name) is None:
             raise ConfigError(
                 f'[algorithm] verl: the logger "{name}" of trainer.logger needs a package that is not installed: '
-                f"pip install {LOGGERS[name]}, or set algorithm.verl.trainer.logger='[\"console\"]'"
+                f"pip install {name}, or set algorithm.verl.trainer.logger='[\"console\"]'"
             )
     if "wandb" in names and not _wandb_ready():
         raise ConfigError(
@@ -357,8 +356,6 @@ def _wandb_ready() -> bool:
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    found = [Path(os.environ[name]) for name in ("NETRC",) if name in os.environ]
-    for file in found or [Path.home() / ".netrc", Path.home() / "_netrc"]:
-        if file.is_file() and host in file.read_text("utf-8", errors="replace"):
-            return True
-    return False
+    files = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
+    texts = [f.read_text("utf-8", errors="replace") for f in map(Path, map(os.path.expanduser, files)) if f.is_file()]
+    return any(host in text for text in texts)
