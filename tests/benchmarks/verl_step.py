@@ -1,11 +1,13 @@
 """How long a step takes, beside plain verl: the same model, prompts, lengths and n, one call a rollout.
 
     python tests/benchmarks/verl_step.py plain|agentrig [--shape 18m|1.5b] [--steps 8] [--gpus 1] [--cpus N]
-        [--work DIR] [KEY=VALUE …]
+        [--poll S] [--work DIR] [KEY=VALUE …]
 
 `plain` runs verl's own single-turn agent loop from the same composed configuration; `agentrig` runs this project's
-manager with an agent that makes one call. Both sample exactly `--response` tokens (end of text is ignored). Prints
-the median seconds of each part over all steps but the first two, tokens a second and MFU, as JSON.
+manager with an agent that makes one call. Both sample the same number of tokens (end of text is ignored). verl's
+trainer looks every two seconds whether its rollouts are done; `--poll` lets plain verl look that often instead, so
+that its rollout time is that of the rollouts. Prints the median seconds of each part over all steps but the first
+two, tokens a second and MFU, as JSON.
 """
 
 from __future__ import annotations
@@ -67,6 +69,14 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **mo
     return float(hashlib.sha256(solution_str.encode()).digest()[0] % 2)
 """
 
+SAMPLER = """
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+class Eager(ReplayBuffer):
+    def __init__(self, **more):
+        super().__init__(**{**more, "poll_interval": POLL_S})
+"""
+
 
 def make_model(shape: str, folder: Path, *, context: int) -> None:
     """Write a random Qwen2 with the shipped model's tokenizer, in which every id of the vocabulary has a text."""
@@ -107,7 +117,7 @@ def make_prompts(file: Path, tokens: int) -> None:
     file.write_text(json.dumps(texts), "utf-8")
 
 
-def settings(shape: str, arguments: argparse.Namespace, *, plain: bool) -> dict[str, object]:
+def settings(shape: str, arguments: argparse.Namespace) -> dict[str, object]:
     """Return verl's keys, the same for both."""
     prompt, response = LENGTHS[shape]
     big = shape == "1.5b"
@@ -130,12 +140,11 @@ def settings(shape: str, arguments: argparse.Namespace, *, plain: bool) -> dict[
         "trainer.test_freq": -1, "trainer.save_freq": -1, "trainer.total_epochs": 100,
         "trainer.total_training_steps": arguments.steps, "trainer.logger": ["console"],
         **({"ray_kwargs.ray_init.num_cpus": arguments.cpus} if arguments.cpus else {}),
-        **({f"{rollout}.agent.num_workers": 8} if plain else {}),
         **{key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in arguments.keys)},
     }  # fmt: skip
 
 
-def run_plain(work: Path, keys: dict[str, object]) -> list[dict[str, float]]:
+def run_plain(work: Path, keys: dict[str, object], *, poll_s: float | None) -> list[dict[str, float]]:
     """Run verl's own loop; return its metrics, one dict a step."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -148,6 +157,10 @@ def run_plain(work: Path, keys: dict[str, object]) -> list[dict[str, float]]:
              "extra_info": {"index": i}} for i, t in enumerate(texts)]  # fmt: skip
     pq.write_table(pa.Table.from_pylist(rows), work / "prompts.parquet")
     (work / "reward.py").write_text(REWARD, "utf-8")
+    if poll_s is not None:
+        (work / "sampler.py").write_text(f"POLL_S = {poll_s}\n{SAMPLER}", "utf-8")
+        custom = "trainer.v1.sampler.custom_sampler"
+        keys = {**keys, f"{custom}.path": str(work / "sampler.py"), f"{custom}.name": "Eager"}
     config = schema.compose(keys, trusted={
         "actor_rollout_ref.model.path": str(work / "model"), "data.train_files": str(work / "prompts.parquet"),
         "data.val_files": str(work / "prompts.parquet"), "trainer.resume_mode": "disable",
@@ -155,6 +168,7 @@ def run_plain(work: Path, keys: dict[str, object]) -> list[dict[str, float]]:
     })  # fmt: skip
     with open_dict(config):
         config.transfer_queue.enable = True
+        config.actor_rollout_ref.rollout.agent.num_workers = 8
     print(OmegaConf.select(config, "trainer.total_training_steps"), "steps of plain verl", file=sys.stderr)
     captured = Path(os.environ.get("BENCH_LOG", work / "plain.log"))
     with captured.open("w") as log, _descriptors(log):
@@ -221,6 +235,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--cpus", type=int, help="CPUs for Ray, when the process may not use all of the machine's")
+    parser.add_argument("--poll", type=float, metavar="S", help="plain verl looks for finished rollouts this often")
     parser.add_argument("--work", type=Path, help="folder for model and prompts; made once, shared by both sides")
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="more of verl's keys, for both sides")
     arguments = parser.parse_intermixed_args()
@@ -230,9 +245,9 @@ def main() -> None:
         work.mkdir(parents=True, exist_ok=True)
         make_prompts(work / "prompts.json", prompt)
         make_model(arguments.shape, work / "model", context=prompt + 64 + response)
-    keys = settings(arguments.shape, arguments, plain=arguments.side == "plain")
-    run = run_plain if arguments.side == "plain" else run_agentrig
-    lines = run(work, keys)
+    keys = settings(arguments.shape, arguments)
+    plain = arguments.side == "plain"
+    lines = run_plain(work, keys, poll_s=arguments.poll) if plain else run_agentrig(work, keys)
     names = sorted(
         {
             k
