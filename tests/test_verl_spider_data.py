@@ -25,6 +25,8 @@ from renaming import Pool, renamed
 from schemas import read_schemas, value_pool
 from templates import Asker
 
+from agentrig import Outcome, Task
+
 
 @pytest.fixture
 def shop(tmp_path):
@@ -173,3 +175,17 @@ def test_no_question_or_database_of_dev_is_shown(spider_dir):
     for db_id in {row["db_id"] for row in dev}:
         tables = [f"table {name}:" for name in described[db_id]["table_names_original"]]
         assert len(tables) < 2 or not any(all(t in turn.prompt for t in tables) for turn in made), db_id
+
+
+def test_the_graded_reward_gives_part_of_the_marks_to_a_wrong_query_that_runs(shop):
+    import graded
+
+    database, _ = shop
+    [spec] = graded.register_rewards()
+    reward = spec.build(spec.config(runs=0.3))
+    task = Task(id="t", input={"database": str(database)}, private={"gold": "SELECT Age FROM Customer"})
+    broken = Task(id="b", input={"database": str(database)}, private={"gold": "SELECT Height FROM Customer"})
+    answers = ["SELECT age FROM customer", "SELECT id FROM orders", "SELECT height FROM customer", "no query"]
+    items = [(task, Outcome(answer=answer)) for answer in answers] + [(broken, Outcome(answer=answers[0]))]
+    assert [score.value for score in reward.score_many(items, 5.0)] == [1.0, 0.3, 0.0, 0.0, None]
+    assert [reward(*item, 5.0).value for item in items] == [1.0, 0.3, 0.0, 0.0, None]
