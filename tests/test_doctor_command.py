@@ -57,7 +57,7 @@ def test_the_table_names_check_result_evidence_and_cure(recipe):
 
 
 def test_overrides_reach_the_recipe(recipe):
-    findings = by_check(examine(recipe(), overrides=["algorithm.model=/no/such/model"], hardware="cpu"))
+    findings = by_check(examine(recipe(), overrides=["algorithm.model=/no/such/model"], uses={"hardware": "cpu"}))
     assert findings["model"].result == "problem"
 
 
@@ -72,7 +72,7 @@ def test_an_agent_of_ones_own_is_looked_at_too(recipe):
 
 
 def test_a_wrong_recipe_is_a_finding_and_the_host_is_still_examined(recipe):
-    findings = examine(recipe("[algorithm]\nmodle = 1\n"), hardware="cpu")
+    findings = examine(recipe("[algorithm]\nmodle = 1\n"), uses={"hardware": "cpu"})
     found = by_check(findings)
     assert 'Did you mean "model"' in found["recipe"].evidence
     assert found["torch"].result == "ok"
@@ -80,7 +80,7 @@ def test_a_wrong_recipe_is_a_finding_and_the_host_is_still_examined(recipe):
 
 
 def test_components_bring_checks_of_their_own(recipe):
-    assert by_check(examine(recipe(), hardware="cpu"))["toy"].evidence.endswith("own check: rest")
+    assert by_check(examine(recipe(), uses={"hardware": "cpu"}))["toy"].evidence.endswith("own check: rest")
 
 
 def test_a_check_that_fails_is_a_finding_and_hides_no_other(recipe, monkeypatch):
@@ -88,7 +88,7 @@ def test_a_check_that_fails_is_a_finding_and_hides_no_other(recipe, monkeypatch)
         raise RuntimeError("oh")
 
     monkeypatch.setattr("agentrig.doctor.command.CHECKS", (check_badly, *CHECKS))
-    found = by_check(examine(recipe(), hardware="cpu"))
+    found = by_check(examine(recipe(), uses={"hardware": "cpu"}))
     assert found["badly"].result == "problem"
     assert "RuntimeError: oh" in found["badly"].evidence
     assert found["torch"].result == "ok"
@@ -101,7 +101,7 @@ def test_a_probe_that_fails_is_a_finding_and_hides_no_other(recipe, monkeypatch)
         raise OSError("no /proc")
 
     monkeypatch.setattr(Cpu, "probe", probe)
-    found = by_check(examine(recipe(), hardware="cpu"))
+    found = by_check(examine(recipe(), uses={"hardware": "cpu"}))
     assert found["cpu devices"].result == "problem"
     assert "OSError: no /proc" in found["cpu devices"].evidence
     assert found["torch"].result == "ok"
@@ -114,7 +114,7 @@ def test_broken_hardware_under_auto_is_explained_and_not_replaced(recipe, tmp_pa
     tool.write_text("#!/bin/sh\necho 'Driver/library version mismatch' >&2\nexit 18\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    findings = examine(recipe(), hardware="auto")
+    findings = examine(recipe(), uses={"hardware": "auto"})
     found = by_check(findings)
     assert found["hardware"].result == "problem"
     assert "cuda is there but broken" in found["hardware"].evidence
@@ -130,7 +130,7 @@ def test_warnings_do_not_keep_a_recipe_from_starting():
 
 
 def test_every_finding_is_a_finding(recipe):
-    for finding in examine(recipe(), hardware="cpu"):
+    for finding in examine(recipe(), uses={"hardware": "cpu"}):
         assert attrs.asdict(finding)["result"] in ("ok", "warning", "problem", "skipped")
         assert finding.check
         assert finding.evidence
@@ -141,7 +141,7 @@ def test_the_doctor_imports_no_torch_itself(recipe):
     code = f"""
 import sys
 from agentrig.doctor import examine
-examine({recipe()!r}, hardware="cpu")
+examine({recipe()!r}, uses={{"hardware": "cpu"}})
 print(sorted(set(sys.modules) & {{"torch", "transformers", "ray", "verl", "vllm", "agentlightning"}}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

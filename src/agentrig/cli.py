@@ -112,22 +112,31 @@ def configured(command: F) -> F:
     return click.argument("words", nargs=-1, metavar="[RECIPE | FILE.toml] [section.key=value …]")(command)
 
 
-def make_plan(words: Sequence[str], options: dict[str, Any]) -> Plan:
-    """Resolve the configuration of a command; takes its options out of `options`."""
-    from agentrig.config import resolve
+def asked(words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `agentrig.config.resolve` that a command's words and options stand for.
 
+    Takes what `configured` added out of `options`.
+    """
     source = words[0] if words and "=" not in words[0] else None
     overrides = list(words[1:] if source else words)
     active = options.pop("active_agent")
     if active is not None:
         overrides.append(f"adapter.match={active}")
-    plan = resolve(
-        source,
-        overrides=overrides,
-        uses={kind: options.pop(kind) for kind in KINDS},
-        files=options.pop("files"),
-        strict_plugins=options.pop("strict_plugins"),
-    )
+    uses = {kind: options.pop(kind) for kind in KINDS}
+    return {
+        "source": source,
+        "overrides": overrides,
+        "uses": uses,
+        "files": options.pop("files"),
+        "strict_plugins": options.pop("strict_plugins"),
+    }
+
+
+def make_plan(words: Sequence[str], options: dict[str, Any]) -> Plan:
+    """Resolve the configuration of a command; takes its options out of `options`."""
+    from agentrig.config import resolve
+
+    plan = resolve(**asked(words, options))
     warn_of_failures(plan.registry)
     return plan
 

@@ -17,7 +17,8 @@ from agentrig.doctor.findings import Finding, Situation
 from agentrig.hardware.versions import fits
 
 NEEDED_BY_WORKERS = ("WANDB_API_KEY", "HF_TOKEN", "SWANLAB_API_KEY")
-"""Variables that a Ray worker inherits from the cluster, not from the run that joins it."""
+"""Secrets that a Ray worker inherits from its cluster only: a run that joins one must not pass them on, for Ray's
+dashboard shows what it passes."""
 
 SOCKET_PATH = 107
 """Bytes of the longest path that a Unix socket may have on Linux."""

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import click
 
+from agentrig.cli import asked, configured
 from agentrig.doctor import cluster, content, devices, place, software
 from agentrig.doctor.findings import Check, Finding, Situation
 from agentrig.errors import AgentrigError
@@ -45,20 +46,20 @@ def examine(
     source: str | None = None,
     *,
     overrides: Sequence[str] = (),
-    hardware: str | None = None,
     uses: Mapping[str, str | None] | None = None,
     files: Sequence[str] = (),
+    strict_plugins: bool = False,
 ) -> list[Finding]:
     """Run every check, of the core and of the plugins, for a recipe.
 
     Args:
         source: A recipe's name or a run file; None for the default recipe.
         overrides: `section.key=value`.
-        hardware: As in `--hardware`; None for what the recipe says.
-        uses: Other components by kind, as in `--agent`.
+        uses: Other components by kind, as in `--agent` and `--hardware`.
         files: Python files that are plugins too.
+        strict_plugins: Whether a plugin that fails to load is a problem.
     """
-    situation, findings = look(source, overrides=overrides, hardware=hardware, uses=uses, files=files)
+    situation, findings = look(source, overrides=overrides, uses=uses or {}, files=files, strict_plugins=strict_plugins)
     checks = [*CHECKS, *(c for h in situation.candidates for c in h.checks()), *_own_checks(situation)]
     for check in checks:
         findings += _run(check, situation)
@@ -84,21 +85,23 @@ def look(
     source: str | None,
     *,
     overrides: Sequence[str],
-    hardware: str | None,
-    uses: Mapping[str, str | None] | None = None,
-    files: Sequence[str] = (),
+    uses: Mapping[str, str | None],
+    files: Sequence[str],
+    strict_plugins: bool,
 ) -> tuple[Situation, list[Finding]]:
     """Gather what the checks look at; a wrong recipe or an impossible hardware is a finding, not an end."""
     from agentrig.config import resolve
 
     findings: list[Finding] = []
     plan = chosen = None
+    hardware = uses.get("hardware")
+    settings: dict[str, Any] = {"overrides": overrides, "files": files, "strict_plugins": strict_plugins}
     try:
-        plan = resolve(source, overrides=overrides, uses={**(uses or {}), "hardware": hardware}, files=files)
+        plan = resolve(source, uses=uses, **settings)
     except HardwareError as error:
         findings.append(_refusal("hardware", error))
         try:  # the rest of the recipe can be checked all the same
-            plan = resolve(source, overrides=overrides, uses={**(uses or {}), "hardware": "cpu"}, files=files)
+            plan = resolve(source, uses={**uses, "hardware": "cpu"}, **settings)
         except AgentrigError as second:
             findings.append(_refusal("recipe", second))
     except AgentrigError as error:
@@ -175,36 +178,17 @@ def _table(findings: Sequence[Finding]) -> None:
 
 
 @click.command()
-@click.argument("recipe", required=False)
-@click.argument("overrides", nargs=-1)
-@click.option("--hardware", metavar="NAME", help="auto, cpu, or what a plugin brings; default: what the recipe says.")
-@click.option("--tasks", metavar="NAME", help="Use this tasks.")
-@click.option("--agent", metavar="NAME", help="Use this agent.")
-@click.option("--reward", metavar="NAME", help="Use this reward.")
-@click.option("--adapter", metavar="NAME", help="Use this adapter.")
-@click.option("--algorithm", metavar="NAME", help="Use this algorithm.")
-@click.option("--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too.")
+@configured
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead of the table.")
-def doctor(
-    recipe: str | None,
-    overrides: tuple[str, ...],
-    hardware: str | None,
-    files: tuple[str, ...],
-    as_json: bool,
-    **uses: str | None,
-) -> None:
+def doctor(words: Sequence[str], as_json: bool, **options: Any) -> None:
     """Find what would keep a recipe from running here.
 
-    Exit status 0 only when the recipe could start. RECIPE is a recipe's name or a run file;
-    OVERRIDES are section.key=value, as for train.
+    Takes what `agentrig train` takes; exit status 0 only when that could start.
 
     \b
-    Example:
-        agentrig doctor spider --hardware cuda
+    agentrig doctor spider --hardware cuda
     """
-    if recipe is not None and "=" in recipe:
-        overrides, recipe = (recipe, *overrides), None
-    findings = examine(recipe, overrides=overrides, hardware=hardware, uses=uses, files=files)
+    findings = examine(**asked(words, options))
     ok = could_start(findings)
     if as_json:
         click.echo(json.dumps({"could_start": ok, "findings": [attrs.asdict(f) for f in findings]}, indent=2))

@@ -9,13 +9,11 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
+from agentrig.doctor.cluster import NEEDED_BY_WORKERS
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware, installed, ray_environment
 
 log = logging.getLogger(__name__)
-
-SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "SWANLAB_API_KEY")
-"""Never passed on in Ray's runtime environment, which its dashboard shows: a cluster must have them itself."""
 
 PASSED = ("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "PYTHONPATH", "LANGSMITH_TRACING")
 """Passed on to the workers of a cluster that was started elsewhere."""
@@ -64,7 +62,7 @@ def connect(config: Any, hardware: Hardware, *, logs: bool = False) -> int:
     except ConnectionError as error:
         raise _unreachable(given.get("address"), error) from error
     if given.get("address"):
-        lacking = lacks(ray, [name for name in SECRETS if os.environ.get(name)])
+        lacking = lacks(ray, [name for name in NEEDED_BY_WORKERS if os.environ.get(name)])
         short = _short(ray, config, hardware)
         if lacking or short:
             ray.shutdown()
