@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import attrs
 import pytest
 from rollouts import rollout, trace_of
 
@@ -11,13 +13,16 @@ from agentrig import Triplet
 from agentrig.checks import (
     check_failures,
     check_rewards,
+    check_sampling,
     check_triplets,
     check_weights,
     count_failures,
     count_nodes,
+    other_sampling,
     reason_of,
 )
 from agentrig.errors import RunStopped
+from agentrig.traces import LLM_CALL
 
 TRIPLET = Triplet(prompt_ids=(1,), response_ids=(2,), node="write_query")
 
@@ -114,6 +119,36 @@ def test_a_constant_reward() -> None:
 @pytest.mark.parametrize("values", [[0.0, 1.0], [1.0], [], [None, None]])
 def test_rewards_that_differ_or_are_too_few_to_tell(values: list[float | None]) -> None:
     check_rewards([rollout(v) for v in values], step=1)
+
+
+def asked(*requests: dict[str, Any], trained: int) -> Any:
+    """Return a rollout whose calls had these requests, the first of them trained on."""
+    trace = trace_of(*("write",) * len(requests))
+    calls = iter(requests)
+    spans = [
+        attrs.evolve(s, attributes={**s.attributes, "request": next(calls)}) if s.name == LLM_CALL else s
+        for s in trace.spans
+    ]
+    triplets = [attrs.evolve(TRIPLET, span_id=f"c{i}") for i in range(trained)]
+    return rollout(trace=attrs.evolve(trace, spans=tuple(spans)), triplets=triplets)
+
+
+def test_calls_that_were_drawn_otherwise_than_the_run_says() -> None:
+    run = {"temperature": 1.0, "top_p": 0.9, "max_tokens": 40}
+    same = asked({"temperature": 1, "top_p": 0.9, "max_tokens": 20}, {"temperature": 0, "top_p": 0.9}, trained=1)
+    check_sampling([same, same], run, step=3)  # the second call is not trained on, and tokens may be fewer
+    with pytest.raises(RunStopped, match=r"^step 3: 1 of 3 calls were drawn with temperature 0, the run's is 1\.0: "):
+        check_sampling([same, asked({"temperature": 0, "top_p": 0.9}, {"top_p": 0.9}, trained=2)], run, step=3)
+    assert other_sampling([same], run, mode="validation") == (
+        "1 of 2 calls were drawn with temperature 0, the run's is 1.0"
+    )
+
+
+def test_a_field_that_is_left_out_counts_as_what_servers_take_for_it() -> None:
+    check_sampling([asked({}, trained=1)], {"temperature": 1.0, "top_p": 1.0}, step=1)
+    check_sampling([asked({"temperature": 0.3}, trained=1)], {}, step=1)
+    with pytest.raises(RunStopped, match=r"with temperature 1\.0, the run's is 0\.7"):
+        check_sampling([asked({}, trained=1)], {"temperature": 0.7}, step=1)
 
 
 @pytest.mark.parametrize("change", [math.nan, math.inf])

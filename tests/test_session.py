@@ -152,6 +152,12 @@ def test_a_run_that_would_learn_nothing_stops_in_its_first_step(
     assert (run / "rollouts" / "train-00001.parquet").is_file()  # what was seen can be looked at
 
 
+def test_an_agent_that_samples_its_own_way_ends_the_run(toy_plan: MakePlan) -> None:
+    expected = r"step 1: 6 of 12 calls were drawn with temperature 0\.1, the run's is 0\.8: .*\n.*endpoint\.sampling"
+    with pytest.raises(RunStopped, match=expected):
+        train(toy_plan("tasks.do=['cold', '']"))
+
+
 def test_weights_that_stand_still_stop_the_second_step(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
     with pytest.raises(RunStopped, match="steps 1 and 2 changed no weight"):
         train(toy_plan("algorithm.report=false", "run.validation_tasks=1", "algorithm.change=0.0"))

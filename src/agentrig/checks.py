@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from agentrig.algorithms import Rollout
+from agentrig.algorithms import Mode, Rollout
 from agentrig.errors import RunStopped
+
+DRAWN_BY: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+"""The fields of a request that say from which distribution is drawn, and what it means to leave one out."""
 
 
 def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:
@@ -81,6 +85,44 @@ def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> N
         f"{where}\n  The adapter {adapter} kept none of {len(calls)} calls. They were made under these nodes: {seen}.\n"
         f"  Change what it matches (adapter.match), {change}adapter.match= (empty) to train every call."
     )
+
+
+def other_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, mode: Mode) -> str:
+    """Say how many calls were drawn from another distribution than the run's, or return nothing when none was.
+
+    Counts the calls that are trained on; outside of training all, for there the adapter may not have been asked.
+
+    Args:
+        rollouts: Of one step.
+        sampling: The endpoint's, which an agent shall pass on.
+        mode: Of the rollouts.
+    """
+    others: Counter[tuple[str, Any]] = Counter()
+    total = 0
+    for rollout in rollouts:
+        trained = {t.span_id for t in rollout.triplets}
+        for call in rollout.trace.llm_calls():
+            if mode == "train" and call.id not in trained:
+                continue
+            total += 1
+            request = call.attributes.get("request") or {}
+            asked = {name: request.get(name, absent) for name, absent in DRAWN_BY.items() if name in sampling}
+            others.update((name, value) for name, value in asked.items() if value != sampling[name])
+    return "; ".join(
+        f"{count} of {total} calls were drawn with {name} {value}, the run's is {sampling[name]}"
+        for (name, value), count in others.most_common()
+    )
+
+
+def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, step: int) -> None:
+    """Stop when calls that are trained on were drawn from another distribution than the one that learning assumes."""
+    others = other_sampling(rollouts, sampling, mode="train")
+    if others:
+        raise RunStopped(
+            f"step {step}: {others}: learning would take them for what they are not.\n  The agent must pass "
+            "endpoint.sampling on with every call that is trained (docs/agents.md). For another temperature set the "
+            "run's own; a call that needs one of its own is left out by what the adapter matches (adapter.match)."
+        )
 
 
 def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:

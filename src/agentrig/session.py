@@ -15,10 +15,12 @@ from agentrig.algorithms import Mode, Rollout
 from agentrig.checks import (
     check_failures,
     check_rewards,
+    check_sampling,
     check_triplets,
     check_weights,
     count_failures,
     count_nodes,
+    other_sampling,
 )
 from agentrig.config import Plan
 from agentrig.errors import AgentrigError
@@ -87,6 +89,7 @@ class RunSession:
         for line in earlier:
             self._failures.update(line["failures"])
         self._measured = 0
+        self._warned = False
 
     # --- what algorithms call ---------------------------------------------------------------------
 
@@ -105,6 +108,7 @@ class RunSession:
     ) -> list[Rollout]:
         """Run, score, adapt, check and file a batch of rollouts."""
         start = time.perf_counter()
+        sampling = (endpoint if isinstance(endpoint, Endpoint) else endpoint[0]).sampling
         rollouts = self.engine.run(tasks, n=n, endpoint=endpoint, step=step, mode=mode)
         wall = time.perf_counter() - start
         verdicts = self._audited(rollouts) if mode == "train" else {}
@@ -118,10 +122,15 @@ class RunSession:
             self._step_rollouts += rollouts
             check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
             check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
+            check_sampling(rollouts, sampling, step=step)
             self._check_rewards(rollouts, step)
         else:
             self._measured += len(rollouts)
             check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
+            others = other_sampling(rollouts, sampling, mode=mode)
+            if others and not self._warned:
+                self._warned = True
+                log.warning("%s: %s: the agent does not pass endpoint.sampling on (docs/agents.md)", mode, others)
         return rollouts
 
     def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:

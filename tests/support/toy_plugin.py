@@ -119,6 +119,8 @@ def toy_agent(task_input, endpoint):
         return "odd"
     if do == "even":
         return "even"
+    if do == "cold":
+        endpoint = endpoint.with_sampling(temperature=0.1)
     with agentrig.span("write_query"):
         return ask(endpoint, f"Is {task_input['number']} odd? {task_input.get('wish', '')}")
 
@@ -235,7 +237,11 @@ class Number:
     def endpoint(self):
         """The model server."""
         return Endpoint(
-            base_url=self.config.endpoint, model="toy-model", api_key="key-1", token_ids=self.config.token_ids
+            base_url=self.config.endpoint,
+            model="toy-model",
+            api_key="key-1",
+            token_ids=self.config.token_ids,
+            sampling={"temperature": 0.8},
         )
 
     def run(self, session):
