@@ -228,6 +228,14 @@ def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> 
     assert "gold-" not in text.stdout + result.stdout
 
 
+def test_dev_says_by_its_exit_status_that_a_rollout_failed(here: Path, model: ModelServer, toy_file: str) -> None:
+    words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--tasks-n", "2", "--split", "train"]
+    for shown in ([], ["--json"]):
+        result = invoke(*words, "tasks.do=['', 'raise']", *shown)
+        assert result.exit_code == 1
+        assert "this agent cannot count" in result.stdout
+
+
 def test_dev_takes_ten_tasks_at_most() -> None:
     assert invoke("dev", "toy", "--tasks-n", "11").exit_code == 2
 

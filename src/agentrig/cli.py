@@ -294,6 +294,8 @@ def dev(
 ) -> None:
     """Run an agent on a few tasks and show every span; nothing is learned.
 
+    Exit status 1 when a rollout failed.
+
     \b
     agentrig dev mini
     OPENAI_BASE_URL=http://127.0.0.1:8000/v1 agentrig dev spider --tasks-n 5
@@ -308,14 +310,16 @@ def dev(
     found = evaluate(plan, tasks=tasks, endpoint=server, checkpoint=find_checkpoint(checkpoint), mode="dev", keep=True)
     if as_json:
         click.echo(json.dumps([row_of(r) for r in found.rollouts], indent=2))
-        return
-    from rich.console import Console
+    else:
+        from rich.console import Console
 
-    from agentrig.display import span_tree
+        from agentrig.display import span_tree
 
-    console = Console()
-    for rollout in found.rollouts:
-        console.print(span_tree(rollout))
+        console = Console()
+        for rollout in found.rollouts:
+            console.print(span_tree(rollout))
+    if any(rollout.failure for rollout in found.rollouts):
+        raise SystemExit(1)
 
 
 @main.group("plugins", invoke_without_command=True)
