@@ -144,6 +144,12 @@ def test_calls_that_were_drawn_otherwise_than_the_run_says() -> None:
     )
 
 
+def test_a_call_with_several_choices() -> None:
+    check_sampling([asked({"n": 1}, {"n": 2}, trained=1), asked({"n": None}, trained=1)], {}, step=1)
+    with pytest.raises(RunStopped, match=r"^step 2: 1 of 2 calls that are trained on asked for more than one choice"):
+        check_sampling([asked({"n": 1}, {"n": 2}, trained=2)], {}, step=2)
+
+
 def test_a_field_that_is_left_out_counts_as_what_servers_take_for_it() -> None:
     check_sampling([asked({}, trained=1)], {"temperature": 1.0, "top_p": 1.0}, step=1)
     check_sampling([asked({"temperature": 0.3}, trained=1)], {}, step=1)

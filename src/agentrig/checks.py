@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentrig.algorithms import Mode, Rollout
@@ -87,35 +87,48 @@ def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> N
     )
 
 
+def _requests(rollouts: Sequence[Rollout], *, trained_only: bool) -> Iterator[Mapping[str, Any]]:
+    """Yield what the calls asked the model for."""
+    for rollout in rollouts:
+        trained = {t.span_id for t in rollout.triplets}
+        for call in rollout.trace.llm_calls():
+            if call.id in trained or not trained_only:
+                yield call.attributes.get("request") or {}
+
+
 def other_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, mode: Mode) -> str:
     """Say how many calls were drawn from another distribution than the run's, or return nothing when none was.
 
-    Counts the calls that are trained on; outside of training all, for there the adapter may not have been asked.
+    Counts the calls that are trained on; outside of training all.
 
     Args:
         rollouts: Of one step.
         sampling: The endpoint's, which an agent shall pass on.
         mode: Of the rollouts.
     """
+    requests = list(_requests(rollouts, trained_only=mode == "train"))
     others: Counter[tuple[str, Any]] = Counter()
-    total = 0
-    for rollout in rollouts:
-        trained = {t.span_id for t in rollout.triplets}
-        for call in rollout.trace.llm_calls():
-            if mode == "train" and call.id not in trained:
-                continue
-            total += 1
-            request = call.attributes.get("request") or {}
-            asked = {name: request.get(name, absent) for name, absent in DRAWN_BY.items() if name in sampling}
-            others.update((name, value) for name, value in asked.items() if value != sampling[name])
+    for request in requests:
+        asked = {name: request.get(name, absent) for name, absent in DRAWN_BY.items() if name in sampling}
+        others.update((name, value) for name, value in asked.items() if value != sampling[name])
     return "; ".join(
-        f"{count} of {total} calls were drawn with {name} {value}, the run's is {sampling[name]}"
+        f"{count} of {len(requests)} calls were drawn with {name} {value}, the run's is {sampling[name]}"
         for (name, value), count in others.most_common()
     )
 
 
 def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, step: int) -> None:
-    """Stop when calls that are trained on were drawn from another distribution than the one that learning assumes."""
+    """Stop when calls that are trained on were drawn from another distribution than the one that learning assumes.
+
+    Or when they have several choices: only the first one's tokens are trained on, whichever the agent took.
+    """
+    requests = list(_requests(rollouts, trained_only=True))
+    several = sum((request.get("n") or 1) > 1 for request in requests)
+    if several:
+        raise RunStopped(
+            f"step {step}: {several} of {len(requests)} calls that are trained on asked for more than one choice (n): "
+            "only the first would be learned from, whichever the agent took.\n  Make one call for each choice."
+        )
     others = other_sampling(rollouts, sampling, mode="train")
     if others:
         raise RunStopped(
