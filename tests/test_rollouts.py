@@ -59,6 +59,23 @@ def roll(model: ModelServer, toy_plan: Callable[..., Plan]) -> Roll:
     return run
 
 
+def test_groups_are_handed_over_whole_while_others_run(model: ModelServer, roll: Roll) -> None:
+    tasks = tasks_of("", "raise", "slow", "")
+    told: list[dict[int, list[Rollout]]] = []
+    rollouts: list[Rollout] = []
+
+    def check(engine: Any, runtime: Any) -> None:
+        rollouts.extend(engine.run(tasks, n=3, endpoint=endpoint(model), step=4, mode="train", on_groups=told.append))
+
+    roll(tasks_of(""), "runners.threads=16", check=check)
+    assert sorted(i for groups in told for i in groups) == [0, 1, 2, 3], "each once"
+    assert {i: group for groups in told for i, group in groups.items()} == {
+        i: rollouts[3 * i : 3 * i + 3] for i in range(4)
+    }
+    assert {r.failure for r in rollouts[3:6]} == {"agent-error"}
+    assert 2 in told[-1] and len(told) > 1, "the others were handed over before the slow group ended"
+
+
 def test_groups_lie_side_by_side_scored_and_adapted(model: ModelServer, roll: Roll) -> None:
     tasks = tasks_of(*[""] * 6)
     left: list[int] = []

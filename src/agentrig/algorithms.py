@@ -64,6 +64,10 @@ class Rollout:
         return None if self.failure or self.score is None else self.score.value
 
 
+OnGroups = Callable[[Mapping[int, Sequence[Rollout]]], None]
+"""Takes groups that are complete: a task's place in the batch to its n rollouts, failures included."""
+
+
 class Session(Protocol):
     """What a run lends to its algorithm.
 
@@ -86,7 +90,14 @@ class Session(Protocol):
     stopping: bool
 
     def rollouts(
-        self, tasks: Sequence[Task], *, n: int, endpoint: Endpoint | Sequence[Endpoint], step: int, mode: Mode = "train"
+        self,
+        tasks: Sequence[Task],
+        *,
+        n: int,
+        endpoint: Endpoint | Sequence[Endpoint],
+        step: int,
+        mode: Mode = "train",
+        on_groups: OnGroups | None = None,
     ) -> list[Rollout]:
         """Run the agent n times on each task; block until all have ended.
 
@@ -96,6 +107,8 @@ class Session(Protocol):
             endpoint: One server, or several replicas: a whole group goes to the same one, in turn.
             step: The training step.
             mode: What the rollouts are for.
+            on_groups: Called in this thread with groups that are complete while others still run, each once, before
+                the checks of the step: work that it does then costs no time of its own.
 
         Returns:
             `len(tasks) * n` rollouts, the n of one task side by side, failures included.

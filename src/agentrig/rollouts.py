@@ -9,7 +9,7 @@ import attrs
 
 from agentrig.adapters import Adapter
 from agentrig.agents import Endpoint, Outcome
-from agentrig.algorithms import Mode, Rollout
+from agentrig.algorithms import Mode, OnGroups, Rollout
 from agentrig.rewards import Scorer
 from agentrig.runtime import Runtime
 from agentrig.tasks import Task
@@ -38,13 +38,20 @@ class RolloutEngine:
         self._runtime, self._scorer, self._on_rollout = runtime, scorer, on_rollout
 
     def run(
-        self, tasks: Sequence[Task], *, n: int, endpoint: Endpoint | Sequence[Endpoint], step: int, mode: Mode
+        self,
+        tasks: Sequence[Task],
+        *,
+        n: int,
+        endpoint: Endpoint | Sequence[Endpoint],
+        step: int,
+        mode: Mode,
+        on_groups: OnGroups | None = None,
     ) -> list[Rollout]:
         """Run the agent n times on each task; the n rollouts of a task are side by side in the result.
 
         The reward judges what has ended while the rest still runs. Every rollout comes back once,
         failures included. Of several endpoints a whole group gets the same one, in turn: that balances
-        the servers and lets each cache its groups' prompts.
+        the servers and lets each cache its groups' prompts. For `on_groups` see `Session.rollouts`.
         """
         endpoints = [endpoint] if isinstance(endpoint, Endpoint) else list(endpoint)
         work = [(task, f"{mode}-{step}-{i}") for i, task in enumerate(tasks) for _ in range(n)]
@@ -52,12 +59,17 @@ class RolloutEngine:
         inputs = [(task.input, target) for (task, _), target in zip(work, targets, strict=True)]
         ids = self._runtime.enqueue(inputs, mode=mode)
         waiting = dict(zip(ids, work, strict=True))
+        groups = [ids[i : i + n] for i in range(0, len(ids), n)]
+        places = {rollout_id: i for i, group in enumerate(groups) for rollout_id in group}
         done: dict[str, Rollout] = {}
         while len(done) < len(ids):
             results = [r for r in self._drain() if r.id in waiting and r.id not in done]
             for rollout in self.judge(results, waiting, step=step, mode=mode):
                 done[rollout.id] = rollout
                 self._on_rollout(rollout)
+            complete = [i for i in {places[r.id] for r in results} if done.keys() >= set(groups[i])]
+            if on_groups is not None and complete:
+                on_groups({i: [done[rollout_id] for rollout_id in groups[i]] for i in complete})
         self._runtime.forget(ids)
         return [done[i] for i in ids]
 

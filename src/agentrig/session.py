@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrig.agents import Endpoint
-from agentrig.algorithms import Mode, Rollout
+from agentrig.algorithms import Mode, OnGroups, Rollout
 from agentrig.checks import (
     check_failures,
     check_rewards,
@@ -104,12 +104,19 @@ class RunSession:
         self._step_start = time.perf_counter()
 
     def rollouts(
-        self, tasks: Sequence[Task], *, n: int, endpoint: Endpoint | Sequence[Endpoint], step: int, mode: Mode = "train"
+        self,
+        tasks: Sequence[Task],
+        *,
+        n: int,
+        endpoint: Endpoint | Sequence[Endpoint],
+        step: int,
+        mode: Mode = "train",
+        on_groups: OnGroups | None = None,
     ) -> list[Rollout]:
         """Run, score, adapt, check and file a batch of rollouts."""
         start = time.perf_counter()
         sampling = (endpoint if isinstance(endpoint, Endpoint) else endpoint[0]).sampling
-        rollouts = self.engine.run(tasks, n=n, endpoint=endpoint, step=step, mode=mode)
+        rollouts = self.engine.run(tasks, n=n, endpoint=endpoint, step=step, mode=mode, on_groups=on_groups)
         wall = time.perf_counter() - start
         verdicts = self._audited(rollouts) if mode == "train" else {}
         self._run.write_rollouts(rollouts, mode=mode, step=step, audits=verdicts)

@@ -35,7 +35,7 @@ class FakeSession:
     def plan_steps(self, steps):
         self.calls.append(("plan", steps))
 
-    def rollouts(self, tasks, *, n, endpoint, step, mode="train"):
+    def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None):
         assert endpoint.token_ids
         with httpx.Client(base_url=endpoint.base_url, timeout=60) as client, ThreadPoolExecutor(8) as pool:
             jobs = [(task, i) for task in tasks for i in range(n)]

@@ -10,7 +10,7 @@ import logging
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.client import HTTPException
@@ -89,7 +89,8 @@ class LoopManager:
     def generate_sequences(self, prompts: Any) -> None:
         """Run the agent on a batch of prompts and put what there is to train on into TransferQueue.
 
-        Blocks until every rollout has ended; each group's status is written after its trajectories.
+        Blocks until every rollout has ended. A group is put there when it is complete, while others still run;
+        its status is written after its trajectories.
 
         Args:
             prompts: A TensorDict with `uid` (verl's id of each group), `index` (the task's place in
@@ -103,21 +104,34 @@ class LoopManager:
         step = int(_scalar(prompts["global_steps"]))
         n = self.config.actor_rollout_ref.rollout.n
         tasks = [self.loan.session.train_tasks[i] for i in indices]
-        with explained(self.loan.session, self.loan.endpoints):
-            rollouts = self.loan.session.rollouts(tasks, n=n, endpoint=self.loan.endpoints, step=step)
-        groups = [rollouts[i * n : (i + 1) * n] for i in range(len(uids))]
-        self.put(dict(zip(uids, groups, strict=True)), step=step)
+        found: dict[str, list[Trajectory]] = {}
 
-    def put(self, groups: dict[str, Sequence[Rollout]], *, step: int) -> None:
+        def hand_over(groups: Mapping[int, Sequence[Rollout]]) -> None:
+            found.update(self.put({uids[i]: group for i, group in groups.items()}, step=step))
+
+        with explained(self.loan.session, self.loan.endpoints):
+            rollouts = self.loan.session.rollouts(
+                tasks, n=n, endpoint=self.loan.endpoints, step=step, on_groups=hand_over
+            )
+        self.figures = _figures(rollouts, found, self.config.data.max_prompt_length)
+
+    def put(self, groups: Mapping[str, Sequence[Rollout]], *, step: int) -> dict[str, list[Trajectory]]:
         """Write the trajectories of whole groups, then the groups' final status.
 
         A group of which no rollout can be trained on is `failure`, every other one `finished`.
+
+        Args:
+            groups: verl's id of each group to its rollouts.
+            step: The training step.
+
+        Returns:
+            The trajectories of each group.
         """
         import transfer_queue as tq
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
         algorithm = self.config.algorithm
-        by_group: dict[str, list[Trajectory]] = {
+        by_group = {
             uid: trajectories_of(
                 group,
                 uid=uid,
@@ -142,7 +156,7 @@ class LoopManager:
             )
         status = [{"status": "finished" if by_group[uid] else "failure"} for uid in groups]
         tq.kv_batch_put(keys=list(groups), partition_id=PARTITION, tags=status)
-        self.figures = _figures(list(groups.values()), by_group, self.config.data.max_prompt_length)
+        return by_group
 
 
 @contextmanager
@@ -185,10 +199,10 @@ def _scalar(value: Any) -> Any:
 
 
 def _figures(
-    groups: Sequence[Sequence[Rollout]], by_group: dict[str, list[Trajectory]], max_prompt_length: int
+    rollouts: Sequence[Rollout], by_group: Mapping[str, Sequence[Trajectory]], max_prompt_length: int
 ) -> dict[str, float]:
-    triplets = [t for group in groups for rollout in group for t in rollout.triplets]
-    failed = [r for group in groups for r in group if r.failure is not None]
+    triplets = [t for rollout in rollouts for t in rollout.triplets]
+    failed = [r for r in rollouts if r.failure is not None]
     sequences = sum(map(len, by_group.values()))
     return {
         "sequences": sequences,
