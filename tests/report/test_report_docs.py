@@ -36,7 +36,7 @@ def named(section: str) -> set[str]:
 class Prepared:
     """Stands where the runner pool is: gives rollouts that are there already."""
 
-    def run(self, tasks: Sequence[Task], *, n: int, endpoint: Any, step: int, mode: Mode) -> list[Rollout]:
+    def run(self, tasks: Sequence[Task], *, n: int, endpoint: Any, step: int, mode: Mode, **more: Any) -> list[Rollout]:
         return [
             rollout_of(i, right=i % 3 > 0, mode=mode, step=step, failure="llm-error" if i == 7 else None)
             for i in range(n * len(tasks))
