@@ -18,8 +18,8 @@ from agentrig.checks import (
     check_weights,
     count_failures,
     count_nodes,
-    other_sampling,
     reason_of,
+    warn_of_sampling,
 )
 from agentrig.errors import RunStopped
 from agentrig.traces import LLM_CALL
@@ -133,15 +133,18 @@ def asked(*requests: dict[str, Any], trained: int) -> Any:
     return rollout(trace=attrs.evolve(trace, spans=tuple(spans)), triplets=triplets)
 
 
-def test_calls_that_were_drawn_otherwise_than_the_run_says() -> None:
+def test_calls_that_were_drawn_otherwise_than_the_run_says(caplog: pytest.LogCaptureFixture) -> None:
     run = {"temperature": 1.0, "top_p": 0.9, "max_tokens": 40}
     same = asked({"temperature": 1, "top_p": 0.9, "max_tokens": 20}, {"temperature": 0, "top_p": 0.9}, trained=1)
     check_sampling([same, same], run, step=3)  # the second call is not trained on, and tokens may be fewer
     with pytest.raises(RunStopped, match=r"^step 3: 1 of 3 calls were drawn with temperature 0, the run's is 1\.0: "):
         check_sampling([same, asked({"temperature": 0, "top_p": 0.9}, {"top_p": 0.9}, trained=2)], run, step=3)
-    assert other_sampling([same], run, mode="validation") == (
-        "1 of 2 calls were drawn with temperature 0, the run's is 1.0"
-    )
+    assert warn_of_sampling([same], run, mode="validation")
+    assert caplog.messages == [
+        "validation: 1 of 2 calls were drawn with temperature 0, the run's is 1.0: "
+        "the agent does not pass endpoint.sampling on (docs/agents.md)"
+    ]
+    assert not warn_of_sampling([asked({"temperature": 1, "top_p": 0.9}, trained=0)], run, mode="validation")
 
 
 def test_a_call_with_several_choices() -> None:

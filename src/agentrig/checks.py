@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,8 @@ from typing import Any
 
 from agentrig.algorithms import Mode, Rollout
 from agentrig.errors import RunStopped
+
+log = logging.getLogger(__name__)
 
 DRAWN_BY: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 """The fields of a request that say from which distribution is drawn, and what it means to leave one out."""
@@ -96,17 +99,8 @@ def _requests(rollouts: Sequence[Rollout], *, trained_only: bool) -> Iterator[Ma
                 yield call.attributes.get("request") or {}
 
 
-def other_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, mode: Mode) -> str:
-    """Say how many calls were drawn from another distribution than the run's, or return nothing when none was.
-
-    Counts the calls that are trained on; outside of training all.
-
-    Args:
-        rollouts: Of one step.
-        sampling: The endpoint's, which an agent shall pass on.
-        mode: Of the rollouts.
-    """
-    requests = list(_requests(rollouts, trained_only=mode == "train"))
+def _drawn_otherwise(requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> str:
+    """Say how many calls were drawn from another distribution than the run's; nothing when none was."""
     others: Counter[tuple[str, Any]] = Counter()
     for request in requests:
         asked = {name: request.get(name, absent) for name, absent in DRAWN_BY.items() if name in sampling}
@@ -121,6 +115,11 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
     """Stop when calls that are trained on were drawn from another distribution than the one that learning assumes.
 
     Or when they have several choices: only the first one's tokens are trained on, whichever the agent took.
+
+    Args:
+        rollouts: Of one step.
+        sampling: The endpoint's, which an agent shall pass on.
+        step: The training step.
     """
     requests = list(_requests(rollouts, trained_only=True))
     several = sum((request.get("n") or 1) > 1 for request in requests)
@@ -129,13 +128,21 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
             f"step {step}: {several} of {len(requests)} calls that are trained on asked for more than one choice (n): "
             "only the first would be learned from, whichever the agent took.\n  Make one call for each choice."
         )
-    others = other_sampling(rollouts, sampling, mode="train")
+    others = _drawn_otherwise(requests, sampling)
     if others:
         raise RunStopped(
             f"step {step}: {others}: learning would take them for what they are not.\n  The agent must pass "
             "endpoint.sampling on with every call that is trained (docs/agents.md). For another temperature set the "
             "run's own; a call that needs one of its own is left out by what the adapter matches (adapter.match)."
         )
+
+
+def warn_of_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, mode: Mode) -> bool:
+    """Warn when calls of a measurement, whichever, were drawn otherwise than it says; return whether any was."""
+    others = _drawn_otherwise(list(_requests(rollouts, trained_only=False)), sampling)
+    if others:
+        log.warning("%s: %s: the agent does not pass endpoint.sampling on (docs/agents.md)", mode, others)
+    return bool(others)
 
 
 def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 import urllib.error
@@ -18,15 +17,13 @@ import attrs
 
 from agentrig.agents import Endpoint, without_proxy
 from agentrig.algorithms import Algorithm, Mode, Rollout
-from agentrig.checks import count_failures, other_sampling
+from agentrig.checks import count_failures, warn_of_sampling
 from agentrig.config import Plan
 from agentrig.errors import AgentrigError, ConfigError, nearest
 from agentrig.report.figures import wilson
 from agentrig.rewards import Scorer
 from agentrig.run import make_engine, ready_hardware
 from agentrig.tasks import Task, Tasks
-
-log = logging.getLogger(__name__)
 
 CHUNK = 256
 """Rollouts that are under way at once; bounds memory, not speed."""
@@ -152,9 +149,8 @@ def evaluate(
             figures.start = time.perf_counter()
             for i in range(0, len(tasks), CHUNK):
                 rollouts = engine.run(tasks[i : i + CHUNK], n=1, endpoint=sampled, step=0, mode=mode)
-                others = other_sampling(rollouts, sampled.sampling, mode=mode)
-                if others and not i:
-                    log.warning("%s: the agent does not pass endpoint.sampling on (docs/agents.md)", others)
+                if i == 0:
+                    warn_of_sampling(rollouts, sampled.sampling, mode=mode)
                 for rollout in rollouts:
                     each(rollout)
                     figures.add(rollout, keep=keep)

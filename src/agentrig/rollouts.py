@@ -67,9 +67,10 @@ class RolloutEngine:
             for rollout in self.judge(results, waiting, step=step, mode=mode):
                 done[rollout.id] = rollout
                 self._on_rollout(rollout)
-            complete = [i for i in {places[r.id] for r in results} if done.keys() >= set(groups[i])]
-            if on_groups is not None and complete:
-                on_groups({i: [done[rollout_id] for rollout_id in groups[i]] for i in complete})
+            if on_groups is not None:
+                complete = [i for i in {places[r.id] for r in results} if done.keys() >= set(groups[i])]
+                if complete:
+                    on_groups({i: [done[rollout_id] for rollout_id in groups[i]] for i in complete})
         self._runtime.forget(ids)
         return [done[i] for i in ids]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -20,7 +19,7 @@ from agentrig.checks import (
     check_weights,
     count_failures,
     count_nodes,
-    other_sampling,
+    warn_of_sampling,
 )
 from agentrig.config import Plan
 from agentrig.errors import AgentrigError
@@ -31,8 +30,6 @@ from agentrig.rollouts import RolloutEngine
 from agentrig.rundir import RunDirectory
 from agentrig.runtime import Runtime
 from agentrig.tasks import Task
-
-log = logging.getLogger(__name__)
 
 
 def accuracy_of(rollouts: Sequence[Rollout]) -> float | None:
@@ -134,10 +131,7 @@ class RunSession:
         else:
             self._measured += len(rollouts)
             check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
-            others = other_sampling(rollouts, sampling, mode=mode)
-            if others and not self._warned:
-                self._warned = True
-                log.warning("%s: %s: the agent does not pass endpoint.sampling on (docs/agents.md)", mode, others)
+            self._warned = self._warned or warn_of_sampling(rollouts, sampling, mode=mode)
         return rollouts
 
     def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
