@@ -178,14 +178,14 @@ def test_no_question_or_database_of_dev_is_shown(spider_dir):
 
 
 def test_the_graded_reward_gives_part_of_the_marks_to_a_wrong_query_that_runs(shop):
-    import graded
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "agentrig-partial-credit" / "src"))
+    import agentrig_partial_credit
 
     database, _ = shop
-    [spec] = graded.register_rewards()
+    [spec] = agentrig_partial_credit.register_rewards()
     reward = spec.build(spec.config(runs=0.3))
     task = Task(id="t", input={"database": str(database)}, private={"gold": "SELECT Age FROM Customer"})
     broken = Task(id="b", input={"database": str(database)}, private={"gold": "SELECT Height FROM Customer"})
     answers = ["SELECT age FROM customer", "SELECT id FROM orders", "SELECT height FROM customer", "no query"]
     items = [(task, Outcome(answer=answer)) for answer in answers] + [(broken, Outcome(answer=answers[0]))]
-    assert [score.value for score in reward.score_many(items, 5.0)] == [1.0, 0.3, 0.0, 0.0, None]
     assert [reward(*item, 5.0).value for item in items] == [1.0, 0.3, 0.0, 0.0, None]
