@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 
 import byte_tokenizer
 import data
+import measures
 import turns
 from agentrig_langgraph_sql.database import run_query
 from agentrig_langgraph_sql.prompts import SHORT
@@ -189,3 +190,32 @@ def test_the_graded_reward_gives_part_of_the_marks_to_a_wrong_query_that_runs(sh
     answers = ["SELECT age FROM customer", "SELECT id FROM orders", "SELECT height FROM customer", "no query"]
     items = [(task, Outcome(answer=answer)) for answer in answers] + [(broken, Outcome(answer=answers[0]))]
     assert [reward(*item, 5.0).value for item in items] == [1.0, 0.3, 0.0, 0.0, None]
+
+
+def test_a_measure_is_told_turn_by_turn_and_against_the_first():
+    def one(right, runs, rejected):
+        return measures.Measured(right=right, runs=runs, rejected=rejected)
+
+    start = {"a": one([True, False], [True, False], True), "b": one([False, False], [False, False], True)}
+    now = {"a": one([True, True], [True, True], False), "b": one([False, True], [False, True], True)}
+    first, later = measures.figures(start, start), measures.figures(now, start)
+    assert (first["right_lost_by_rewrite"], first["rejected_failing"], first["rejected_running"]) == (1, 1, 1)
+    assert (later["right"], later["won"], later["lost"], later["runs_won"]) == (2, 2, 0, 2)
+    assert (later["right_lost_by_rewrite"], later["rejected_running"]) == (0, 0)
+    assert later["p"] == 0.5
+    assert measures.sign_test(8, 1) == pytest.approx(20 / 512)
+
+
+def test_queries_are_taken_from_the_nodes_and_not_from_the_whole_graph():
+    def span(kind, **output):
+        return {"attributes": {"langchain.chain.type": kind, "output": output}}
+
+    spans = [
+        span("langgraph-sql", query="b", correct=True),
+        span("write_query", query="a"),
+        span("execute_query", result="1"),
+        span("check_query", correct=False),
+        span("rewrite_query", query="b"),
+    ]
+    assert measures.outputs(spans, "query") == ["a", "b"]
+    assert measures.outputs(spans, "correct") == [False]
