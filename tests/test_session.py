@@ -147,6 +147,9 @@ def test_a_run_that_would_learn_nothing_stops_in_its_first_step(
     run = tmp_path / "runs" / "toy"
     error = json.loads((run / "error.json").read_text())
     assert error == {"error": "RunStopped", "message": str(caught.value)}
+    summary = run / "summary.json"
+    assert summary.is_file() == ("algorithm.change=nan" in overrides)  # only that step has an end
+    assert not summary.is_file() or json.loads(summary.read_text())["complete"] is False
     assert watch.of("error") == ["RunStopped"]
     assert watch.of("end") == []
     assert (run / "rollouts" / "train-00001.parquet").is_file()  # what was seen can be looked at
@@ -223,9 +226,11 @@ def test_a_resumed_run_may_be_longer_and_says_so(model: ModelServer, toy_plan: M
     small = ["algorithm.report=false", "run.validation_tasks=1"]
     train(toy_plan("algorithm.steps=1", *small))
     run = tmp_path / "runs" / "toy"
+    with pytest.raises(ConfigError, match=r"toy has ended: its 1 steps are done.* --resume .*toy algorithm\.steps=N"):
+        resume_plan(run)
     train(resume_plan(run, overrides=["algorithm.steps=2"]), resume=run)
     assert [line["algorithm"]["number"] for line in lines_of(run)] == [0.5, 1.5]
-    assert resume_plan(run).configs["algorithm"].steps == 2
+    assert "steps = 2" in (run / "config.toml").read_text()
 
 
 def test_runs_are_refused_before_anything_is_made(toy_plan: MakePlan, tmp_path: Path) -> None:

@@ -99,9 +99,11 @@ def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
     )
 
     # Roll out and learn, until the algorithm is done.
+    complete = False
     try:
         with interrupt_stops(session):
             runtime.run(lambda: algorithm.run(session))
+        complete = not session.stopping
     except BaseException as error:
         plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=error))
         run.write_json("error.json", {"error": type(error).__name__, "message": str(error)})
@@ -109,7 +111,7 @@ def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
     finally:
         wall_s = time.perf_counter() - start + sum(line["step_s"] for line in earlier)
         if session.lines:
-            run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": not session.stopping})
+            run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
         try:
             build_report([run.path])
         except Exception:  # must not hide what ended the run, nor lose a run that ended well
@@ -126,12 +128,25 @@ def resume_plan(directory: Path, *, overrides: Sequence[str] = ()) -> Plan:
     """Return the plan of a run directory, to go on with it.
 
     Raises:
-        ConfigError: It is no run directory.
+        ConfigError: It is no run directory, or the run has ended and nothing is to be different.
     """
     if not (directory / "config.toml").is_file():
         raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
+    run = RunDirectory(directory)
     plan = resolve(str(directory / "config.toml"), overrides=overrides)
-    return attrs.evolve(plan, recipe=RunDirectory(directory).read_json("manifest.json").get("recipe", directory.name))
+    summary = run.read_json("summary.json")
+    if summary.get("complete") and not overrides:
+        name = plan.components["algorithm"].spec.name
+        more = (
+            "algorithm.steps=N"
+            if hasattr(plan.configs["algorithm"], "steps")
+            else f"KEY=VALUE, the key that says so for algorithm {name} (agentrig plugins show {name})"
+        )
+        raise ConfigError(
+            f"{directory} has ended: its {summary['steps']} steps are done. To train on, say how many there shall be "
+            f"in all: agentrig train --resume {directory} {more}"
+        )
+    return attrs.evolve(plan, recipe=run.read_json("manifest.json").get("recipe", directory.name))
 
 
 def ready_hardware(plan: Plan) -> Hardware:

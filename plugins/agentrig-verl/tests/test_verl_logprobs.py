@@ -52,9 +52,15 @@ def test_verls_engine_uses_them_where_it_has_no_kernel(needs_verl, monkeypatch):
     monkeypatch.setattr(transformer_impl, "logprobs_from_logits", own)
     logits, labels = batch(23, 50)
     torch.testing.assert_close(token_logprobs(logits, labels), torch_functional.logprobs_from_logits_v2(logits, labels))
-    monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", True)
+    kernel = torch.zeros(23)
+    monkeypatch.setattr(torch_functional, "logprobs_from_logits", lambda logits, labels, inplace_backward: kernel)
+    ours = token_logprobs(logits, labels)
+    for there, switched_off, found in [(False, "0", ours), (True, "0", kernel), (True, "1", ours)]:
+        monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", there)
+        monkeypatch.setenv("VERL_DISABLE_FLASH_ATTN_CE", switched_off)
+        assert logprobs.install()
+        assert transformer_impl.logprobs_from_logits(logits, labels).equal(found)
+    monkeypatch.setattr(torch_functional, "NPU_CROSS_ENTROPY_LOSS_AVAILABLE", True)
+    monkeypatch.setattr(transformer_impl, "logprobs_from_logits", own)
     assert not logprobs.install()
     assert transformer_impl.logprobs_from_logits is own
-    monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", False)
-    assert logprobs.install()
-    assert transformer_impl.logprobs_from_logits is token_logprobs

@@ -8,6 +8,7 @@ most of a training step (docs/benchmarks.md has the figures).
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import torch  # noqa: TID253  (runs in verl's workers; imported by the actor only)
@@ -53,13 +54,12 @@ class TokenLogprobs(torch.autograd.Function):
         return found, None
 
 
-def token_logprobs(logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = True) -> torch.Tensor:
+def token_logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the log-probabilities of labels; takes the place of verl's `logprobs_from_logits`.
 
     Args:
-        logits: [..., V].
+        logits: [..., V]; they stay as they are.
         labels: [...].
-        inplace_backward: Not used: the logits stay as they are.
 
     Returns:
         fp32 [...], as flash-attn's cross-entropy returns them.
@@ -69,15 +69,26 @@ def token_logprobs(logits: torch.Tensor, labels: torch.Tensor, inplace_backward:
 
 
 def install() -> bool:
-    """Let verl's FSDP engine of this process use `token_logprobs`, unless it has a kernel for it.
+    """Let verl's FSDP engine of this process use `token_logprobs` wherever it has no kernel for it.
+
+    flash-attn's kernel can be there and still be switched off, by VERL_DISABLE_FLASH_ATTN_CE=1, which verl's
+    `full_determinism` sets once the engine starts: so that is asked at each call.
 
     Returns:
-        Whether it does now.
+        Whether it may; False where Ascend's kernel is there.
     """
     from verl.utils import torch_functional
     from verl.workers.engine.fsdp import transformer_impl
 
-    if torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE or torch_functional.NPU_CROSS_ENTROPY_LOSS_AVAILABLE:
+    if torch_functional.NPU_CROSS_ENTROPY_LOSS_AVAILABLE:
         return False
-    transformer_impl.logprobs_from_logits = token_logprobs
+    kernel = torch_functional.logprobs_from_logits if torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE else None
+
+    def chosen(logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = True) -> torch.Tensor:
+        if kernel is not None and os.environ.get("VERL_DISABLE_FLASH_ATTN_CE", "0") != "1":
+            found: torch.Tensor = kernel(logits, labels, inplace_backward=inplace_backward)
+            return found
+        return token_logprobs(logits, labels)
+
+    transformer_impl.logprobs_from_logits = chosen
     return True
