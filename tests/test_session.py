@@ -233,6 +233,20 @@ def test_a_resumed_run_may_be_longer_and_says_so(model: ModelServer, toy_plan: M
     assert "steps = 2" in (run / "config.toml").read_text()
 
 
+def test_what_a_resumed_run_validates_first_is_not_its_start(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path
+) -> None:
+    small = ["algorithm.report=false", "algorithm.validate_first=true", "run.validation_tasks=2"]
+    train(toy_plan("algorithm.steps=1", *small))
+    run = tmp_path / "runs" / "toy"
+    start = json.loads((run / "summary.json").read_text())["validation_before"]
+    assert start == 0.5
+    # Of other tasks the accuracy is another; in a resumed run it is the checkpoint's.
+    train(resume_plan(run, overrides=["algorithm.steps=2", "run.validation_tasks=1"]), resume=run)
+    assert lines_of(run)[-1]["validation_accuracy"] != start
+    assert json.loads((run / "summary.json").read_text())["validation_before"] == start
+
+
 def test_runs_are_refused_before_anything_is_made(toy_plan: MakePlan, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'run\.report: there is no split "tst"'):
         train(toy_plan("run.report=tst"))

@@ -135,14 +135,15 @@ class RunSession:
         return rollouts
 
     def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
-        """Measure the accuracy on the validation split."""
+        """Measure the accuracy on the validation split; before the first step, it is kept as that of the start."""
         if not self.validation_tasks:
             return None
         rollouts = self.rollouts(self.validation_tasks, n=1, endpoint=endpoint, step=step, mode="validation")
         accuracy = accuracy_of(rollouts)
-        if step < self.first_step:  # before the first step: it belongs to no line
-            self._progress["validation_before"] = accuracy
-            self._run.write_json("progress.json", self._progress)
+        if step < self.first_step:  # it belongs to no line; in a resumed run it is the checkpoint's, not the start's
+            if self.first_step == 1:
+                self._progress["validation_before"] = accuracy
+                self._run.write_json("progress.json", self._progress)
             self._step_start = time.perf_counter()
         else:
             self._validated = accuracy

@@ -224,6 +224,7 @@ class NumberConfig:
     token_ids: bool = setting(True, help="ask for token ids")
     wait_s: float = setting(0.0, help="seconds to wait in each step", ge=0)
     report: bool = setting(True, help="measure before and after")
+    validate_first: bool = setting(False, help="validate before the first step, of a resumed run too")
     keys: dict[str, int] = setting(dict, help="more settings, in a table")
 
 
@@ -251,6 +252,8 @@ class Number:
         session.plan_steps(self.config.steps)
         if self.config.report:
             session.report(self.endpoint(), when="before", step=0)
+        if self.config.validate_first:
+            session.validate(self.endpoint(), step=session.first_step - 1)
         for step in range(session.first_step, self.config.steps + 1):
             if session.stopping:
                 return
