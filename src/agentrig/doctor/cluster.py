@@ -110,7 +110,7 @@ def check_ray_cluster(situation: Situation) -> Iterator[Finding]:
             result="problem" if used else "warning",
             evidence=f"a cluster is running ({listed}) that was started without {', '.join(sorted(lacking))}: "
             "its workers will not have it",
-            cure=f"{restart}; or pass it in runtime_env's env_vars",
+            cure=f"{restart} (not through Ray's runtime_env: its dashboard would show it)",
         )
     else:
         yield Finding(
@@ -147,7 +147,15 @@ def check_ray_token(situation: Situation) -> Iterator[Finding]:
     several = (load is not None and load.nodes > 1) or host not in ("", "127.0.0.1", "localhost")
     if not several or not fits(situation.versions.get("ray"), ">=2.60"):
         return
-    mode = situation.environ.get("RAY_AUTH_MODE", "token").lower()
+    mode = situation.environ.get("RAY_AUTH_MODE", "" if address else "token").lower()
+    if not mode:
+        yield Finding(
+            check="ray token",
+            result="warning",
+            evidence="RAY_AUTH_MODE is not set: Ray then sends no token to a cluster that RAY_ADDRESS names",
+            cure="export RAY_AUTH_MODE=token, unless that cluster asks for none",
+        )
+        return
     if mode != "token":
         cure = "unset RAY_AUTH_MODE and share a token, unless the network is trusted"
         yield Finding(

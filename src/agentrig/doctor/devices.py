@@ -92,6 +92,8 @@ def check_torch(situation: Situation) -> Iterator[Finding]:
         yield Finding(check="torch", result="ok", evidence=f"{build} can use {device}{count}")
     else:
         cure = hardware.torch_cure if hardware else ""
+        if report["built"]:
+            cure = f"torch is built for {device}: see that the device is there and its driver works"
         evidence = f"{build} cannot use {device}: torch.{device}.is_available() is false"
         yield Finding(check="torch", result="problem", evidence=evidence, cure=cure)
 

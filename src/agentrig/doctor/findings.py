@@ -46,6 +46,7 @@ module = getattr(torch, name, None)
 report = {
     "version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip, "device": name,
     "available": True if name == "cpu" else bool(module is not None and module.is_available()),
+    "built": bool(torch.version.cuda or torch.version.hip) if name == "cuda" else module is not None,
 }
 report["count"] = module.device_count() if report["available"] and hasattr(module, "device_count") else 0
 print(json.dumps(report))
