@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -334,6 +337,21 @@ def test_an_address_where_nothing_listens_is_told_at_once(ray_cluster):
         cluster._reach(address)
 
 
+def test_a_cluster_that_asks_for_a_token_says_so():
+    import ray
+    from agentrig_verl import cluster
+
+    try:
+        try:
+            raise ray.exceptions.AuthenticationError("InvalidAuthToken")
+        except ray.exceptions.AuthenticationError as error:
+            raise ConnectionError("no cluster") from error
+    except ConnectionError as error:
+        told = str(cluster._unreachable("10.0.0.1:6379", error))
+    assert "RAY_AUTH_MODE=token" in told
+    assert "RAY_AUTH_MODE" not in str(cluster._unreachable("10.0.0.1:6379", ConnectionError("no cluster")))
+
+
 def test_a_cluster_that_lacks_a_secret_is_told_node_by_node(ray_cluster):
     import ray
     from agentrig_verl import cluster
@@ -341,8 +359,9 @@ def test_a_cluster_that_lacks_a_secret_is_told_node_by_node(ray_cluster):
     lines = cluster.lacks(ray, ["AGENTRIG_TEST_SECRET", "PATH"])
     assert len(lines) == 2
     assert all(line.endswith("has no AGENTRIG_TEST_SECRET") for line in lines)
-    text = cluster._explain("127.0.0.1:1", lines, [])
-    assert "--yes" in text
+    assert "--yes" in cluster._explain("127.0.0.1:1", lines, [], stoppable=True)
+    named = cluster._explain("127.0.0.1:1", lines, [], stoppable=False)
+    assert ("--yes" in named, "RAY_ADDRESS" in named) == (False, True)
 
 
 WITHDRAWN = """
@@ -374,3 +393,62 @@ def test_runners_on_ray_end_before_ray_does(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["left: 0 []", "ray: False"]
+
+
+STALE = """
+import os, pathlib, signal, subprocess, sys, time
+from agentrig.errors import ConfigError
+from agentrig.hardware import cpu_spec
+from agentrig_verl import cluster, schema
+
+OURS = f"RAY_TMPDIR={os.environ['RAY_TMPDIR']}".encode()
+
+def stop_ours(words, **_):
+    # What `ray stop` does, to this test's cluster alone: other tests may run one at the same time.
+    assert words[1:] == ["-m", "ray.scripts.scripts", "stop"], words
+    subprocess.run([*words, "--help"], check=True, capture_output=True)
+    print("stopped")
+    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            ours = OURS in (entry / "environ").read_bytes().split(bytes(1))
+            ray = ours and b"/ray/" in (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if ray and int(entry.name) != os.getpid():
+            os.kill(int(entry.name), signal.SIGKILL)
+    pathlib.Path(os.environ["RAY_TMPDIR"], "ray", "ray_current_cluster").unlink()
+
+if __name__ == "__main__":
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=0", "--num-cpus=1"]
+    subprocess.run([*start, "--include-dashboard=false"], check=True, capture_output=True)
+    os.environ["HF_TOKEN"] = "not-a-secret"
+    config = schema.compose({"actor_rollout_ref.rollout.name": "vllm"})
+    hardware = cpu_spec().build(cpu_spec().config())
+    try:
+        cluster.connect(config, hardware)
+    except ConfigError as error:
+        print("told:", " ".join(str(error).split()))
+    os.environ["AGENTRIG_YES"] = "1"
+    cluster.subprocess = type(sys)("subprocess")
+    cluster.subprocess.run = stop_ours
+    print("nodes:", cluster.connect(config, hardware))
+"""
+
+
+def test_a_stale_cluster_is_stopped_only_when_asked(tmp_path):
+    script = tmp_path / "stale.py"
+    script.write_text(STALE)
+    folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # short: Ray's sockets lie below it
+    environment = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "HF_TOKEN", "AGENTRIG_YES")}
+    try:
+        done = subprocess.run(
+            [sys.executable, str(script)],
+            capture_output=True, text=True, timeout=200, check=False, env={**environment, "RAY_TMPDIR": folder},
+        )  # fmt: skip
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    assert done.returncode == 0, done.stderr
+    told, stopped, nodes = done.stdout.splitlines()[-3:]
+    assert "has no HF_TOKEN" in told
+    assert "--yes" in told
+    assert (stopped, nodes) == ("stopped", "nodes: 1")

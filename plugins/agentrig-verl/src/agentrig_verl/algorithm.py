@@ -28,19 +28,6 @@ MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
 
-COUNTS = (
-    "data.train_batch_size",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    f"{ROLLOUT}.n",
-    f"{ACTOR}.ppo_mini_batch_size",
-    f"{ACTOR}.ppo_epochs",
-    "trainer.total_epochs",
-    "trainer.nnodes",
-    "trainer.n_gpus_per_node",
-)
-"""Keys whose value is a whole number from 1: what verl's YAML has there does not tell it from a share."""
-
 ENGINE_DIED = "EngineDeadError"
 """What vLLM's server raises when the process that computes is gone; Ray wraps it as an error of the call."""
 
@@ -138,6 +125,9 @@ class Verl:
         """
         flat = self._settings(session.hardware)
         flat = _choose({**flat, **attention(flat, session.hardware)})
+        if session.checkpoint is not None:
+            # What verl would measure now is the checkpoint, which its own step has measured.
+            flat["trainer.val_before_train"] = False
         composed = schema.compose(flat, trusted=self._trusted(session, flat))
         batch, n = composed.data.train_batch_size, len(session.train_tasks)
         if n < batch:
@@ -261,7 +251,6 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
         ConfigError: Settings that contradict one another, in verl's words or in ours.
     """
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from verl.trainer.ppo import core_algos
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -283,10 +272,6 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
         raise ConfigError(
             "[algorithm] verl: checkpoint.async_save must be false: a checkpoint is whole when it is filed"
         )
-    for key in COUNTS:
-        value = OmegaConf.select(config, key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"[algorithm] verl: {key} = {value!r} must be a whole number from 1")
     estimator, loss = config.algorithm.adv_estimator, actor.policy_loss.loss_mode
     for key, value, there in (
         ("algorithm.adv_estimator", estimator, core_algos.ADV_ESTIMATOR_REGISTRY),
@@ -306,10 +291,10 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
         raise ConfigError(
             f"[algorithm] negative_scale works with adv_estimator grpo; {estimator} takes verl's own advantages"
         )
-    if merge and str(actor.loss_agg_mode).startswith("seq-"):
+    if merge and (setting := by_sequence(config)):
         raise ConfigError(
-            f"[algorithm] loss_agg_mode = {actor.loss_agg_mode} averages over sequences, so merging calls would change "
-            "the loss: set algorithm.merge=false, or keep token-mean"
+            f"[algorithm] verl: {setting} works on whole sequences, so merging calls would change what is learned: set "
+            "algorithm.merge=false, or leave it at verl's own"
         )
     if config.actor_rollout_ref.rollout.val_kwargs.n != 1:
         raise ConfigError("[algorithm] verl: val_kwargs.n must be 1: validation runs the agent once on each task")
@@ -319,6 +304,30 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
         )
     except (AssertionError, ValueError, TypeError, HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"[algorithm] verl refuses this configuration: {error}") from error
+
+
+MERGEABLE_LOSSES = frozenset({"vanilla", "dppo_kl", "gpg", "dro", "cispo"})
+"""Policy losses of which merged and separate calls have been shown to have the same gradient (test_verl_loss.py)."""
+
+
+def by_sequence(config: Any) -> str | None:
+    """Return the setting, `key = value`, under which verl does not treat each token by itself; None when there is none.
+
+    Such a setting makes two merged calls count otherwise than the same calls apart.
+    """
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    correction = algorithm.rollout_correction
+    found = {
+        f"{ACTOR}.loss_agg_mode": (actor.loss_agg_mode, str(actor.loss_agg_mode).startswith("seq-")),
+        f"{ACTOR}.policy_loss.loss_mode": (
+            actor.policy_loss.loss_mode,
+            actor.policy_loss.loss_mode not in MERGEABLE_LOSSES,
+        ),
+        "algorithm.adv_estimator": (algorithm.adv_estimator, algorithm.adv_estimator != "grpo"),
+        "algorithm.rollout_correction.rollout_is": (correction.rollout_is, correction.rollout_is == "sequence"),
+        "algorithm.rollout_correction.rollout_rs": (correction.rollout_rs, "seq_" in str(correction.rollout_rs)),
+    }
+    return next((f"{key} = {value}" for key, (value, does) in found.items() if does), None)
 
 
 LOGGERS = frozenset({"tensorboard", "wandb", "swanlab", "mlflow", "clearml", "trackio"})

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ log = logging.getLogger(__name__)
 
 PASSED = ("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "PYTHONPATH", "LANGSMITH_TRACING")
 """Passed on to the workers of a cluster that was started elsewhere."""
+
+STOP = [sys.executable, "-m", "ray.scripts.scripts", "stop"]
+"""`ray stop`, of this environment, which need not be on PATH."""
 
 
 def connect(config: Any, hardware: Hardware, *, logs: bool = False) -> int:
@@ -54,24 +58,27 @@ def connect(config: Any, hardware: Hardware, *, logs: bool = False) -> int:
     running = running_cluster()
     if running and given.get("address") is None:
         given["address"] = running
+    left_over = given.get("address") == running and not os.environ.get("RAY_ADDRESS")  # found here, named by nobody
     if given.get("address"):
         given.pop("num_cpus", None)  # Ray takes it for a cluster of its own only
         _reach(given["address"])
+        if left_over:
+            given["address"] = "auto"  # the same; but to an address that is named Ray sends no token of its own accord
     try:
         ray.init(**given, runtime_env=runtime, log_to_driver=logs, configure_logging=False)
     except ConnectionError as error:
-        raise _unreachable(given.get("address"), error) from error
+        raise _unreachable(running or given.get("address"), error) from error
     if given.get("address"):
         lacking = lacks(ray, [name for name in NEEDED_BY_WORKERS if os.environ.get(name)])
         short = _short(ray, config, hardware)
         if lacking or short:
             ray.shutdown()
-            if os.environ.get("AGENTRIG_YES") == "1" and running and not os.environ.get("RAY_ADDRESS"):
+            if os.environ.get("AGENTRIG_YES") == "1" and left_over:
                 log.warning("stopping the Ray cluster %s: %s", running, "; ".join([*lacking, *short]))
-                subprocess.run(["ray", "stop"], check=True, capture_output=True)
+                subprocess.run(STOP, check=True, capture_output=True)
                 return connect(config, hardware, logs=logs)
-            raise ConfigError(_explain(given["address"], lacking, short))
-        log.info("joined the Ray cluster %s: %d nodes", given["address"], _nodes(ray))
+            raise ConfigError(_explain(running or given["address"], lacking, short, stoppable=left_over))
+        log.info("joined the Ray cluster %s: %d nodes", running or given["address"], _nodes(ray))
     return _nodes(ray)
 
 
@@ -87,6 +94,14 @@ def _reach(address: str) -> None:
 
 
 def _unreachable(address: Any, error: Exception) -> ConfigError:
+    cause: BaseException | None = error
+    while cause is not None:
+        if type(cause).__name__ == "AuthenticationError":
+            return ConfigError(
+                f"the Ray cluster {address} asks for a token: export RAY_AUTH_MODE=token, and put the cluster's own in "
+                "RAY_AUTH_TOKEN or ~/.ray/auth_token"
+            )
+        cause = cause.__cause__
     return ConfigError(
         f"the Ray cluster {address} does not answer: {error}\n  If it is dead: `ray stop`, and take away what names "
         "it, RAY_ADDRESS or /tmp/ray/ray_current_cluster; then try again"
@@ -144,17 +159,20 @@ def _short(ray: Any, config: Any, hardware: Hardware) -> list[str]:
     return []
 
 
-def _explain(address: str, lacking: Sequence[str], short: Sequence[str]) -> str:
+def _explain(address: str, lacking: Sequence[str], short: Sequence[str], *, stoppable: bool) -> str:
     lines = [
         f"the Ray cluster {address} that runs already cannot serve this run:",
         *(f"  {x}" for x in (*lacking, *short)),
     ]
     if lacking:
         lines.append("  (these variables are set here, but the cluster was started without them)")
-    lines.append(
-        "  If it is left over: `ray stop` and start it again from this shell, or give --yes to have it stopped. "
-        "If others use it: ask them."
-    )
+    if stoppable:
+        lines.append(
+            "  If it is left over: `ray stop` and start it again from this shell, or give --yes, which has every Ray "
+            "process stopped that you have on this machine. If others use it: ask them."
+        )
+    else:
+        lines.append("  RAY_ADDRESS, or ray_init.address, names it: start it again with what it lacks, or name another")
     return "\n".join(lines)
 
 

@@ -18,7 +18,6 @@ OPEN = frozenset(
         "actor_rollout_ref.rollout.engine_kwargs.trtllm",
         "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs",
         "actor_rollout_ref.model.fused_kernel_options",
-        "data.apply_chat_template_kwargs",
         "ray_kwargs.ray_init",
         "ray_kwargs.ray_init.runtime_env",
     }
@@ -28,30 +27,103 @@ OPEN = frozenset(
 ADDED = frozenset({"actor_rollout_ref.rollout.agent.agent_loop_manager_class"})
 """Keys that verl reads and its dataclasses have, but that its YAML leaves out."""
 
+ROLLOUT = "actor_rollout_ref.rollout"
+
 IGNORED: Mapping[str, str] = {
-    "actor_rollout_ref.actor.use_prefix_grouper": "verl ignores it since 0.8",
-    "actor_rollout_ref.rollout.skip_tokenizer_init": "verl 0.9's vLLM server always loads the tokenizer",
-    "data.val_batch_size": "validation goes through agentrig, which takes the whole split",
+    # Another part of agentrig does the work.
+    "actor_rollout_ref.model.path": "set algorithm.model",
     "data.train_files": "tasks come from agentrig; set [tasks]",
     "data.val_files": "tasks come from agentrig; set [tasks] and run.validation",
-    "data.custom_cls.path": "tasks come from agentrig; set [tasks]",
-    "data.filter_overlong_prompts": "an agent's prompts are not known before it runs",
+    "data.custom_cls.": "tasks come from agentrig; set [tasks]",
+    "data.train_max_samples": "set run.train_tasks",
+    "data.val_max_samples": "set run.validation_tasks",
+    "data.val_batch_size": "validation goes through agentrig, which takes the whole split",
+    "data.validation_shuffle": "validation goes through agentrig, which takes the whole split",
+    "reward.custom_reward_function.": "set [reward]",
+    "reward.reward_manager.": "set [reward]",
+    "reward.reward_model.": "set [reward]",
+    "reward.sandbox_fusion.": "set [reward]",
+    "custom_reward_function.": "set [reward]",
+    "reward_model.": "set [reward]",
+    "sandbox_fusion.": "set [reward]",
+    f"{ROLLOUT}.agent.num_workers": "agentrig's runners take the place of verl's; set runners.n",
+    f"{ROLLOUT}.agent.default_agent_loop": "agentrig's runners take the place of verl's; set [agent]",
+    f"{ROLLOUT}.agent.agent_loop_config_path": "agentrig's runners take the place of verl's; set [agent]",
+    f"{ROLLOUT}.multi_turn.": "turns and tools are the agent's; set [agent]",
+    f"{ROLLOUT}.trace.": "every call is in the run directory, as Parquet",
+    f"{ROLLOUT}.router_config_path": "agentrig spreads rollouts over the servers itself",
+    f"{ROLLOUT}.over_sample_rate": "every rollout is waited for; runners.deadline_s ends one that hangs",
     "trainer.rollout_data_dir": "every rollout is in the run directory, as Parquet",
     "trainer.validation_data_dir": "every rollout is in the run directory, as Parquet",
+    "trainer.log_val_generations": "every rollout is in the run directory, as Parquet",
     "trainer.default_local_dir": "checkpoints go to the run directory",
+    "trainer.max_actor_ckpt_to_keep": "the run directory keeps the last checkpoint, and the one at the end",
+    "trainer.max_critic_ckpt_to_keep": "agentrig trains no critic",
     "trainer.resume_mode": "use agentrig train --resume",
     "trainer.resume_from_path": "use agentrig train --resume",
-    "actor_rollout_ref.model.path": "set algorithm.model",
-    "reward.custom_reward_function.path": "set [reward]",
-    "reward.reward_model.enable": "set [reward]",
-    "actor_rollout_ref.model.lora.rank": "verl's FSDP engine reads actor_rollout_ref.model.lora_rank",
-    "actor_rollout_ref.rollout.agent.num_workers": "agentrig's runners take the place of verl's; set runners.n",
-    "actor_rollout_ref.rollout.agent.default_agent_loop": "agentrig's runners take the place of verl's; set [agent]",
-    "data.val_max_samples": "set run.validation_tasks",
     "trainer.val_only": "use agentrig eval",
-    "trainer.log_val_generations": "every rollout is in the run directory, as Parquet",
+    # No text is made or cut by verl.
+    "data.prompt_key": "prompts are the agent's",
+    "data.reward_fn_key": "set [reward]",
+    "data.tokenizer": "only vLLM tokenizes; set actor_rollout_ref.model.tokenizer_path",
+    "data.truncation": "a prompt that is too long is a typed failure; see data.max_prompt_length",
+    "data.filter_overlong_prompts": "an agent's prompts are not known before it runs",
+    "data.filter_overlong_prompts_workers": "an agent's prompts are not known before it runs",
+    "data.tool_config_path": "turns and tools are the agent's; set [agent]",
+    "data.function_tool_path": "turns and tools are the agent's; set [agent]",
+    "data.return_raw_input_ids": "prompts are the agent's",
+    "data.return_raw_chat": "prompts are the agent's",
+    "data.return_full_prompt": "prompts are the agent's",
+    "data.image_key": "prompts are the agent's",
+    "data.video_key": "prompts are the agent's",
+    "data.audio_key": "prompts are the agent's",
+    "data.image_patch_size": "prompts are the agent's",
+    "data.return_multi_modal_inputs": "prompts are the agent's",
+    "data.mm_processor_kwargs.": "prompts are the agent's",
+    "data.apply_chat_template_kwargs.": "the agent's calls carry chat_template_kwargs, in extra_body",
+    "actor_rollout_ref.model.custom_chat_template": "vLLM's endpoint takes the template of the model's tokenizer: put "
+    "it there",
+    f"{ROLLOUT}.prompt_length": "set data.max_prompt_length",
+    f"{ROLLOUT}.response_length": "set data.max_response_length",
+    f"{ROLLOUT}.skip_tokenizer_init": "verl 0.9's vLLM server always loads the tokenizer",
+    f"{ROLLOUT}.do_sample": "temperature alone decides: 0 is greedy",
+    f"{ROLLOUT}.val_kwargs.do_sample": "val_kwargs.temperature alone decides: 0 is greedy",
+    # What verl 0.9's synchronous trainer with FSDP does not look at, or agentrig's rollouts do not carry.
+    "actor_rollout_ref.actor.use_prefix_grouper": "verl ignores it since 0.8",
+    "actor_rollout_ref.model.lora.rank": "verl's FSDP engine reads actor_rollout_ref.model.lora_rank",
+    f"{ROLLOUT}.nnodes": "servers and trainer share the GPUs; set trainer.nnodes",
+    f"{ROLLOUT}.n_gpus_per_node": "servers and trainer share the GPUs; set trainer.n_gpus_per_node",
+    f"{ROLLOUT}.disaggregation.": "it belongs to SGLang",
+    f"{ROLLOUT}.enable_rollout_routing_replay": "vLLM's endpoint does not return how experts were chosen",
+    "algorithm.use_pf_ppo": "verl's trainer no longer looks at it",
+    "algorithm.pf_ppo.": "verl's trainer no longer looks at it",
+    "algorithm.filter_groups.": "it draws prompts one by one within a step; agentrig's steps are whole batches",
+    "trainer.v1.sampler.sync_refill_failed_groups": "it draws prompts one by one within a step; agentrig's steps are "
+    "whole batches",
+    "data.gen_batch_size": "a step draws what it trains on; set data.train_batch_size",
+    "trainer.critic_warmup": "agentrig trains no critic, and each step must train something",
+    "trainer.esi_redundant_time": "verl's trainer no longer looks at it",
+    "critic.": "agentrig trains no critic",
+    "distillation.": "agentrig's rollouts ask no teacher",
+    "skip.": "agentrig's rollouts are not verl's to skip",
 }
-"""Keys that would have no effect here; setting one is an error that says why."""
+"""Keys, and tables (with a dot at the end), that have no effect here or would break a step, and why.
+
+Setting one to anything but verl's own value is an error that says so.
+"""
+
+COUNTS = (
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    f"{ROLLOUT}.n",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.ppo_epochs",
+    "trainer.total_epochs",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+)
+"""Keys whose value is a whole number from 1: what verl's YAML has there does not tell it from a share."""
 
 
 def config_directory() -> Path:
@@ -100,7 +172,7 @@ def compose(settings: Mapping[str, Any], *, trusted: Mapping[str, Any] | None = 
         An OmegaConf `DictConfig`, struct mode on.
 
     Raises:
-        ConfigError: A key that verl has not, a value of another type, or a key that would be ignored or overwritten.
+        ConfigError: A key that verl has not, a value of another kind, or a key that would be ignored or overwritten.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -112,17 +184,33 @@ def compose(settings: Mapping[str, Any], *, trusted: Mapping[str, Any] | None = 
         config = hydra_compose("ppo_trainer")
     OmegaConf.set_struct(config, True)
     flat, trusted = flatten(settings), dict(trusted or {})
-    for key in flat:
-        if key in IGNORED:
-            raise ConfigError(f"[algorithm] verl: {key} would have no effect here: {IGNORED[key]}")
+    for key, value in flat.items():
+        if (reason := ignored(key)) and not (_has(config, key) and OmegaConf.select(config, key) == value):
+            raise ConfigError(f"[algorithm] verl: {key} cannot be set here: {reason}")
         if key in trusted and flat[key] != trusted[key]:
             raise ConfigError(f"[algorithm] verl: {key} is agentrig's to set, to {trusted[key]!r}; leave it out")
     known: list[str] = []
     for key, value in {**flat, **trusted}.items():
         value = _check(config, key, value, known)
+        if key in COUNTS and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ConfigError(f"[algorithm] verl: {key} = {value!r} must be a whole number from 1")
         with open_dict(config):
             OmegaConf.update(config, key, value, merge=True, force_add=True)
     return config
+
+
+def ignored(key: str) -> str | None:
+    """Return why a key cannot be set here (see `IGNORED`); None when it can."""
+    return IGNORED.get(key) or next((why for k, why in IGNORED.items() if k[-1] == "." and key.startswith(k)), None)
+
+
+def _has(config: Any, key: str) -> bool:
+    """Whether verl's YAML gives the key a value of its own."""
+    from omegaconf import OmegaConf
+
+    parent, _, name = key.rpartition(".")
+    table = OmegaConf.select(config, parent) if parent else config
+    return OmegaConf.is_dict(table) and name in table
 
 
 def _check(config: Any, key: str, value: Any, known: list[str]) -> Any:
@@ -135,7 +223,7 @@ def _check(config: Any, key: str, value: Any, known: list[str]) -> Any:
     parent = OmegaConf.select(config, parent_path) if parent_path else config
     if not isinstance(parent, DictConfig) or name not in list(parent.keys()):  # `in` is False for ???
         if not known:
-            known.extend(k for k in leaves(config) if k not in IGNORED)
+            known.extend(k for k in leaves(config) if not ignored(k))
         raise ConfigError(f"[algorithm] verl has no key {key}.{_suggest(key, known)}")
     if OmegaConf.is_missing(parent, name) or OmegaConf.is_interpolation(parent, name):
         return value

@@ -91,7 +91,14 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
     def greedy(self) -> list[Endpoint]:
         """The servers with the sampling of validation: verl's `val_kwargs`, temperature 0 by default."""
         values = self.config.actor_rollout_ref.rollout.val_kwargs
-        return [e.with_sampling(temperature=values.temperature, top_p=values.top_p) for e in self.endpoints]
+        return [
+            e.with_sampling(
+                temperature=values.temperature,
+                top_p=values.top_p,
+                **({"top_k": values.top_k} if values.top_k > 0 or "top_k" in e.sampling else {}),
+            )
+            for e in self.endpoints
+        ]
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Measure, train, measure again."""

@@ -1,0 +1,210 @@
+"""Merged calls in verl's own FSDP engine and PPO loss: loss and gradients are those of the separate calls.
+
+The engine is the one that trains, here with FSDP2 over one process on the CPU: micro-batches, forward, loss, backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from agentrig_verl.algorithm import MERGEABLE_LOSSES
+from agentrig_verl.manager import _figures
+from agentrig_verl.trajectories import Trajectory, trajectories_of
+from rollouts import rollout
+
+from agentrig import Triplet
+from agentrig.algorithms import Rollout
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of verl's and torch's own making
+
+VOCABULARY = 32
+TALKS = {"aababa": 1.0, "abcacbA": 0.0, "abab": 0.25, "abBbaA": 1.0}
+"""The values of rollouts by their calls: each letter goes on with its conversation, a capital with a branch of it that
+begins after its first call."""
+
+
+@pytest.fixture(scope="module")
+def engine(needs_verl: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """verl's engine around a tiny random model, in fp32."""
+    import agentrig_verl.trainer  # noqa: F401  (what verl imports shall not see the platform below)
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from verl.plugin.platform import platform_manager
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.3,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    # verl has no platform for CPUs, but asks for nothing more than these
+    cpu: Any = SimpleNamespace(device_name="cpu", current_device=lambda: "cpu", device_module=torch.cpu)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(platform_manager, "_current_platform", cpu)
+        patch.setenv("VERL_DISABLE_FLASH_ATTN_CE", "1")
+        made = FSDPEngineWithLMHead(
+            HFModelConfig(path=str(folder), load_tokenizer=False, override_config={"attn_implementation": "sdpa"}),
+            FSDPEngineConfig(strategy="fsdp2", mixed_precision={"param_dtype": "fp32"}, use_torch_compile=False),
+            FSDPOptimizerConfig(lr=1e-3, total_training_steps=1),
+            CheckpointConfig(),
+        )
+        made.initialize()
+        yield made
+    torch.distributed.destroy_process_group()
+
+
+def group_of(talks: dict[str, float]) -> list[Rollout]:
+    """Return rollouts whose calls have random tokens and log-probabilities, and one that failed."""
+    chance = torch.Generator().manual_seed(1)
+
+    def some(most: int) -> list[int]:
+        count = int(torch.randint(1, most + 1, (1,), generator=chance))
+        return torch.randint(VOCABULARY, (count,), generator=chance).tolist()
+
+    def calls(talk: str) -> Iterator[Triplet]:
+        told: dict[str, list[int]] = {}
+        for name in talk:
+            prompt = told.get(name, []) + some(9)
+            response = some(6)
+            logprobs = (-5 * torch.rand(len(response), generator=chance)).tolist()
+            told[name] = prompt + response
+            told.setdefault(name.upper(), told[name])
+            yield Triplet(prompt_ids=tuple(prompt), response_ids=tuple(response), logprobs=tuple(logprobs))
+
+    return [rollout(value, triplets=tuple(calls(talk))) for talk, value in talks.items()] + [rollout(failure="x")]
+
+
+@contextmanager
+def elsewhere(engine: Any) -> Iterator[None]:
+    """Move the weights, and back again."""
+    chance = torch.Generator().manual_seed(2)
+    parameters = list(engine.module.parameters())
+    kept = [p.detach().clone() for p in parameters]
+    with torch.no_grad():
+        for p in parameters:
+            p.to_local().add_(0.05 * torch.randn(p.shape, generator=chance))
+        yield
+        for p, value in zip(parameters, kept, strict=True):
+            p.copy_(value)
+
+
+def batch_of(
+    engine: Any, trajectories: Sequence[Trajectory], *, packed: bool, old: str = "recomputed", padding: int = 0
+) -> Any:
+    """Return what verl's trainer hands to its engine for an update."""
+    from agentrig_verl import trainer as ours
+    from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
+    from verl.utils import tensordict_utils
+    from verl.workers.utils.padding import response_from_nested
+
+    rows, tags = [t.fields for t in trajectories], [t.tags for t in trajectories]
+    for _ in range(padding):
+        row, tag = construct_minimal_padding_template(trajectories[0].fields, trajectories[0].tags, eos_token_id=0)
+        rows, tags = [*rows, row], [*tags, tag]
+    data = tensordict_utils.list_of_dict_to_tensordict(rows)
+    tensordict_utils.assign_non_tensor(
+        data, use_remove_padding=packed, use_dynamic_bsz=True, max_token_len_per_gpu=130, temperature=0.9,
+        calculate_entropy=True, global_batch_size=len(rows),
+    )  # fmt: skip
+    with elsewhere(engine), engine.eval_mode():
+        before = engine.infer_batch(data)["model_output"]["log_probs"]
+    data["ref_log_prob"] = response_from_nested(before, data["response_mask"])
+    data["old_log_probs"] = data["ref_log_prob"] if old == "recomputed" else data["rollout_log_probs"]
+    trainer: Any = ours.Trainer.__new__(ours.Trainer)
+    trainer.config = SimpleNamespace(algorithm=SimpleNamespace(adv_estimator="grpo"))
+    batch = SimpleNamespace(keys=[str(i) for i in range(len(rows))], tags=tags, partition_id="train")
+    queue = SimpleNamespace(kv_batch_get=lambda **_: data, kv_batch_put=lambda fields, **_: data.update(fields))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ours, "tq", queue)
+        patch.setattr(ours.PPOTrainerSync, "_compute_advantage", lambda self, batch, metrics: batch)
+        trainer._compute_advantage(batch, {})
+    return data
+
+
+def update(engine: Any, data: Any, loss: str = "vanilla") -> tuple[float, dict[str, torch.Tensor], list[float]]:
+    """Return verl's loss with entropy and KL, its gradients, and PPO's clipped share of each micro-batch."""
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+    from verl.workers.utils.losses import ppo_loss
+
+    config = FSDPActorConfig(
+        strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, loss_agg_mode="token-mean", entropy_coeff=0.01,
+        use_kl_loss=True, kl_loss_coef=0.1, policy_loss=PolicyLossConfig(loss_mode=loss, dro_beta=0.5),
+    )  # fmt: skip
+    with engine.train_mode(zero_grad_on_exit=False):
+        engine.optimizer_zero_grad()
+        output = engine.forward_backward_batch(data, partial(ppo_loss, config=config))
+    gradients = {name: p.grad.full_tensor().clone() for name, p in engine.module.named_parameters()}
+    return sum(output["loss"]), gradients, output["metrics"]["actor/pg_clipfrac"].values if loss == "vanilla" else []
+
+
+def laid_out(*, merged: bool) -> list[Trajectory]:
+    return trajectories_of(group_of(TALKS), uid="u", step=1, merged=merged)
+
+
+def agree(one: Any, other: Any) -> None:
+    assert one[0] == pytest.approx(other[0], rel=1e-5)
+    assert max(float(g.abs().max()) for g in other[1].values()) > 0.1
+    torch.testing.assert_close(one[1], other[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("old", ["recomputed", "sampled"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_loss_and_gradients_are_those_of_the_separate_calls(engine: Any, packed: bool, old: str) -> None:
+    merged, separate = (batch_of(engine, laid_out(merged=merged), packed=packed, old=old) for merged in (True, False))
+    assert max(merged["num_turns"]) == 4
+    assert set(separate["num_turns"]) == {1}
+    assert set(merged["response_mask"].values().tolist()) == {0, 1}
+    assert separate["response_mask"].values().all()
+    assert float(separate["advantages"].values().min()) < 0 < float(separate["advantages"].values().max())
+    found, expected = update(engine, merged), update(engine, separate)
+    assert len(expected[2]) > len(found[2]) > 1, "each in micro-batches of its own"
+    assert all(0 < share < 1 for share in expected[2])
+    agree(found, expected)
+
+
+@pytest.mark.parametrize("loss", [*sorted(MERGEABLE_LOSSES), "gspo"])
+def test_losses_that_treat_each_token_by_itself_are_let_through(engine: Any, loss: str) -> None:
+    found, expected = (update(engine, batch_of(engine, laid_out(merged=m), packed=True), loss) for m in (True, False))
+    if loss in MERGEABLE_LOSSES:
+        agree(found, expected)
+    else:
+        with pytest.raises(AssertionError, match="not close"):
+            agree((expected[0], found[1]), expected)
+
+
+def test_given_tokens_that_were_trained_on_would_change_them(engine: Any) -> None:
+    right, wrong = laid_out(merged=True), laid_out(merged=True)
+    for trajectory in wrong:
+        ones = torch.ones_like(trajectory.fields["response_mask"])
+        trajectory.fields.update(response_mask=ones, loss_mask=ones)
+    expected, found = (update(engine, batch_of(engine, t, packed=True)) for t in (right, wrong))
+    assert found[0] != pytest.approx(expected[0], rel=0.05)
+    with pytest.raises(AssertionError, match="not close"):
+        agree((expected[0], found[1]), expected)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_verls_padding_of_a_mini_batch_changes_nothing(engine: Any, packed: bool) -> None:
+    whole, padded = (batch_of(engine, laid_out(merged=True), packed=packed, padding=rows) for rows in (0, 2))
+    assert len(padded) == len(whole) + 2
+    agree(update(engine, padded), update(engine, whole))
+
+
+def test_calls_per_sequence_counts_calls_that_were_laid_out() -> None:
+    group = group_of(TALKS)
+    for merged, sequences in ((True, 2 + 4 + 2 + 4), (False, 6 + 7 + 4 + 6)):
+        laid = laid_out(merged=merged)
+        figures = _figures(group, {"u": laid, "v": []}, max_prompt_length=1000)
+        assert figures["sequences"] == len(laid) == sequences
+        assert figures["calls_per_sequence"] == (6 + 7 + 4 + 6) / sequences
+        assert sum(t.fields["num_turns"] for t in laid) == 6 + 7 + 4 + 6
