@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,3 +131,35 @@ def test_a_run_that_is_asked_to_stop_saves_once(train: Any, save_freq: int) -> N
     session, run = train(save_freq, stop_after=2)
     assert session.calls == ["before", "validate 1", "end 1", "validate 2", "end 2", "file 2"]
     assert run.latest_checkpoint()[1] == 2
+
+
+def test_ctrl_c_stays_the_runs_when_a_logger_takes_it(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.trainer.ppo.v1 import trainer_base
+
+    before = signal.getsignal(signal.SIGINT)
+
+    def tracking(*_: Any, **__: Any) -> Any:  # as SwanLab's does
+        signal.signal(signal.SIGINT, lambda *_: None)
+        return SimpleNamespace(log=lambda *a, **k: None)
+
+    monkeypatch.setattr(trainer_base, "Tracking", tracking)
+    try:
+        train()
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("failed", "told"), [("", ["finish 0"]), ("RunStopped: x", ["crashed RunStopped: x", "finish 1"])]
+)
+def test_loggers_are_told_how_a_run_ended(monkeypatch: pytest.MonkeyPatch, failed: str, told: list[str]) -> None:
+    from agentrig_verl import trainer as ours
+
+    calls: list[str] = []
+    swanlab = SimpleNamespace(finish=lambda state, error: calls.append(f"{state} {error}"))
+    logger = SimpleNamespace(logger={"swanlab": swanlab}, finish=lambda exit_code: calls.append(f"finish {exit_code}"))
+    monkeypatch.setattr(ours.tq, "close", lambda: None)
+    monkeypatch.setattr(ours.ray, "shutdown", lambda: None)
+    ours.shut_down(SimpleNamespace(logger=logger), failed=failed)  # type: ignore[arg-type]
+    assert calls == told

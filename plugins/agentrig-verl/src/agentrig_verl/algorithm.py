@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -101,7 +102,8 @@ class Verl:
         finally:
             if self._pool is not None:
                 self._pool.withdraw()  # actors end with Ray: later nobody could reach them
-            shut_down(trainer)
+            cause = sys.exception()
+            shut_down(trainer, failed=f"{type(cause).__name__}: {cause}" if cause else "")
 
     def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> AbstractContextManager[Endpoint]:
         """Serve a checkpoint, or the starting model, with vLLM."""
@@ -200,8 +202,11 @@ def _choose(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {**defaults, **flat}
 
 
-FOLDERS: Mapping[str, str] = {"TENSORBOARD_DIR": "tensorboard", "SWANLAB_LOG_DIR": "swanlab"}
-"""Variables by which verl's loggers find their folder, and the folder of a run directory that they get here."""
+FOLDERS: Mapping[str, str] = {"TENSORBOARD_DIR": "tensorboard", "SWANLAB_LOG_DIR": "swanlab", "WANDB_DIR": "."}
+"""Variables by which verl's loggers find their folder, and the folder of a run directory that they get here.
+
+W&B makes its folder, `wandb`, in the one that it is given.
+"""
 
 
 @contextmanager
@@ -330,6 +335,9 @@ def by_sequence(config: Any) -> str | None:
     return next((f"{key} = {value}" for key, (value, does) in found.items() if does), None)
 
 
+WANDB_HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")
+"""Where W&B logs in unless told otherwise, since 0.31 and before; it takes a login for either."""
+
 LOGGERS = frozenset({"tensorboard", "wandb", "swanlab", "mlflow", "clearml", "trackio"})
 """verl's loggers that are packages of their own, and modules of that name."""
 
@@ -338,7 +346,7 @@ def check_loggers(config: Any) -> None:
     """Check that verl's loggers can begin; verl itself makes them after the first measurement.
 
     Raises:
-        ConfigError: verl has no such logger, its package is missing, or W&B has no login.
+        ConfigError: verl has no such logger, its package is missing, or W&B or SwanLab has no login.
     """
     from verl.utils.tracking import Tracking
 
@@ -359,12 +367,28 @@ def check_loggers(config: Any) -> None:
             "[algorithm] verl: trainer.logger has wandb, which has no login here: set WANDB_API_KEY (or run "
             "`wandb login`), set WANDB_MODE=offline, or set algorithm.verl.trainer.logger='[\"console\"]'"
         )
+    if "swanlab" in names and not _swanlab_ready():
+        raise ConfigError(
+            "[algorithm] verl: trainer.logger has swanlab, which has no login here: set SWANLAB_API_KEY (or run "
+            "`swanlab login`), set SWANLAB_MODE=offline, or set algorithm.verl.trainer.logger='[\"console\"]'"
+        )
 
 
 def _wandb_ready() -> bool:
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
+        return True
+    base = os.environ.get("WANDB_BASE_URL")
+    hosts = [urlsplit(base).hostname or ""] if base else WANDB_HOSTS
     files = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
     texts = [f.read_text("utf-8", errors="replace") for f in map(Path, map(os.path.expanduser, files)) if f.is_file()]
-    return any(host in text for text in texts)
+    return any(host in text for host in hosts for text in texts)
+
+
+def _swanlab_ready() -> bool:
+    if os.environ.get("SWANLAB_API_KEY") or os.environ.get("SWANLAB_MODE") in ("offline", "local", "disabled"):
+        return True
+    import swanlab
+
+    return bool(swanlab.Settings().api_key)  # what `swanlab login` wrote, or one of its settings files

@@ -7,6 +7,8 @@ advantages are used, where a checkpoint goes, and that each step closes with the
 from __future__ import annotations
 
 import shutil
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         self.endpoints: list[Endpoint] = []
         self.finished = False
         self._written = False
+        self._ctrl_c: Any = None
         self._aside = Path(session.directory) / "checkpoints" / ".verl"
 
     def _init_resource_pool_mgr(self) -> None:
@@ -105,6 +108,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         self.session.plan_steps(self.total_training_steps)
         with explained(self.session, self.endpoints):
             self.session.report(self.greedy, when="before", step=self.global_steps)
+        self._ctrl_c = signal.getsignal(signal.SIGINT)
         try:
             super().fit(agent_loop_manager)
             self.finished = True
@@ -113,13 +117,20 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         with explained(self.session, self.endpoints):
             self.session.report(self.greedy, when="after", step=self.global_steps - 1)
 
+    def _keep_ctrl_c(self) -> None:
+        """Take Ctrl-C back from SwanLab, which would end its own run there and fail at the next figures."""
+        if self._ctrl_c is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._ctrl_c)
+
     def prepare_step(self) -> dict[str, Any]:
         """Roll out; the time counts as verl's `gen`, as with its own loop."""
+        self._keep_ctrl_c()
         with marked_timer("gen", self.timing_raw, color="red"):
             figures: dict[str, Any] = super().prepare_step()
         return figures
 
     def _validate(self) -> dict[str, float]:
+        self._keep_ctrl_c()
         with explained(self.session, self.endpoints):
             accuracy = self.session.validate(self.greedy, step=self.global_steps)
         # verl wants at least one figure
@@ -222,10 +233,17 @@ def served_model(base_url: str) -> str:
         return str(json.load(answer)["data"][0]["id"])
 
 
-def shut_down(trainer: Trainer | None) -> None:
-    """Let go of workers and servers; Ray ends what it started when it shuts down."""
+def shut_down(trainer: Trainer | None, *, failed: str = "") -> None:
+    """Let go of workers and servers; Ray ends what it started when it shuts down.
+
+    Args:
+        trainer: The run's trainer, when it came so far.
+        failed: What ended the run, for the loggers that mark a failed one.
+    """
     logger = getattr(trainer, "logger", None)
     if logger is not None:
-        logger.finish(exit_code=0)
+        if failed and "swanlab" in logger.logger:  # verl's own finish takes it for a success
+            logger.logger["swanlab"].finish(state="crashed", error=failed)
+        logger.finish(exit_code=1 if failed else 0)
     tq.close()
     ray.shutdown()

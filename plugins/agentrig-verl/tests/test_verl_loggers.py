@@ -1,0 +1,226 @@
+"""verl's loggers with the real packages of W&B and SwanLab, without a login and without their servers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentrig.errors import ConfigError
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("verl") is None or importlib.util.find_spec("tensordict") is None,
+        reason="verl is not installed; see docs/gpu.md",
+    ),
+    pytest.mark.filterwarnings("ignore"),  # of verl's and the loggers' own making
+]
+
+OWN = ("WANDB_", "SWANLAB_", "TENSORBOARD_")
+
+TRACKED = """
+import json, pathlib, signal, sys
+from verl.utils.tracking import Tracking
+from agentrig_verl.algorithm import logging_into
+
+name, directory, exit_code, interrupted, taken_back = json.loads(sys.argv[1])
+asked = []
+ask = lambda *_: asked.append("asked")
+signal.signal(signal.SIGINT, ask)
+with logging_into(pathlib.Path(directory)):
+    config = {"trainer": {"project_name": "agentrig"}, "data": {"train_batch_size": 4, "max_samples": None}}
+    tracking = Tracking("agentrig", "mini", default_backend=["console", name], config=config)
+    if taken_back:
+        signal.signal(signal.SIGINT, ask)
+    tracking.log(data={"actor/pg_loss": 0.5, "val-core/agentrig/acc/mean@1": float("nan")}, step=1)
+    if interrupted:
+        signal.raise_signal(signal.SIGINT)
+    tracking.log(data={"actor/pg_loss": 0.25}, step=2)
+tracking.finish(exit_code=exit_code)
+print("finished", *asked)
+"""
+"""What verl's trainer does with its loggers, and what agentrig does around it."""
+
+
+@pytest.fixture
+def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is logged in, no logger has a setting of its own, and no proxy leads out."""
+    for name in [n for n in os.environ if n.startswith(OWN)]:
+        monkeypatch.delenv(name)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "home" / ".netrc"))
+    monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path / "home" / ".swanlab"))
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.chdir(tmp_path / "cwd")
+
+
+@pytest.fixture
+def track(clean: None, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Log two steps with verl's tracking in a process of its own: the loggers keep settings and hooks for its life."""
+
+    def run(
+        name: str, *, exit_code: int = 0, interrupted: bool = False, taken_back: bool = False, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        needs(name)
+        (tmp_path / "run").mkdir()
+        given = json.dumps([name, str(tmp_path / "run"), exit_code, interrupted, taken_back])
+        return subprocess.run(
+            [sys.executable, "-c", TRACKED, given],
+            env={**os.environ, **environ}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200,
+            check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def needs(name: str) -> Any:
+    return pytest.importorskip(name, reason=f"{name} is not installed; pip install {name} for this test")
+
+
+def records(path: Path, kind: Any) -> Iterator[Any]:
+    """Read a run's file, which is the same log format for both: blocks of 32 KiB, and pieces that name their part."""
+    data, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        size, part = struct.unpack_from("<HB", data, at + 4) if left >= 7 else (0, 0)
+        if not part:  # the rest of a block is empty
+            at += left
+            continue
+        whole, at = whole + data[at + 7 : at + 7 + size], at + 7 + size
+        if part in (1, 4):  # all of it, or its last piece
+            yield kind.FromString(whole)
+            whole = b""
+
+
+def written(tmp_path: Path, pattern: str) -> Path:
+    """Return the one file of the run, when nothing lies in the working directory."""
+    assert list((tmp_path / "cwd").iterdir()) == []
+    (found,) = (tmp_path / "run").glob(pattern)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_wandb_writes_below_the_run_directory_and_tells_a_failed_run(track, tmp_path, exit_code):
+    done = track("wandb", exit_code=exit_code, WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "finished"
+
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    kept = list(records(written(tmp_path, "wandb/offline-run-*/run-*.wandb"), Record))
+    (run,) = [r.run for r in kept if r.HasField("run")]
+    assert (run.project, run.display_name) == ("agentrig", "mini")
+    steps = [{i.key or i.nested_key[0]: i.value_json for i in r.history.item} for r in kept if r.HasField("history")]
+    assert [(s["_step"], s["actor/pg_loss"]) for s in steps] == [("1", "0.5"), ("2", "0.25")]
+    assert [r.exit.exit_code for r in kept if r.HasField("exit")] == [exit_code]
+
+
+def swanlab_records(tmp_path: Path) -> list[Any]:
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+
+    return list(records(written(tmp_path, "swanlab/run-*/run-*.swanlab"), Record))
+
+
+@pytest.mark.slow
+def test_swanlab_writes_below_the_run_directory(track, tmp_path):
+    done = track("swanlab", SWANLAB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "finished"
+
+    from swanlab.proto.swanlab.run.v1.run_pb2 import RunState
+
+    kept = swanlab_records(tmp_path)
+    assert [(r.start.project, r.start.name) for r in kept if r.HasField("start")] == [("agentrig", "mini")]
+    loss = [r.scalar for r in kept if r.HasField("scalar") and r.scalar.key == "actor/pg_loss"]
+    assert [(s.step, s.value.number) for s in loss] == [(1, 0.5), (2, 0.25)]
+    assert [r.finish.state for r in kept if r.HasField("finish")] == [RunState.RUN_STATE_FINISHED]
+
+
+@pytest.mark.slow
+def test_wandb_leaves_ctrl_c_to_the_run(track):
+    done = track("wandb", interrupted=True, WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "finished asked"
+
+
+@pytest.mark.slow
+def test_swanlab_takes_ctrl_c_and_fails_at_the_next_step_unless_it_is_taken_back(track, tmp_path):
+    done = track("swanlab", interrupted=True, SWANLAB_MODE="offline")
+    assert done.returncode == 1
+    assert "`swanlab.log` requires an active Run" in done.stderr
+
+    shutil.rmtree(tmp_path / "run")
+    done = track("swanlab", interrupted=True, taken_back=True, SWANLAB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "finished asked"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "told"), [("wandb", "No API key configured"), ("swanlab", "no TTY is available for interactive login")]
+)
+def test_a_logger_without_a_login_fails_when_it_begins(track, name, told):
+    # With a terminal both ask for a key there, and wait: a run would stand still after its first measurement.
+    done = track(name)
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert "finished" not in done.stdout
+
+
+def logging(name: str) -> Any:
+    return SimpleNamespace(trainer=SimpleNamespace(logger=["console", name]))
+
+
+def test_what_wandbs_own_login_writes_is_a_login(clean):
+    needs("wandb")
+    import wandb
+    from agentrig_verl.algorithm import check_loggers
+    from wandb.sdk.lib import wbauth
+
+    with pytest.raises(ConfigError, match="set WANDB_API_KEY"):
+        check_loggers(logging("wandb"))
+    wbauth.write_netrc_auth(host=wandb.Settings().base_url, api_key="0" * 40)
+    check_loggers(logging("wandb"))
+
+
+def test_swanlab_without_a_login_is_refused_before_anything_starts(clean, monkeypatch):
+    needs("swanlab")
+    from agentrig_verl.algorithm import check_loggers
+
+    told = r"trainer.logger has swanlab.*set SWANLAB_API_KEY .* SWANLAB_MODE=offline"
+    with pytest.raises(ConfigError, match=told):
+        check_loggers(logging("swanlab"))
+    for mode in ("cloud", "online"):
+        monkeypatch.setenv("SWANLAB_MODE", mode)
+        with pytest.raises(ConfigError, match=told):
+            check_loggers(logging("swanlab"))
+    for mode in ("offline", "local", "disabled"):
+        monkeypatch.setenv("SWANLAB_MODE", mode)
+        check_loggers(logging("swanlab"))
+    monkeypatch.delenv("SWANLAB_MODE")
+    monkeypatch.setenv("SWANLAB_API_KEY", "secret")
+    check_loggers(logging("swanlab"))
+
+
+def test_what_swanlabs_own_login_writes_is_a_login(clean):
+    needs("swanlab")
+    from agentrig_verl.algorithm import check_loggers
+
+    login = Path(os.environ["SWANLAB_ROOT"]) / ".netrc"
+    login.parent.mkdir()
+    login.write_text("machine https://api.swanlab.cn\n  login https://swanlab.cn\n  password secret\n")
+    check_loggers(logging("swanlab"))
