@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parents[3]
-START_S = 480.0
+START_S = 900.0
 """How long verl and vLLM may take until the first step has ended."""
 
 TASKS, GROUP, STEPS = 16, 4, 8
@@ -43,7 +43,7 @@ KEYS = {
     "trainer.total_training_steps": STEPS,
     "trainer.save_freq": 2,
     "trainer.test_freq": -1,
-    "trainer.val_before_train": False,
+    "trainer.val_before_train": True,
 }
 
 
@@ -137,7 +137,7 @@ def test_a_killed_run_and_a_killed_server_cost_no_step_and_count_none_twice(run:
     keys = [f"algorithm.verl.{key}={json.dumps(value)}" for key, value in KEYS.items()]
     run.start(
         "tests/benchmarks/verl_mini.toml", "--hardware", "cuda", *keys,
-        "run.report_tasks=8", f"run.directory={run.path.parent}", f"run.name={run.path.name}",
+        "run.report_tasks=8", "run.validation_tasks=8", f"run.directory={run.path.parent}", f"run.name={run.path.name}",
     )  # fmt: skip
 
     # The whole run dies after step 3, whose weights are in no checkpoint.
@@ -174,6 +174,8 @@ def test_a_killed_run_and_a_killed_server_cost_no_step_and_count_none_twice(run:
     assert run.steps() == list(range(1, STEPS + 1))
     assert all(drawn(run, step) for step in range(1, STEPS + 1))
     assert json.loads((run.path / "summary.json").read_text())["complete"] is True
+    measured = [p.name for p in (run.path / "rollouts").glob("validation-*")]
+    assert measured == ["validation-00000.parquet"], "a resumed run's start is not measured again"
 
     # What it leaves is a Hugging Face directory.
     exported = run.path.parent / "exported"
