@@ -23,7 +23,6 @@ TOY = str(Path(__file__).resolve().parents[3] / "tests" / "support" / "toy_plugi
 TALKER = str(Path(__file__).parent / "verl_toy.py")
 
 pytestmark = [
-    pytest.mark.slow,  # Ray and verl take a minute to come up
     pytest.mark.filterwarnings("ignore"),  # of Ray's and verl's own making
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed; see docs/gpu.md"),
 ]
@@ -255,6 +254,7 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
     assert seen["figures"]["sequences"] == len(want)
 
 
+@pytest.mark.slow
 def test_a_dead_runner_is_replaced_and_a_hung_rollout_is_typed(run_with, composed, servers, tmp_path, caplog):
     """Nothing is lost, nothing counted twice, and what could not be run is no part of a baseline."""
     import transfer_queue as tq
@@ -385,6 +385,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_runners_on_ray_end_before_ray_does(tmp_path):
     script = tmp_path / "withdrawn.py"
     script.write_text(WITHDRAWN)
@@ -435,6 +436,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_stale_cluster_is_stopped_only_when_asked(tmp_path):
     script = tmp_path / "stale.py"
     script.write_text(STALE)
