@@ -239,6 +239,7 @@ def test_npu_has_what_its_hardware_wants(composed):
         ),
         ("actor_rollout_ref.actor.policy_loss.loss_mode", "gspo", "merge=false"),
         ("algorithm.adv_estimator", "rloo", "merge=false"),
+        ("algorithm.use_kl_in_reward", "true", "use_kl_loss"),
         ("algorithm.rollout_correction.rollout_is", "sequence", "merge=false"),
         ("algorithm.rollout_correction.rollout_rs", "seq_mean_k3", "merge=false"),
         ("algorithm.adv_estimator", "grppo", 'Did you mean "grpo"'),

@@ -296,6 +296,11 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
         raise ConfigError(
             f"[algorithm] negative_scale works with adv_estimator grpo; {estimator} takes verl's own advantages"
         )
+    if config.algorithm.use_kl_in_reward and estimator == "grpo":
+        raise ConfigError(
+            "[algorithm] verl: algorithm.use_kl_in_reward would change nothing: with grpo, advantages come from the "
+            "rollouts' rewards alone; set actor_rollout_ref.actor.use_kl_loss"
+        )
     if merge and (setting := by_sequence(config)):
         raise ConfigError(
             f"[algorithm] verl: {setting} works on whole sequences, so merging calls would change what is learned: set "

@@ -137,7 +137,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         return {"val-core/agentrig/acc/mean@1": float("nan") if accuracy is None else accuracy}
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Let verl do its part (KL, rollout correction), then put the advantages over rollouts in place of its own.
+        """Let verl do its part (rollout correction), then put the advantages over rollouts in place of its own.
 
         verl takes them over the sequences that are there: a failed rollout's absence, or a rollout
         without a trained call, would shift the baseline, and one that is alone would get its plain score.
