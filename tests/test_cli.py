@@ -207,6 +207,36 @@ def test_eval_measures_a_server_that_the_environment_names(here: Path, model: Mo
     assert "return_token_ids" not in body  # nothing is learned, and not every server knows it
 
 
+CHATTY = """
+import os
+from agentrig import AgentSpec, hookimpl
+
+def agent(task_input, endpoint):
+    print("an agent that prints")
+    os.system("echo as do its programs")
+    return "odd"
+
+@hookimpl
+def register_agents():
+    print("and its module")
+    yield AgentSpec(name="toy-chatty", summary="", build=lambda config: agent)
+"""
+
+
+def test_json_stands_alone_on_stdout_whatever_an_agent_prints(here: Path, model: ModelServer, toy_file: str) -> None:
+    (here / "chatty.py").write_text(CHATTY)
+    words = ["eval", "toy", "--plugin", toy_file, "--plugin", "chatty.py", "--agent", "toy-chatty", "--limit", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrig", *words, "--endpoint", model.url, "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["n"] == 2
+    for said in ("an agent that prints", "as do its programs", "and its module"):
+        assert said in done.stderr
+
+
 def test_eval_of_a_model_that_the_server_lacks(here: Path, model: ModelServer, toy_file: str) -> None:
     result = invoke("eval", "toy", "--plugin", toy_file, "--endpoint", model.url, "--model", "toy-modle")
     assert result.exit_code == 1

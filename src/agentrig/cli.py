@@ -6,7 +6,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -132,11 +133,30 @@ def asked(words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def stdout_to_stderr(do: bool = True) -> Iterator[None]:
+    """Send what is printed meanwhile, here or by processes that start, to stderr: a command's output stands alone."""
+    if not do:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def make_plan(words: Sequence[str], options: dict[str, Any]) -> Plan:
     """Resolve the configuration of a command; takes its options out of `options`."""
     from agentrig.config import resolve
 
-    plan = resolve(**asked(words, options))
+    with stdout_to_stderr():
+        plan = resolve(**asked(words, options))
     warn_of_failures(plan.registry)
     return plan
 
@@ -180,7 +200,8 @@ def train(words: Sequence[str], resume: Path | None, as_json: bool, yes: bool, *
         from agentrig.display import LiveDisplay
 
         plan.registry.add_observer(LiveDisplay(), "display")
-    summary = run.train(plan, resume=resume)
+    with stdout_to_stderr(as_json):
+        summary = run.train(plan, resume=resume)
     if as_json:
         click.echo(json.dumps(summary, indent=2))
 
@@ -244,7 +265,7 @@ def eval_(
     name, tasks = eval_tasks(plan, split, limit)
     where = server.base_url if server else str(checkpoint or "the starting model")
     click.echo(f"{len(tasks)} tasks of split {name}, model: {where}", err=True)
-    with open(save, "w", encoding="utf-8") if save else open_nothing() as file:
+    with stdout_to_stderr(as_json), open(save, "w", encoding="utf-8") if save else open_nothing() as file:
 
         def each(rollout: Any) -> None:
             if file is not None:
@@ -307,7 +328,9 @@ def dev(
     server = None if checkpoint else environment_endpoint(endpoint, model=model)
     tasks_set: Any = plan.build("tasks")
     _, tasks = eval_tasks(plan, split or plan.run.validation or tasks_set.roles["validation"], tasks_n)
-    found = evaluate(plan, tasks=tasks, endpoint=server, checkpoint=find_checkpoint(checkpoint), mode="dev", keep=True)
+    checkpoint = find_checkpoint(checkpoint)
+    with stdout_to_stderr(as_json):
+        found = evaluate(plan, tasks=tasks, endpoint=server, checkpoint=checkpoint, mode="dev", keep=True)
     if as_json:
         click.echo(json.dumps([row_of(r) for r in found.rollouts], indent=2))
     else:
@@ -337,7 +360,8 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
     """
     from agentrig.plugins import load
 
-    registry = load(files=files, strict=strict_plugins)
+    with stdout_to_stderr():
+        registry = load(files=files, strict=strict_plugins)
     ctx.obj = registry
     if ctx.invoked_subcommand is not None:
         return

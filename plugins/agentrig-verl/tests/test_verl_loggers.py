@@ -188,7 +188,7 @@ def logging(name: str) -> Any:
 def test_what_wandbs_own_login_writes_is_a_login(clean):
     needs("wandb")
     import wandb
-    from agentrig_verl.algorithm import check_loggers
+    from agentrig_verl.checks import check_loggers
     from wandb.sdk.lib import wbauth
 
     with pytest.raises(ConfigError, match="set WANDB_API_KEY"):
@@ -199,7 +199,7 @@ def test_what_wandbs_own_login_writes_is_a_login(clean):
 
 def test_swanlab_without_a_login_is_refused_before_anything_starts(clean, monkeypatch):
     needs("swanlab")
-    from agentrig_verl.algorithm import check_loggers
+    from agentrig_verl.checks import check_loggers
 
     told = r"trainer.logger has swanlab.*set SWANLAB_API_KEY .* SWANLAB_MODE=offline"
     with pytest.raises(ConfigError, match=told):
@@ -218,7 +218,7 @@ def test_swanlab_without_a_login_is_refused_before_anything_starts(clean, monkey
 
 def test_what_swanlabs_own_login_writes_is_a_login(clean):
     needs("swanlab")
-    from agentrig_verl.algorithm import check_loggers
+    from agentrig_verl.checks import check_loggers
 
     login = Path(os.environ["SWANLAB_ROOT"]) / ".netrc"
     login.parent.mkdir()

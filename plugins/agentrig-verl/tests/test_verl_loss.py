@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from agentrig_verl.algorithm import MERGEABLE_LOSSES
+from agentrig_verl.checks import MERGEABLE_LOSSES
 from agentrig_verl.manager import _figures
 from agentrig_verl.trajectories import Trajectory, trajectories_of
 from rollouts import rollout

@@ -162,7 +162,7 @@ def composed(tmp_path):
 @needs_all
 @quiet
 def test_a_run_connects_verl_to_its_tasks_seed_and_checkpoints(composed, tmp_path):
-    from agentrig_verl.algorithm import check
+    from agentrig_verl.checks import check
     from agentrig_verl.dataset import TaskDataset
 
     config = composed()
@@ -250,7 +250,7 @@ def test_npu_has_what_its_hardware_wants(composed):
     ],
 )
 def test_what_cannot_work_is_refused(composed, key, value, told):
-    from agentrig_verl.algorithm import check
+    from agentrig_verl.checks import check
 
     with pytest.raises(ConfigError, match=told):
         check(composed(**{key: value}))
@@ -262,7 +262,7 @@ def test_what_cannot_work_is_refused(composed, key, value, told):
 @needs_all
 @quiet
 def test_loggers_are_looked_at_before_anything_starts(composed, tmp_path, monkeypatch):
-    from agentrig_verl.algorithm import check_loggers
+    from agentrig_verl.checks import check_loggers
 
     key = "trainer.logger"
     check_loggers(composed(**{key: '["console", "file"]'}))
@@ -311,7 +311,7 @@ def test_the_reference_is_complete():
 @needs_all
 @quiet
 def test_scaled_negatives_are_refused_where_verl_takes_the_advantages(composed):
-    from agentrig_verl.algorithm import check
+    from agentrig_verl.checks import check
 
     check(composed(), negative_scale=0.5)
     with pytest.raises(ConfigError, match="negative_scale works with adv_estimator grpo"):
@@ -328,3 +328,23 @@ def test_loggers_write_into_the_run_directory_unless_told_otherwise(tmp_path, mo
         assert os.environ["SWANLAB_LOG_DIR"] == "elsewhere"
     assert "TENSORBOARD_DIR" not in os.environ
     assert os.environ["SWANLAB_LOG_DIR"] == "elsewhere"
+
+
+@needs_yaml
+@needs_all
+@quiet
+def test_the_doctor_looks_at_settings_and_loggers(capsys):
+    from agentrig_verl.checks import check_settings
+
+    from agentrig.doctor.findings import Situation
+
+    def finding(*overrides):
+        plan = resolve("fast", overrides=overrides, uses={"hardware": "cuda", "tasks": "mini-sql"})
+        (found,) = check_settings(Situation(hardware=plan.build("hardware"), plan=plan))
+        return found.result, found.evidence
+
+    console = 'algorithm.verl.trainer.logger=["console"]'
+    assert finding(console)[0] == "ok"
+    assert capsys.readouterr().out == ""  # the doctor's own output may be JSON
+    result, evidence = finding(console, "algorithm.verl.algorithm.adv_estimator=grppo")
+    assert (result, 'Did you mean "grpo"' in evidence) == ("problem", True)

@@ -107,8 +107,9 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def test_a_checkpoint_is_found_only_with_its_line_of_metrics(train: Any) -> None:
+def test_a_checkpoint_is_found_only_with_its_line_of_metrics(train: Any, capsys: pytest.CaptureFixture[str]) -> None:
     session, run = train()
+    assert "Training Progress" not in capsys.readouterr().err  # verl's bar, beside the run's own display
     assert session.calls == [
         "before", "validate 1", "end 1", "validate 2", "end 2", "file 2", "validate 3", "end 3", "file 3", "after",
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import click
 
-from agentrig.cli import asked, configured
+from agentrig.cli import asked, configured, stdout_to_stderr
 from agentrig.doctor import cluster, content, devices, place, software
 from agentrig.doctor.findings import Check, Finding, Situation
 from agentrig.errors import AgentrigError
@@ -188,7 +188,8 @@ def doctor(words: Sequence[str], as_json: bool, **options: Any) -> None:
     \b
     agentrig doctor spider --hardware cuda
     """
-    findings = examine(**asked(words, options))
+    with stdout_to_stderr(as_json):
+        findings = examine(**asked(words, options))
     ok = could_start(findings)
     if as_json:
         click.echo(json.dumps({"could_start": ok, "findings": [attrs.asdict(f) for f in findings]}, indent=2))

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import attrs
 
 from agentrig import AgentrigError, Endpoint
 from agentrig.algorithms import Session
-from agentrig.errors import ConfigError, nearest
+from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware, apply_overrides, installed
 from agentrig.workers import AgentPlan
 from agentrig_verl import schema
+from agentrig_verl.checks import check, check_loggers
 from agentrig_verl.pool import PlacedPool
 from agentrig_verl.settings import VerlConfig
 
@@ -125,8 +125,7 @@ class Verl:
         Raises:
             ConfigError: A key that verl does not have, or one that would be ignored.
         """
-        flat = self._settings(session.hardware)
-        flat = _choose({**flat, **attention(flat, session.hardware)})
+        flat = self.keys(session.hardware)
         if session.checkpoint is not None:
             # What verl would measure now is the checkpoint, which its own step has measured.
             flat["trainer.val_before_train"] = False
@@ -138,6 +137,11 @@ class Verl:
                 "lower the one, or raise run.train_tasks"
             )
         return composed
+
+    def keys(self, hardware: Hardware) -> dict[str, Any]:
+        """Return verl's keys, dotted, as a run on that hardware has them, without those that connect verl to it."""
+        flat = self._settings(hardware)
+        return _choose({**flat, **attention(flat, hardware)})
 
     def _settings(self, hardware: Hardware) -> dict[str, Any]:
         """Return verl's keys as the run sets them, with what the hardware changes in them."""
@@ -242,158 +246,3 @@ def attention(flat: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
         _said.add(chosen)
         log.warning("flash-attn is not installed: training with %s attention on padded sequences", chosen)
     return {key: chosen, f"{MODEL}.use_remove_padding": False}
-
-
-def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> None:
-    """Check what no single key shows.
-
-    Args:
-        config: verl's composed configuration.
-        merge: Whether calls that extend one another become one sequence.
-        negative_scale: What negative advantages are multiplied by.
-
-    Raises:
-        ConfigError: Settings that contradict one another, in verl's words or in ours.
-    """
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-    from verl.trainer.ppo import core_algos
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
-
-    mode = config.trainer.v1.trainer_mode
-    if mode != "sync":
-        raise ConfigError(f"[algorithm] verl: trainer.v1.trainer_mode is {mode}; agentrig's rollouts are synchronous")
-    if not config.trainer.use_v1:
-        raise ConfigError(
-            "[algorithm] verl: trainer.use_v1 = false names verl's old trainer, which knows no agent loop"
-        )
-    if config.actor_rollout_ref.rollout.name != "vllm":
-        raise ConfigError(
-            "[algorithm] verl: actor_rollout_ref.rollout.name must be vllm, whose endpoint returns token ids"
-        )
-    actor = config.actor_rollout_ref.actor
-    if actor.checkpoint.async_save:
-        raise ConfigError(
-            "[algorithm] verl: checkpoint.async_save must be false: a checkpoint is whole when it is filed"
-        )
-    estimator, loss = config.algorithm.adv_estimator, actor.policy_loss.loss_mode
-    for key, value, there in (
-        ("algorithm.adv_estimator", estimator, core_algos.ADV_ESTIMATOR_REGISTRY),
-        (f"{ACTOR}.policy_loss.loss_mode", loss, core_algos.POLICY_LOSS_REGISTRY),
-    ):
-        if value not in there:
-            names = sorted(str(getattr(name, "value", name)) for name in there)
-            raise ConfigError(
-                f"[algorithm] verl has no {key} {value}.{nearest(value, names)} It has: {', '.join(names)}"
-            )
-    if need_critic(config):
-        raise ConfigError(
-            f"[algorithm] verl: adv_estimator {estimator} needs a critic, which agentrig does not train; use grpo or "
-            "another estimator without one"
-        )
-    if negative_scale != 1.0 and estimator != "grpo":
-        raise ConfigError(
-            f"[algorithm] negative_scale works with adv_estimator grpo; {estimator} takes verl's own advantages"
-        )
-    if config.algorithm.use_kl_in_reward and estimator == "grpo":
-        raise ConfigError(
-            "[algorithm] verl: algorithm.use_kl_in_reward would change nothing: with grpo, advantages come from the "
-            "rollouts' rewards alone; set actor_rollout_ref.actor.use_kl_loss"
-        )
-    if merge and (setting := by_sequence(config)):
-        raise ConfigError(
-            f"[algorithm] verl: {setting} works on whole sequences, so merging calls would change what is learned: set "
-            "algorithm.merge=false, or leave it at verl's own"
-        )
-    if config.actor_rollout_ref.rollout.val_kwargs.n != 1:
-        raise ConfigError("[algorithm] verl: val_kwargs.n must be 1: validation runs the agent once on each task")
-    try:
-        validate_config(
-            config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
-        )
-    except (AssertionError, ValueError, TypeError, HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"[algorithm] verl refuses this configuration: {error}") from error
-
-
-MERGEABLE_LOSSES = frozenset({"vanilla", "dppo_kl", "gpg", "dro", "cispo"})
-"""Policy losses of which merged and separate calls have been shown to have the same gradient (test_verl_loss.py)."""
-
-
-def by_sequence(config: Any) -> str | None:
-    """Return the setting, `key = value`, under which verl does not treat each token by itself; None when there is none.
-
-    Such a setting makes two merged calls count otherwise than the same calls apart.
-    """
-    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
-    correction = algorithm.rollout_correction
-    found = {
-        f"{ACTOR}.loss_agg_mode": (actor.loss_agg_mode, str(actor.loss_agg_mode).startswith("seq-")),
-        f"{ACTOR}.policy_loss.loss_mode": (
-            actor.policy_loss.loss_mode,
-            actor.policy_loss.loss_mode not in MERGEABLE_LOSSES,
-        ),
-        "algorithm.adv_estimator": (algorithm.adv_estimator, algorithm.adv_estimator != "grpo"),
-        "algorithm.rollout_correction.rollout_is": (correction.rollout_is, correction.rollout_is == "sequence"),
-        "algorithm.rollout_correction.rollout_rs": (correction.rollout_rs, "seq_" in str(correction.rollout_rs)),
-    }
-    return next((f"{key} = {value}" for key, (value, does) in found.items() if does), None)
-
-
-WANDB_HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")
-"""Where W&B logs in unless told otherwise, since 0.31 and before; it takes a login for either."""
-
-LOGGERS = frozenset({"tensorboard", "wandb", "swanlab", "mlflow", "clearml", "trackio"})
-"""verl's loggers that are packages of their own, and modules of that name."""
-
-
-def check_loggers(config: Any) -> None:
-    """Check that verl's loggers can begin; verl itself makes them after the first measurement.
-
-    Raises:
-        ConfigError: verl has no such logger, its package is missing, or W&B or SwanLab has no login.
-    """
-    from verl.utils.tracking import Tracking
-
-    names = [config.trainer.logger] if isinstance(config.trainer.logger, str) else list(config.trainer.logger)
-    for name in names:
-        if name not in Tracking.supported_backend:
-            raise ConfigError(
-                f'[algorithm] verl has no logger "{name}".{nearest(name, Tracking.supported_backend)} '
-                f"It has: {', '.join(Tracking.supported_backend)}"
-            )
-        if name in LOGGERS and importlib.util.find_spec(name) is None:
-            raise ConfigError(
-                f'[algorithm] verl: the logger "{name}" of trainer.logger needs a package that is not installed: '
-                f"pip install {name}, or set algorithm.verl.trainer.logger='[\"console\"]'"
-            )
-    if "wandb" in names and not _wandb_ready():
-        raise ConfigError(
-            "[algorithm] verl: trainer.logger has wandb, which has no login here: set WANDB_API_KEY (or run "
-            "`wandb login`), set WANDB_MODE=offline, or set algorithm.verl.trainer.logger='[\"console\"]'"
-        )
-    if "swanlab" in names and not _swanlab_ready():
-        raise ConfigError(
-            "[algorithm] verl: trainer.logger has swanlab, which has no login here: set SWANLAB_API_KEY (or run "
-            "`swanlab login`), set SWANLAB_MODE=offline, or set algorithm.verl.trainer.logger='[\"console\"]'"
-        )
-
-
-def _wandb_ready() -> bool:
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
-        return True
-    base = os.environ.get("WANDB_BASE_URL")
-    hosts = [urlsplit(base).hostname or ""] if base else WANDB_HOSTS
-    files = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
-    texts = [f.read_text("utf-8", errors="replace") for f in map(Path, map(os.path.expanduser, files)) if f.is_file()]
-    return any(host in text for host in hosts for text in texts)
-
-
-def _swanlab_ready() -> bool:
-    if os.environ.get("SWANLAB_API_KEY") or os.environ.get("SWANLAB_MODE") in ("offline", "local", "disabled"):
-        return True
-    import swanlab
-
-    return bool(swanlab.Settings().api_key)  # what `swanlab login` wrote, or one of its settings files

@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import ray  # noqa: TID253  (imported by the algorithm when a run starts)
 import torch  # noqa: TID253
 import transfer_queue as tq
 from omegaconf import open_dict
+from verl.trainer.ppo.v1 import trainer_base  # noqa: TID253
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync  # noqa: TID253
 from verl.utils.debug import marked_timer  # noqa: TID253
 
@@ -109,6 +111,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         with explained(self.session, self.endpoints):
             self.session.report(self.greedy, when="before", step=self.global_steps)
         self._ctrl_c = signal.getsignal(signal.SIGINT)
+        trainer_base.tqdm = partial(trainer_base.tqdm, disable=True)  # the run's own display shows how far it is
         try:
             super().fit(agent_loop_manager)
             self.finished = True
