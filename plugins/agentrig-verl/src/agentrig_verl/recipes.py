@@ -71,6 +71,9 @@ DEPARTURES: Mapping[str, str] = {
     f"{ROLLOUT}.max_model_len": "prompt and response limit together, so that vLLM refuses what could not be trained",
     f"{ACTOR}.checkpoint.save_contents": "with hf_model: every checkpoint can be served and exported as it is",
     "actor_rollout_ref.model.lora.merge": "true with LoRA: the servers' OpenAI endpoint serves the merged weights",
+    "actor_rollout_ref.model.use_remove_padding": "false, with sdpa, where flash-attn is missing and no attention is "
+    "named: packed sequences have no kernel then",
+    "run.validation": "dev: the reference validates on samples of the test set while it trains",
     "runners.n": "10, as the newer reference runs; 16 in older ones",
 }
 """What differs from the reference, and why."""
