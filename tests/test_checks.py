@@ -12,6 +12,7 @@ from rollouts import rollout, trace_of
 from agentrig import Triplet
 from agentrig.checks import (
     check_failures,
+    check_finite,
     check_rewards,
     check_sampling,
     check_triplets,
@@ -158,6 +159,29 @@ def test_a_field_that_is_left_out_counts_as_what_servers_take_for_it() -> None:
     check_sampling([asked({"temperature": 0.3}, trained=1)], {}, step=1)
     with pytest.raises(RunStopped, match=r"with temperature 1\.0, the run's is 0\.7"):
         check_sampling([asked({}, trained=1)], {"temperature": 0.7}, step=1)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"top_k": 1}, {"min_p": 0.5}, {"repetition_penalty": 1.3}, {"presence_penalty": 1}, {"logit_bias": {"7": 9}}],
+)
+def test_other_ways_to_draw_from_another_distribution(field: dict[str, Any]) -> None:
+    with pytest.raises(RunStopped, match=rf"1 of 1 calls were drawn with {next(iter(field))} "):
+        check_sampling([asked(field, trained=1)], {"temperature": 1.0}, step=1)
+    neutral = {"top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": None, "logit_bias": {}}
+    check_sampling([asked(neutral, trained=1)], {}, step=1)
+    check_sampling([asked({"top_k": 20}, trained=1)], {"top_k": 20}, step=1)
+
+
+def test_updates_that_are_no_numbers_are_warned_of_and_end_the_run_when_they_stay(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert check_finite({"loss": 0.1, "gradient_norm": 2.0}, 1, step=3) == 0
+    assert check_finite({}, 0, step=3) == 0
+    assert check_finite({"loss": 0.1, "gradient_norm": math.nan}, 0, step=3) == 1
+    assert "step 3: gradient_norm nan" in caplog.text
+    with pytest.raises(RunStopped, match=r"steps 3 and 4: loss inf"):
+        check_finite({"loss": math.inf}, 1, step=4)
 
 
 @pytest.mark.parametrize("change", [math.nan, math.inf])

@@ -15,8 +15,9 @@ from model_server import ModelServer
 
 import agentrig
 from agentrig import Span, Trace
+from agentrig.adapters import triplet_of
 from agentrig.recording import OUTPUT_LIMIT, current, plain, recording
-from agentrig.traces import LLM_CALL
+from agentrig.traces import LLM_CALL, SERVER
 
 openai = pytest.importorskip("openai")
 
@@ -115,6 +116,51 @@ def test_an_asynchronous_stream(model: ModelServer) -> None:
 
     check_call(only_call(record(lambda: asyncio.run(ask()))))
     assert text == ["o", "d", "d"]
+
+
+def test_a_stream_belongs_to_where_it_was_opened(model: ModelServer, client: Any) -> None:
+    def agent() -> None:
+        with agentrig.span("write_query"):
+            stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+        list(stream)
+
+    trace = record(agent)
+    assert trace.nodes(only_call(trace)) == ["write_query"]
+
+
+def test_a_stream_that_breaks_is_an_error_and_trains_nothing(model: ModelServer, client: Any) -> None:
+    def agent() -> None:
+        wish = [{"role": "user", "content": "[break=1]"}]
+        with pytest.raises(openai.APIError):
+            list(client.chat.completions.create(model="m", messages=wish, stream=True))
+
+    call = only_call(record(agent))
+    assert call.error is not None
+    assert "the stream broke" in call.error
+    assert call.attributes["response_token_ids"] == list(b"o")
+    assert triplet_of(call) is None
+
+
+def test_another_models_server_is_asked_for_nothing_and_never_trained(model: ModelServer, client: Any) -> None:
+    """A judge, say, that the agent asks beside the model that is trained."""
+
+    def agent() -> None:
+        client.chat.completions.create(model="judge", messages=MESSAGES, logprobs=True)
+
+    for base_url, own in (
+        (model.url, True),
+        (model.url.replace("127.0.0.1", "localhost"), True),
+        ("http://127.0.0.1:9/v1", False),
+        ("https://models.example/v1", False),
+    ):
+        model.requests.clear()
+        with recording("r1", token_ids=True, base_url=base_url) as recorder:
+            agent()
+        call = only_call(recorder.trace())
+        (body,) = model.bodies()
+        assert body.get("return_token_ids", False) is own
+        assert (triplet_of(call) is not None) is own
+        assert (SERVER in call.attributes) is not own
 
 
 def test_a_stream_that_the_agent_breaks_off(model: ModelServer, client: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -72,6 +73,18 @@ def test_a_reward_that_raises_is_invalid_for_that_outcome_alone() -> None:
     assert re.search(
         r"^the reward raised KeyError: 'db' \(test_rewards\.py:\d+ in reward\)$", scores[1].details["reason"]
     )
+
+
+def test_a_reward_that_exits_is_invalid_at_once() -> None:
+    def leave(*_: Any) -> Any:
+        sys.exit("no judge")
+
+    several = _Batch(lambda items: leave())
+    for reward in (leave, several):
+        start = time.monotonic()
+        scores = Scorer(reward, budget_s=5)(ITEMS[:2])
+        assert time.monotonic() - start < 4
+        assert [s.details["reason"].split(" (")[0] for s in scores] == ["the reward raised SystemExit: no judge"] * 2
 
 
 def test_a_reward_that_returns_a_number_is_told_what_to_return() -> None:

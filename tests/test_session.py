@@ -233,6 +233,40 @@ def test_a_resumed_run_may_be_longer_and_says_so(model: ModelServer, toy_plan: M
     assert "steps = 2" in (run / "config.toml").read_text()
 
 
+def test_a_run_that_is_made_longer_forgets_its_former_end(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path
+) -> None:
+    train(toy_plan("algorithm.steps=1", "algorithm.wait_s=0.2", "run.validation_tasks=1"))
+    run = tmp_path / "runs" / "toy"
+    before = json.loads((run / "summary.json").read_text())
+    seen = []
+
+    class Interrupt:
+        @hookimpl
+        def on_run_start(self, event: Any) -> None:
+            seen.append((run / "summary.json").exists())  # as a kill would leave it
+
+        @hookimpl
+        def on_step_end(self, event: Any) -> None:
+            if event.step == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    plan = resume_plan(run, overrides=["algorithm.steps=4"])
+    plan.registry.add_observer(Interrupt(), "interrupt")
+    with pytest.raises(KeyboardInterrupt):
+        train(plan, resume=run)
+    assert seen == [False]
+    summary = json.loads((run / "summary.json").read_text())
+    assert (before["accuracy"]["after"], summary["accuracy"]["after"]) == (0.5, None)
+    assert summary["complete"] is False
+    rows = sum(pq.read_metadata(file).num_rows for file in (run / "rollouts").glob("*.parquet"))
+    assert summary["rollouts"] == rows > before["rollouts"]
+    steps = summary["steps"]
+    with pytest.raises(ConfigError, match=f"has {steps} steps already, and is to have 1 in all"):
+        train(resume_plan(run, overrides=["algorithm.steps=1"]), resume=run)
+    assert resume_plan(run).configs["algorithm"].steps == 1  # what was asked for last
+
+
 def test_what_a_resumed_run_validates_first_is_not_its_start(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path
 ) -> None:

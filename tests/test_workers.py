@@ -215,6 +215,13 @@ def test_runners_that_die_before_they_have_an_agent_are_not_replaced_forever(sta
     assert pool.replaced == 3
 
 
+def test_an_agent_whose_making_hangs_is_told_of(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrig.pools.READY_S", 1.0)
+    pool = start("toy-broken", config={"how": "hang"})
+    with pytest.raises(AgentrigError, match="the agent toy-broken has not been built after 1 s"):
+        drain(pool, 1, timeout_s=20)
+
+
 def test_an_agent_that_no_plugin_brings(start: Start) -> None:
     pool = start("toyy")
     with pytest.raises(AgentrigError, match=r'there is no agent called "toyy"\. Did you mean "toy"\?'):
@@ -342,7 +349,10 @@ def test_an_agent_that_exits_is_a_failure_of_its_rollout_alone(loop: asyncio.Abs
     async def coroutine(task_input: Any, endpoint: Endpoint) -> Any:
         raise SystemExit(3)
 
-    for agent in (coroutine, lambda task_input, endpoint: sys.exit(3)):
+    def cancelled(task_input: Any, endpoint: Endpoint) -> Any:
+        raise asyncio.CancelledError("3")
+
+    for agent in (coroutine, lambda task_input, endpoint: sys.exit(3), cancelled):
         outcome = run(agent, loop).outcome
         assert outcome.failure == "agent-error"
         assert "3" in outcome.message

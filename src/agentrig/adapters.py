@@ -36,7 +36,9 @@ Adapter = Callable[[Trace], Sequence[Triplet]]
 
 
 def triplet_of(call: Span, *, node: str = "") -> Triplet | None:
-    """Return a call's triplet, or None when its endpoint returned no token ids."""
+    """Return a call's triplet, or None when it failed or its endpoint returned no token ids."""
+    if call.error is not None:  # a stream that broke: what came is not what would have been sampled
+        return None
     attributes = call.attributes
     prompt, response = attributes.get("prompt_token_ids"), attributes.get("response_token_ids")
     if not prompt or not response:

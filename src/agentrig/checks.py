@@ -10,11 +10,25 @@ from typing import Any
 
 from agentrig.algorithms import Mode, Rollout
 from agentrig.errors import RunStopped
+from agentrig.traces import SERVER
 
 log = logging.getLogger(__name__)
 
-DRAWN_BY: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+DRAWN_BY: Mapping[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "logit_bias": None,
+}
 """The fields of a request that say from which distribution is drawn, and what it means to leave one out."""
+
+SERVERS_OWN = ("temperature", "top_p")
+"""Those of which a server may have a default of its own: they are compared only when the run sets them."""
 
 
 def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:
@@ -91,24 +105,33 @@ def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> N
 
 
 def _requests(rollouts: Sequence[Rollout], *, trained_only: bool) -> Iterator[Mapping[str, Any]]:
-    """Yield what the calls asked the model for."""
+    """Yield what the calls asked the run's model for."""
     for rollout in rollouts:
         trained = {t.span_id for t in rollout.triplets}
         for call in rollout.trace.llm_calls():
-            if call.id in trained or not trained_only:
+            if call.id in trained or not (trained_only or SERVER in call.attributes):
                 yield call.attributes.get("request") or {}
 
 
 def _drawn_otherwise(requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> str:
     """Say how many calls were drawn from another distribution than the run's; nothing when none was."""
-    others: Counter[tuple[str, Any]] = Counter()
+    others: Counter[tuple[str, str]] = Counter()
     for request in requests:
-        asked = {name: request.get(name, absent) for name, absent in DRAWN_BY.items() if name in sampling}
-        others.update((name, value) for name, value in asked.items() if value != sampling[name])
+        for name in DRAWN_BY:
+            asked, wanted = _asked(request, name), _asked(sampling, name)
+            if asked != wanted and (name in sampling or name not in SERVERS_OWN):
+                others[(name, str(asked))] += 1
     return "; ".join(
-        f"{count} of {len(requests)} calls were drawn with {name} {value}, the run's is {sampling[name]}"
-        for (name, value), count in others.most_common()
+        f"{count} of {len(requests)} calls were drawn with {name} {asked}, the run's is {_asked(sampling, name)}"
+        for (name, asked), count in others.most_common()
     )
+
+
+def _asked(request: Mapping[str, Any], name: str) -> Any:
+    """Return a field of `DRAWN_BY`; what says the same as leaving it out is what that means."""
+    value = request.get(name)
+    neutral = value is None or (name == "top_k" and value == 0) or (name == "logit_bias" and not value)
+    return DRAWN_BY[name] if neutral else value
 
 
 def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, step: int) -> None:
@@ -184,3 +207,26 @@ def check_weights(changes: Sequence[float], *, step: int) -> None:
             f"steps {step - 1} and {step} changed no weight. Is the learning rate 0, is every group's reward constant, "
             "or is nothing trainable?"
         )
+
+
+def check_finite(metrics: Mapping[str, float], before: int, *, step: int) -> int:
+    """Stop when loss or gradient are no numbers in two steps running; such updates may be left out unseen.
+
+    Args:
+        metrics: The step's, of which `loss` and `gradient_norm` are looked at.
+        before: How many steps up to the last one were so.
+        step: The training step.
+
+    Returns:
+        How many steps are so now.
+    """
+    found = [f"{name} {metrics[name]}" for name in ("loss", "gradient_norm") if not math.isfinite(metrics.get(name, 0))]
+    if not found:
+        return 0
+    if before:
+        raise RunStopped(
+            f"steps {step - 1} and {step}: {', '.join(found)}: updates with such gradients move no weight, or spoil "
+            "all. Lower the learning rate or the gradient norm; the last good checkpoint is in checkpoints/."
+        )
+    log.warning("step %d: %s; once more in the next step ends the run", step, ", ".join(found))
+    return before + 1

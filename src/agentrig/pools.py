@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 SPAWN_LIMIT = 3
 """How many runners in a row may die before they have built the agent."""
 
+READY_S = 300.0
+"""How long a runner may take to find a place and build its agent."""
+
 
 @attrs.define(eq=False, kw_only=True)
 class Worker:
@@ -26,6 +29,7 @@ class Worker:
 
     title: str
     ready: bool = False
+    created: float = attrs.field(factory=time.monotonic)
     jobs: dict[str, tuple[Job, float]] = attrs.field(factory=dict)
 
 
@@ -176,9 +180,18 @@ class BasePool(abc.ABC, Generic[W]):
                 self._waiting.appendleft(job)
         return failed
 
+    def _not_built(self) -> str:
+        """Say why a runner may not have built its agent within `READY_S`."""
+        return (
+            f"the agent {self._plan.name} has not been built after {READY_S:g} s: its runner hangs; run `agentrig dev` "
+            "with runners.n=1 to see where"
+        )
+
     def _enforce_deadlines(self) -> list[Result]:
         failed = []
         now = time.monotonic()
+        if any(not w.ready and now - w.created > READY_S for w in self._workers):
+            raise AgentrigError(self._not_built())
         for worker in list(self._workers):
             overdue = [j for j, (_, started) in worker.jobs.items() if now - started > self._deadline_s]
             if not overdue:

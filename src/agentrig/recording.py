@@ -20,10 +20,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
 
-from agentrig.traces import LLM_CALL, NODE, Span, Trace
+from agentrig.traces import LLM_CALL, NODE, SERVER, Span, Trace
 
 _active: ContextVar[Recorder | None] = ContextVar("agentrig_recorder", default=None)
 _parent: ContextVar[str | None] = ContextVar("agentrig_parent_span", default=None)
@@ -39,11 +40,14 @@ class Recorder:
         rollout_id: Whose spans these are.
         token_ids: Ask the endpoint for token ids and log-probabilities with every call.
         muted: Ask for token ids, but record nothing: another tracer does.
+        base_url: The endpoint's. A call to another server is another model's: it is recorded, but asked for nothing
+            and never trained. Empty: every server is the endpoint.
     """
 
-    def __init__(self, rollout_id: str, *, token_ids: bool, muted: bool = False) -> None:
+    def __init__(self, rollout_id: str, *, token_ids: bool, muted: bool = False, base_url: str = "") -> None:
         self.rollout_id = rollout_id
         self.token_ids = token_ids
+        self.server = _server(urlsplit(base_url)) if base_url else None
         self.muted = muted
         self.root = uuid.uuid4().hex[:16]
         self._start = time.time()
@@ -75,12 +79,20 @@ class Recorder:
         )
         _parent.set(parent)
 
-    def add(self, name: str, start: float, attributes: dict[str, Any], *, error: str | None = None) -> None:
-        """Record a finished span under the current parent."""
+    def add(
+        self,
+        name: str,
+        start: float,
+        attributes: dict[str, Any],
+        *,
+        error: str | None = None,
+        parent: str | None = None,
+    ) -> None:
+        """Record a finished span under a parent, by default the current one."""
         self._spans.append(
             Span(
                 id=uuid.uuid4().hex[:16],
-                parent=_parent.get() or self.root,
+                parent=parent or _parent.get() or self.root,
                 name=name,
                 start=start,
                 end=time.time(),
@@ -106,7 +118,7 @@ class Recorder:
 
 
 @contextmanager
-def recording(rollout_id: str, *, token_ids: bool, muted: bool = False) -> Iterator[Recorder]:
+def recording(rollout_id: str, *, token_ids: bool, muted: bool = False, base_url: str = "") -> Iterator[Recorder]:
     """Record everything that happens in this context (and in threads that copy it).
 
     Example:
@@ -117,7 +129,7 @@ def recording(rollout_id: str, *, token_ids: bool, muted: bool = False) -> Itera
         ```
     """
     install()
-    recorder = Recorder(rollout_id, token_ids=token_ids, muted=muted)
+    recorder = Recorder(rollout_id, token_ids=token_ids, muted=muted, base_url=base_url)
     active = _active.set(recorder)
     parent = _parent.set(recorder.root)
     tapped = _handler_variable is not None and not muted
@@ -211,7 +223,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
     tee = _async_tee(library.AsyncByteStream) if is_async else _tee(library.SyncByteStream)
     send = client.send
 
-    def prepare(self: Any, request: Any) -> tuple[Recorder, Any, dict[str, Any], bool] | None:
+    def prepare(self: Any, request: Any) -> tuple[_Call, Any] | None:
         recorder = _active.get()
         if recorder is None or request.method != "POST" or not request.url.path.endswith("/chat/completions"):
             return None
@@ -219,14 +231,16 @@ def _tap(library: Any, *, is_async: bool) -> None:
             body = json.loads(request.content)
         except ValueError:
             return None
+        server = _server(request.url)
+        foreign = f"{server[0]}:{server[1]}" if recorder.server not in (None, server) else None
         own = "logprobs" in body or "return_token_ids" in body
-        if recorder.token_ids:
+        if recorder.token_ids and foreign is None:
             body = {**body, "return_token_ids": True, "logprobs": True}
             headers = {k: v for k, v in request.headers.items() if k.lower() not in ("content-length", "host")}
             asked = self.build_request(request.method, request.url, headers=headers, json=body)
             asked.extensions = request.extensions
             request = asked
-        return recorder, request, body, own
+        return _Call(recorder, time.time(), body, own, foreign, _parent.get()), request
 
     if is_async:
 
@@ -234,18 +248,17 @@ def _tap(library: Any, *, is_async: bool) -> None:
             prepared = prepare(self, request)
             if prepared is None:
                 return await send(self, request, **options)
-            recorder, request, body, own = prepared
-            start = time.time()
+            call, request = prepared
             try:
                 response = await send(self, request, **options)
             except BaseException as error:
-                recorder.add(LLM_CALL, start, {"request": body}, error=f"{type(error).__name__}: {error}")
+                call.record({}, error=f"{type(error).__name__}: {error}")
                 raise
-            if options.get("stream") and body.get("stream"):
-                response.stream = tee(response.stream, partial(_record_stream, recorder, start, body))
+            if options.get("stream") and call.request.get("stream"):
+                response.stream = tee(response.stream, call.stream)
                 return response
             await response.aread()
-            _record(recorder, start, body, response, own=own)
+            call.answer(response)
             return response
 
         client.send = asend
@@ -255,41 +268,85 @@ def _tap(library: Any, *, is_async: bool) -> None:
         prepared = prepare(self, request)
         if prepared is None:
             return send(self, request, **options)
-        recorder, request, body, own = prepared
-        start = time.time()
+        call, request = prepared
         try:
             response = send(self, request, **options)
         except BaseException as error:
-            recorder.add(LLM_CALL, start, {"request": body}, error=f"{type(error).__name__}: {error}")
+            call.record({}, error=f"{type(error).__name__}: {error}")
             raise
-        if options.get("stream") and body.get("stream"):
-            response.stream = tee(response.stream, partial(_record_stream, recorder, start, body))
+        if options.get("stream") and call.request.get("stream"):
+            response.stream = tee(response.stream, call.stream)
             return response
         response.read()
-        _record(recorder, start, body, response, own=own)
+        call.answer(response)
         return response
 
     client.send = ssend
 
 
-def _record(recorder: Recorder, start: float, request: dict[str, Any], answer: Any, *, own: bool) -> None:
-    """Record one finished call from its response; `own` when the agent itself asked for ids or log-probabilities.
+def _server(url: Any) -> tuple[str, int]:
+    """Return a URL's host and port; this machine has several names."""
+    host = str(getattr(url, "hostname", None) or getattr(url, "host", "")).lower()
+    port = url.port or (443 if url.scheme == "https" else 80)
+    return ("localhost" if host in ("127.0.0.1", "::1", "0.0.0.0") else host), port
 
-    When it did not, it does not get them either: the SDKs would make an object of every token, which
-    for a few hundred tokens costs more CPU time than the rest of the rollout.
+
+@attrs.frozen
+class _Call:
+    """A call to a model that is under way.
+
+    Attributes:
+        recorder: Of the rollout.
+        start: When it was made.
+        request: Its body.
+        own: Whether the agent itself asked for ids or log-probabilities.
+        foreign: The server, when it is not the endpoint's.
+        parent: The span that it was made in; a stream may be read after that has ended.
     """
-    if recorder.muted:
-        return
-    content, status = answer.content, answer.status_code
-    try:
-        response = json.loads(content)
-        tokens = _tokens(response)
-    except (ValueError, LookupError, AttributeError, TypeError):  # no JSON, or no completion: the agent's to judge
-        response, tokens = {"text": content[:2000].decode("utf-8", "replace")}, {}
-    if recorder.token_ids and not own and tokens.get("response_token_ids"):
-        answer._content = json.dumps(response).encode()
-    error = None if status < 400 else f"HTTP {status}: {content[:500].decode('utf-8', 'replace')}"
-    recorder.add(LLM_CALL, start, {"request": request, "response": response, **tokens}, error=error)
+
+    recorder: Recorder
+    start: float
+    request: dict[str, Any]
+    own: bool
+    foreign: str | None
+    parent: str | None
+
+    def record(self, attributes: dict[str, Any], *, error: str | None = None) -> None:
+        """Record its end."""
+        server = {SERVER: self.foreign} if self.foreign else {}
+        self.recorder.add(
+            LLM_CALL, self.start, {"request": self.request, **server, **attributes}, error=error, parent=self.parent
+        )
+
+    def answer(self, answer: Any) -> None:
+        """Record it with its response.
+
+        When the agent did not ask for ids and log-probabilities, it does not get them either: the SDKs would make an
+        object of every token, which for a few hundred tokens costs more CPU time than the rest of the rollout.
+        """
+        if self.recorder.muted:
+            return
+        content, status = answer.content, answer.status_code
+        try:
+            response = json.loads(content)
+            tokens = _tokens(response)
+        except (ValueError, LookupError, AttributeError, TypeError):  # no JSON, or no completion: the agent's to judge
+            response, tokens = {"text": content[:2000].decode("utf-8", "replace")}, {}
+        if self.recorder.token_ids and not self.own and tokens.get("response_token_ids"):
+            answer._content = json.dumps(response).encode()
+        error = None if status < 400 else f"HTTP {status}: {content[:500].decode('utf-8', 'replace')}"
+        self.record({"response": response, **self._trainable(tokens)}, error=error)
+
+    def stream(self, chunks: list[bytes]) -> None:
+        """Record it with what was streamed."""
+        if self.recorder.muted:
+            return
+        response, error = _joined(b"".join(chunks))
+        self.record({"response": response, **self._trainable(_tokens(response))}, error=error)
+
+    def _trainable(self, tokens: dict[str, Any]) -> dict[str, Any]:
+        """Leave out the tokens of another model."""
+        return {} if self.foreign else tokens
 
 
 def _tokens(response: dict[str, Any]) -> dict[str, Any]:
@@ -310,8 +367,9 @@ def _tokens(response: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _joined(chunks: bytes) -> dict[str, Any]:
-    """Join the server-sent events of a streamed completion into the body of an unstreamed one."""
+def _joined(chunks: bytes) -> tuple[dict[str, Any], str | None]:
+    """Join the server-sent events of a streamed completion into the body of an unstreamed one, and its error if any."""
+    error = None
     joined: dict[str, Any] = {}
     text: list[str] = []
     ids: list[int] = []
@@ -322,6 +380,9 @@ def _joined(chunks: bytes) -> dict[str, Any]:
         if not line.startswith("data:") or data in ("", "[DONE]"):
             continue
         event = json.loads(data)
+        if event.get("error"):
+            error = f"the stream broke: {event['error']}"
+            continue
         joined.setdefault("id", event.get("id"))
         if event.get("prompt_token_ids"):
             joined["prompt_token_ids"] = event["prompt_token_ids"]
@@ -333,14 +394,7 @@ def _joined(chunks: bytes) -> dict[str, Any]:
     message = {"role": "assistant", "content": "".join(text)}
     choice = {"index": 0, "message": message, "finish_reason": finish, "token_ids": ids}
     joined["choices"] = [{**choice, "logprobs": {"content": logprobs}}]
-    return joined
-
-
-def _record_stream(recorder: Recorder, start: float, request: dict[str, Any], chunks: list[bytes]) -> None:
-    if recorder.muted:
-        return
-    response = _joined(b"".join(chunks))
-    recorder.add(LLM_CALL, start, {"request": request, "response": response, **_tokens(response)})
+    return joined, error
 
 
 def _tee(base: Any) -> Any:

@@ -131,7 +131,7 @@ class Scorer:
                 scores = list(self._many(items, self._budget_s))
                 if len(scores) != len(items) or not all(isinstance(s, Score) for s in scores):
                     raise TypeError(f"score_many gave {len(scores)} results for {len(items)} items, or no Scores")
-            except Exception as error:
+            except BaseException as error:  # sys.exit too: it would end this thread and leave no score
                 scores = [_raised(error)] * len(items)
             found.extend(scores)
 
@@ -145,7 +145,7 @@ class Scorer:
     def _one(self, task: Task, outcome: Outcome) -> Score:
         try:
             score = self._reward(task, outcome, self._budget_s)
-        except Exception as error:
+        except BaseException as error:
             return _raised(error)
         if isinstance(score, Score):
             return score
@@ -158,5 +158,5 @@ class Scorer:
         return thread
 
 
-def _raised(error: Exception) -> Score:
+def _raised(error: BaseException) -> Score:
     return Score.invalid(f"the reward raised {type(error).__name__}: {error}{place_of(error)}")

@@ -72,7 +72,8 @@ def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
         facts["resumed"] = [*before.get("resumed", []), facts["created"]]
         facts["created"] = before.get("created", facts["created"])
         run.write("config.toml", to_toml(plan.as_dict()))  # overrides may have changed it
-        (run.path / "error.json").unlink(missing_ok=True)
+        for name in ("error.json", "summary.json"):  # of an end that is no longer one
+            (run.path / name).unlink(missing_ok=True)
     for warning in warnings:
         log.warning("%s", warning)
     run.write_json("manifest.json", {**facts, "warnings": warnings})

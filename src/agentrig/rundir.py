@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,16 @@ class RunDirectory:
             if int(file.stem.rsplit("-", 1)[1]) > step:
                 file.unlink()
         return kept
+
+    def measured(self) -> dict[str, int]:
+        """Return how many rollouts are there that nothing was learned from, by failure; `""` for those without."""
+        import pyarrow.parquet as pq
+
+        found: Counter[str] = Counter()
+        for file in (self.path / "rollouts").glob("*.parquet"):
+            if not file.name.startswith("train-"):
+                found.update(kind or "" for kind in pq.read_table(file, columns=["failure"])["failure"].to_pylist())
+        return dict(found)
 
     def write_rollouts(
         self, rollouts: Sequence[Rollout], *, mode: str, step: int, audits: Mapping[str, Score] | None = None

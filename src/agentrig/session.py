@@ -13,6 +13,7 @@ from agentrig.agents import Endpoint
 from agentrig.algorithms import Mode, OnGroups, Rollout
 from agentrig.checks import (
     check_failures,
+    check_finite,
     check_rewards,
     check_sampling,
     check_triplets,
@@ -22,7 +23,7 @@ from agentrig.checks import (
     warn_of_sampling,
 )
 from agentrig.config import Plan
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, ConfigError
 from agentrig.hardware import Hardware
 from agentrig.observers import RunStart, StepEnd
 from agentrig.rewards import Score, Scorer
@@ -74,6 +75,8 @@ class RunSession:
         self.validation_tasks, self._report_tasks = validation_tasks, report_tasks
         self._audit = audit
         self._progress: dict[str, Any] = run.read_json("progress.json") if first_step > 1 else {}
+        if self._progress.pop("after", None) is not None:  # of the end that this run had before it was made longer
+            run.write_json("progress.json", self._progress)
         self.lines: list[Mapping[str, Any]] = list(earlier)
         self._step_rollouts: list[Rollout] = []
         self._step_audits: dict[str, Score] = {}
@@ -85,13 +88,24 @@ class RunSession:
         self._failures: Counter[str] = Counter()
         for line in earlier:
             self._failures.update(line["failures"])
-        self._measured = 0
+        measured = run.measured() if first_step > 1 else {}
+        self._failures.update({kind: count for kind, count in measured.items() if kind})
+        self._measured = sum(measured.values())
+        self._unsound = 0
         self._warned = False
 
     # --- what algorithms call ---------------------------------------------------------------------
 
     def plan_steps(self, steps: int) -> None:
-        """Tell the observers how long the run will be."""
+        """Tell the observers how long the run will be.
+
+        Raises:
+            ConfigError: A resumed run has more steps already.
+        """
+        if self.first_step > steps + 1:
+            raise ConfigError(
+                f"{self.directory} has {self.first_step - 1} steps already, and is to have {steps} in all"
+            )
         self.plan.registry.notify(
             "on_run_start",
             event=RunStart(
@@ -180,6 +194,7 @@ class RunSession:
         self._close_step(step, metrics, time_s)
         self._changes.append(float(metrics["weight_change"]))
         check_weights(self._changes, step=step)
+        self._unsound = check_finite(metrics, self._unsound, step=step)
 
     def end_foreign(self, rollouts: Sequence[Rollout]) -> None:
         """File what an algorithm rolled out that does not know this session (Agent Lightning's own)."""

@@ -13,6 +13,9 @@ LLM_CALL = "openai.chat.completion"
 `gen_ai.response.id`, `prompt_token_ids`, `response_token_ids`, `response_logprobs` (lists; absent
 when the endpoint did not return them)."""
 
+SERVER = "agentrig.server"
+"""Attribute of a call that went to another server than the run's: that server. Such a call has no token ids."""
+
 NODE = "langchain.chain.type"
 """Attribute that holds the name of the graph node or chain that a span stands for."""
 

@@ -103,14 +103,15 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
     without_proxy(job.endpoint.base_url)
     start, clock = time.time(), time.perf_counter()
     muted = bool(getattr(agent, "records_itself", False))
-    with recording(job.id, token_ids=job.endpoint.token_ids, muted=muted) as recorder:
+    endpoint = job.endpoint
+    with recording(job.id, token_ids=endpoint.token_ids, muted=muted, base_url=endpoint.base_url) as recorder:
         try:
             answer = agent(job.input, job.endpoint)
             if inspect.isawaitable(answer):
                 waiting = _await(answer)
                 answer = asyncio.run_coroutine_threadsafe(waiting, loop).result() if loop else asyncio.run(waiting)
             outcome = Outcome(answer=json_values(answer))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # CancelledError and its like too: in this thread nobody else would take them
             kind = failure_kind(error)
             place = place_of(error) if kind == "agent-error" else ""
             outcome = Outcome(failure=kind, message=f"{type(error).__name__}: {error}{place}")

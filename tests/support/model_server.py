@@ -75,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
         prompt_ids = list("".join(str(m["content"]) for m in body["messages"]).encode())
         with_ids = body.get("return_token_ids") and "no-ids" not in wishes
         if body.get("stream"):
-            self._stream(body, reply, prompt_ids if with_ids else None)
+            self._stream(body, reply, prompt_ids if with_ids else None, most=int(wishes.get("break", 0)))
         else:
             self._send(200, self._completion(body, reply, prompt_ids if with_ids else None))
 
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
             choice["logprobs"] = _logprobs(reply)
         return found
 
-    def _stream(self, body: dict[str, Any], reply: str, prompt_ids: list[int] | None) -> None:
+    def _stream(self, body: dict[str, Any], reply: str, prompt_ids: list[int] | None, most: int = 0) -> None:
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("connection", "close")
@@ -116,6 +116,9 @@ class _Handler(BaseHTTPRequestHandler):
                 event["prompt_token_ids"] = prompt_ids
             self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
             self.wfile.flush()
+            if i + 1 == most:
+                self.wfile.write(b'data: {"error": {"message": "the engine died", "code": 500}}\n\n')
+                break
         self.wfile.write(b"data: [DONE]\n\n")
         self.close_connection = True
 

@@ -155,13 +155,15 @@ class SharedClient:
 class BrokenConfig:
     """Settings of the agent that cannot be built."""
 
-    how: str = setting("raise", help="how it fails", choices=("raise", "die"))
+    how: str = setting("raise", help="how it fails", choices=("raise", "die", "hang"))
 
 
 def build_broken(config):
     """Fail to build."""
     if config.how == "die":
         os._exit(7)
+    if config.how == "hang":
+        time.sleep(600)
     raise RuntimeError("its prompts are missing")
 
 

@@ -191,6 +191,14 @@ def test_without_flash_attention_sdpa_is_chosen_and_said_once(composed, caplog):
 
 @needs_yaml
 @quiet
+def test_the_number_of_steps_decides_how_many_passes_there_are(composed):
+    steps = {"trainer.total_training_steps": 9, "trainer.total_epochs": 1}  # 70 tasks: two steps of 32 in a pass
+    assert composed(**steps).trainer.total_epochs == 5
+    assert composed(**{**steps, "trainer.total_epochs": 8}).trainer.total_epochs == 8
+
+
+@needs_yaml
+@quiet
 def test_lora_is_served_merged(composed):
     config = composed(**{"actor_rollout_ref.model.lora_rank": 16})
     assert config.actor_rollout_ref.model.lora.merge is True
@@ -240,6 +248,8 @@ def test_npu_has_what_its_hardware_wants(composed):
         ("actor_rollout_ref.actor.policy_loss.loss_mode", "gspo", "merge=false"),
         ("algorithm.adv_estimator", "rloo", "merge=false"),
         ("algorithm.use_kl_in_reward", "true", "use_kl_loss"),
+        ("actor_rollout_ref.rollout.n", 1, "n must be 2 or more"),
+        ("actor_rollout_ref.rollout.temperature", 0, "must be above 0"),
         ("algorithm.rollout_correction.rollout_is", "sequence", "merge=false"),
         ("algorithm.rollout_correction.rollout_rs", "seq_mean_k3", "merge=false"),
         ("algorithm.adv_estimator", "grppo", 'Did you mean "grpo"'),

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from agentrig_verl import schema
 
 from agentrig.config import resolve
+from agentrig.errors import RunStopped
 from agentrig.rundir import RunDirectory
 
 pytestmark = [
@@ -125,6 +127,33 @@ def test_a_run_that_is_cut_at_a_checkpoint_loses_no_line(train: Any, cut: str) -
     session, run = train(cut=cut)
     assert session.calls[-1] == "cut"
     assert run.latest_checkpoint() == (None, 0)  # step 2 is done again, all of it
+
+
+def test_the_end_has_a_checkpoint_whatever_save_freq_says(train: Any) -> None:
+    session, run = train(-1)
+    assert session.calls[-3:] == ["end 3", "file 3", "after"]
+    assert run.latest_checkpoint()[1] == 3
+
+
+def test_steps_without_any_advantage_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentrig_verl import trainer as ours
+    from agentrig_verl.trajectories import ADVANTAGE
+
+    trainer: Any = ours.Trainer.__new__(ours.Trainer)
+    trainer.config = SimpleNamespace(algorithm=SimpleNamespace(adv_estimator="grpo"))
+    trainer.global_steps = 7
+    monkeypatch.setattr(ours.PPOTrainerSync, "_compute_advantage", lambda self, batch, metrics: batch)
+    masks = {"response_mask": torch.nested.as_nested_tensor([torch.ones(2)], layout=torch.jagged)}
+    queue = SimpleNamespace(kv_batch_get=lambda **_: masks, kv_batch_put=lambda **_: None)
+    monkeypatch.setattr(ours, "tq", queue)
+
+    def step(advantage: float) -> None:
+        trainer._compute_advantage(SimpleNamespace(keys=["a"], tags=[{ADVANTAGE: advantage}], partition_id="train"), {})
+
+    for advantage in (0.0, 0.0, 0.5, 0.0, 0.0):
+        step(advantage)
+    with pytest.raises(RunStopped, match=r"step 7: in 3 steps running no task had rollouts of different rewards"):
+        step(0.0)
 
 
 @pytest.mark.parametrize("save_freq", [-1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -136,6 +137,10 @@ class Verl:
                 f"[algorithm] verl: a step takes {batch} tasks (data.train_batch_size), the training split has {n}: "
                 "lower the one, or raise run.train_tasks"
             )
+        if composed.trainer.total_training_steps:
+            # verl would end at whichever comes first, and then without its last checkpoint.
+            passes = math.ceil(composed.trainer.total_training_steps / (n // batch))
+            composed.trainer.total_epochs = max(composed.trainer.total_epochs, passes)
         return composed
 
     def keys(self, hardware: Hardware) -> dict[str, Any]:

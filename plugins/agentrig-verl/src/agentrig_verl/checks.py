@@ -83,6 +83,15 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
             f"[algorithm] verl: adv_estimator {estimator} needs a critic, which agentrig does not train; use grpo or "
             "another estimator without one"
         )
+    rollout = config.actor_rollout_ref.rollout
+    if estimator == "grpo" and rollout.n < 2:
+        raise ConfigError(
+            "[algorithm] verl: actor_rollout_ref.rollout.n must be 2 or more: grpo compares a task's rollouts"
+        )
+    if rollout.temperature <= 0:
+        raise ConfigError(
+            "[algorithm] verl: actor_rollout_ref.rollout.temperature must be above 0: greedy rollouts are equal"
+        )
     if negative_scale != 1.0 and estimator != "grpo":
         raise ConfigError(
             f"[algorithm] negative_scale works with adv_estimator grpo; {estimator} takes verl's own advantages"

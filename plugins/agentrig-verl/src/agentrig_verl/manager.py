@@ -144,8 +144,10 @@ class LoopManager:
             for uid, group in groups.items()
         }
         found = [t for trajectories in by_group.values() for t in trajectories]
-        logprobs = all("rollout_log_probs" in t.fields for t in found)
-        if not logprobs and self.config.actor_rollout_ref.rollout.calculate_log_probs:
+        if not self.config.actor_rollout_ref.rollout.calculate_log_probs:
+            for trajectory in found:  # all or none: verl takes the fields of a batch from its first row
+                trajectory.fields.pop("rollout_log_probs", None)
+        elif not all("rollout_log_probs" in t.fields for t in found):
             raise AgentrigError("the endpoint returned no log-probabilities with its tokens; vLLM does, with logprobs")
         for chunk in in_chunks(found):
             tq.kv_batch_put(

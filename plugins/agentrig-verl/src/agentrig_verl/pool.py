@@ -11,16 +11,13 @@ from typing import Any
 import attrs
 
 from agentrig.errors import AgentrigError
-from agentrig.pools import BasePool, Worker
+from agentrig.pools import READY_S, BasePool, Worker
 from agentrig.workers import AgentPlan, Job, Pool, Result, run_agent, running_loop
 
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.02
 """Longest wait for Ray in one go: what another thread submits or wakes is seen after it."""
-
-READY_S = 300.0
-"""How long a runner may wait for a place and build its agent."""
 
 
 class Runner:
@@ -45,7 +42,6 @@ class Runner:
 class _Actor(Worker):
     handle: Any
     ready_ref: Any
-    created: float = attrs.field(factory=time.monotonic)
     node: str = ""
     refs: list[Any] = attrs.field(factory=list)
 
@@ -147,16 +143,14 @@ class RayPool(BasePool[_Actor]):
         log.warning("%s died; %d rollouts start again, %d failed: %s", actor.title, again, len(failed), reason)
         return failed
 
-    def _enforce_deadlines(self) -> list[Result]:
-        if any(not a.ready and time.monotonic() - a.created > READY_S for a in self._workers):
-            import ray
+    def _not_built(self) -> str:
+        import ray
 
-            free, total = (r.get("CPU", 0.0) for r in (ray.available_resources(), ray.cluster_resources()))
-            raise AgentrigError(
-                f"a runner has waited {READY_S:g} s for a place ({self._cpus} CPUs of {free:g} free and {total:g} in "
-                "all): lower runners.n or algorithm.runner_cpus, or give the cluster more CPUs"
-            )
-        return super()._enforce_deadlines()
+        free, total = (r.get("CPU", 0.0) for r in (ray.available_resources(), ray.cluster_resources()))
+        return (
+            f"a runner has waited {READY_S:g} s for a place ({self._cpus} CPUs of {free:g} free and {total:g} in all) or "
+            "to build its agent: lower runners.n or algorithm.runner_cpus, or give the cluster more CPUs"
+        )
 
 
 def _taken(ref: Any) -> Any:

@@ -122,6 +122,7 @@ COUNTS = (
     "actor_rollout_ref.actor.ppo_mini_batch_size",
     "actor_rollout_ref.actor.ppo_epochs",
     "trainer.total_epochs",
+    "trainer.total_training_steps",
     "trainer.nnodes",
     "trainer.n_gpus_per_node",
 )

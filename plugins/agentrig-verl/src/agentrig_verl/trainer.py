@@ -25,6 +25,7 @@ from verl.utils.debug import marked_timer  # noqa: TID253
 from agentrig import Endpoint
 from agentrig.agents import without_proxy
 from agentrig.algorithms import Session
+from agentrig.errors import RunStopped
 from agentrig_verl.actor import METRIC, Actor
 from agentrig_verl.checkpoints import finish_checkpoint
 from agentrig_verl.manager import explained
@@ -41,6 +42,10 @@ TIMES: Mapping[str, Sequence[str]] = {
 """agentrig's parts of a step, and verl's timers that they are the sum of."""
 
 
+IDLE_STEPS = 3
+"""After so many steps without any advantage a run ends."""
+
+
 class Stopping(Exception):
     """Ends verl's loop after a step, when the user asked for it."""
 
@@ -55,6 +60,9 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
     Attributes:
         endpoints: The vLLM servers with the sampling of training; there once `init` has run.
     """
+
+    _idle = 0
+    """How many steps running had no advantage."""
 
     def __init__(self, config: Any, session: Session) -> None:
         super().__init__(config)
@@ -150,6 +158,13 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             return batch
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
         credit = [0.0 if t.get("is_padding") else float(t[ADVANTAGE]) for t in batch.tags]
+        self._idle = 0 if any(credit) else self._idle + 1
+        if self._idle == IDLE_STEPS:
+            raise RunStopped(
+                f"step {self.global_steps}: in {IDLE_STEPS} steps running no task had rollouts of different rewards: "
+                "every advantage is 0, nothing is learned. Take more rollouts a task (rollout.n), other tasks, or a "
+                "reward that tells answers to one task apart."
+            )
         rows = [m.float() * a for m, a in zip(data["response_mask"].unbind(), credit, strict=True)]
         nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
         from tensordict import TensorDict
@@ -190,8 +205,11 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             metrics=step_figures(metrics, padding=sum(bool(t.get("is_padding")) for t in batch.tags)),
             time_s={part: s for part, s in times.items() if s},
         )
-        stopping = self.session.stopping and self.global_steps < self.total_training_steps
-        if stopping and not self._written:
+        last = self.global_steps >= self.total_training_steps
+        stopping = self.session.stopping and not last
+        if (
+            stopping or last
+        ) and not self._written:  # at the end whatever `save_freq` says: nothing else keeps the weights
             self._save_checkpoint()
         if self._written:
             self._file_checkpoint()
