@@ -23,7 +23,7 @@ from agentrig.checks import (
     warn_of_sampling,
 )
 from agentrig.errors import RunStopped
-from agentrig.traces import LLM_CALL
+from agentrig.traces import LLM_CALL, SERVER
 
 TRIPLET = Triplet(prompt_ids=(1,), response_ids=(2,), node="write_query")
 
@@ -90,6 +90,14 @@ def test_calls_without_token_ids() -> None:
     message = str(caught.value)
     assert "2 calls were recorded, but the endpoint returned no token ids" in message
     assert "return_token_ids" in message
+
+
+def test_calls_that_all_went_elsewhere() -> None:
+    trace = trace_of("write", ids=False)
+    calls = tuple(attrs.evolve(s, attributes={**s.attributes, SERVER: "judge:8000"}) for s in trace.llm_calls())
+    spans = (*(s for s in trace.spans if s.name != LLM_CALL), *calls)
+    with pytest.raises(RunStopped, match=r"All 1 calls went to other servers than the run's: judge:8000 \(1\)"):
+        check_triplets([rollout(trace=attrs.evolve(trace, spans=spans))], step=1, adapter="agent-match")
 
 
 def test_names_that_match_nothing() -> None:

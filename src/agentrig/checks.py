@@ -93,6 +93,13 @@ def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> N
     seen = ", ".join(f"{name} ({count})" for name, count in names.most_common())
     likely = next((name for name, _ in names.most_common() if name != "(no node)"), "")
     change = f"for example adapter.match={likely}, or " if likely else "to "
+    elsewhere = Counter(call.attributes[SERVER] for _, call in calls if SERVER in call.attributes)
+    if elsewhere.total() == len(calls):
+        servers = ", ".join(f"{server} ({count})" for server, count in elsewhere.most_common())
+        raise RunStopped(
+            f"{where}\n  All {len(calls)} calls went to other servers than the run's: {servers}. Their models are not "
+            "trained; the agent must call endpoint.base_url, as it is written there."
+        )
     if not with_ids:
         raise RunStopped(
             f"{where}\n  {len(calls)} calls were recorded, but the endpoint returned no token ids with them. Use an "

@@ -148,8 +148,8 @@ class RayPool(BasePool[_Actor]):
 
         free, total = (r.get("CPU", 0.0) for r in (ray.available_resources(), ray.cluster_resources()))
         return (
-            f"a runner has waited {READY_S:g} s for a place ({self._cpus} CPUs of {free:g} free and {total:g} in all) or "
-            "to build its agent: lower runners.n or algorithm.runner_cpus, or give the cluster more CPUs"
+            f"a runner has waited {READY_S:g} s for a place ({self._cpus} CPUs of {free:g} free and {total:g} in all) "
+            "or to build its agent: lower runners.n or algorithm.runner_cpus, or give the cluster more CPUs"
         )
 
 
