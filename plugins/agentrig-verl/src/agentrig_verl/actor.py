@@ -31,9 +31,10 @@ class MeasuringWorker(TrainingWorker):  # type: ignore[misc]
         after, _ = self._sample()
         square = ((after - before).double() ** 2).sum() / max(1, len(before)) * count
         total = square.to(self.device_name).float().reshape(1)
-        group = self.engine.get_data_parallel_group()
-        if group is not None and torch.distributed.get_world_size(group) > 1:
-            torch.distributed.all_reduce(total, group=group)
+        ranks = torch.distributed.get_world_size()
+        if ranks > 1:
+            torch.distributed.all_reduce(total)
+            total /= ranks // self.engine.device_mesh.shape[-1]  # the last dimension shards, another would replicate
         if output is not None:
             tensordict_utils.get(output, "metrics")[METRIC] = [math.sqrt(float(total))]
         return output
