@@ -20,6 +20,7 @@ from agentrig.checks import (
     count_failures,
     count_nodes,
     reason_of,
+    warn_of_constraints,
     warn_of_sampling,
 )
 from agentrig.errors import RunStopped
@@ -179,6 +180,16 @@ def test_other_ways_to_draw_from_another_distribution(field: dict[str, Any]) -> 
     neutral = {"top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": None, "logit_bias": {}}
     check_sampling([asked(neutral, trained=1)], {}, step=1)
     check_sampling([asked({"top_k": 20}, trained=1)], {"top_k": 20}, step=1)
+
+
+def test_calls_that_are_held_to_a_form_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    free = {"response_format": {"type": "text"}, "tool_choice": "auto", "guided_json": None}
+    assert not warn_of_constraints([asked(free, trained=1)], step=1)
+    assert not warn_of_constraints([asked({"tool_choice": "required"}, trained=0)], step=1)
+    schema = {"response_format": {"type": "json_object"}}
+    assert warn_of_constraints([asked(schema, free, trained=2)], step=4)
+    (message,) = caplog.messages
+    assert message.startswith("step 4: 1 of 2 calls that are trained set response_format: ")
 
 
 def test_updates_that_are_no_numbers_are_warned_of_and_end_the_run_when_they_stay(

@@ -31,6 +31,11 @@ SERVERS_OWN = ("temperature", "top_p")
 """Those of which a server may have a default of its own: they are compared only when the run sets them."""
 
 
+CONSTRAINTS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+               "tool_choice")  # fmt: skip
+"""The fields of a request by which only what fits a form is sampled."""
+
+
 def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:
     """Return how many rollouts failed, by kind."""
     return dict(Counter(r.failure for r in rollouts if r.failure is not None))
@@ -173,6 +178,20 @@ def warn_of_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *
     if others:
         log.warning("%s: %s: the agent does not pass endpoint.sampling on (docs/agents.md)", mode, others)
     return bool(others)
+
+
+def warn_of_constraints(rollouts: Sequence[Rollout], *, step: int) -> bool:
+    """Warn when trained calls let the server sample only what fits a form; return whether any did."""
+    found: Counter[str] = Counter()
+    for request in (requests := list(_requests(rollouts, trained_only=True))):
+        found.update(name for name in CONSTRAINTS if request.get(name) not in (None, "auto", "none", {"type": "text"}))
+    for name, count in found.most_common():
+        log.warning(
+            "step %d: %d of %d calls that are trained set %s: learning takes the tokens' probabilities without that "
+            "constraint (docs/agents.md)",
+            *(step, count, len(requests), name),
+        )
+    return bool(found)
 
 
 def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:

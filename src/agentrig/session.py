@@ -20,6 +20,7 @@ from agentrig.checks import (
     check_weights,
     count_failures,
     count_nodes,
+    warn_of_constraints,
     warn_of_sampling,
 )
 from agentrig.config import Plan
@@ -92,7 +93,7 @@ class RunSession:
         self._failures.update({kind: count for kind, count in measured.items() if kind})
         self._measured = sum(measured.values())
         self._unsound = 0
-        self._warned = False
+        self._warned = self._constrained = False
 
     # --- what algorithms call ---------------------------------------------------------------------
 
@@ -141,6 +142,7 @@ class RunSession:
             check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
             check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
             check_sampling(rollouts, sampling, step=step)
+            self._constrained = self._constrained or warn_of_constraints(rollouts, step=step)
             self._check_rewards(rollouts, step)
         else:
             self._measured += len(rollouts)
