@@ -54,6 +54,22 @@ def test_swapping_a_component_drops_the_keys_that_were_meant_for_the_other(toy_p
     assert swapped.components["reward"].spec.name == "own"
 
 
+def test_a_key_may_stand_before_the_component_that_it_is_for(toy_plan: Callable[..., Plan]) -> None:
+    plan = toy_plan("adapter.match=check", "adapter.use=agent-match")
+    assert plan.configs["adapter"].match == "check"
+    with pytest.raises(ConfigError, match='has no key "mtach"'):
+        toy_plan("adapter.mtach=check", "adapter.use=agent-match")
+
+
+def test_plugins_of_the_command_line_are_relative_to_where_it_was_given(
+    tmp_path: Path, toy_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(Path(toy_file).read_text())
+    monkeypatch.chdir(tmp_path)
+    plan = resolve("toy", overrides=['run.plugins=["mine.py"]', "algorithm.endpoint=http://127.0.0.1:9/v1"])
+    assert plan.run.plugins == [str(tmp_path / "mine.py")]
+
+
 def test_swapping_forgets_the_recipes_own_keys(file: Callable[[str], str], toy_file: str) -> None:
     path = file('[reward]\nuse = "toy-parity"\nright = 2.0\n')
     assert resolve(path, files=[toy_file]).configs["reward"].right == 2.0

@@ -31,8 +31,15 @@ SERVERS_OWN = ("temperature", "top_p")
 """Those of which a server may have a default of its own: they are compared only when the run sets them."""
 
 
-CONSTRAINTS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-               "tool_choice")  # fmt: skip
+CONSTRAINTS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "tool_choice",
+)
 """The fields of a request by which only what fits a form is sampled."""
 
 

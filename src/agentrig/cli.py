@@ -189,7 +189,7 @@ def train(words: Sequence[str], resume: Path | None, as_json: bool, yes: bool, *
         os.environ["AGENTRIG_YES"] = "1"
     if resume is not None:
         source = words[0] if words and "=" not in words[0] else None
-        if source or any(options[k] for k in (*KINDS, "files")):
+        if source or any(options[k] for k in (*KINDS, "files", "active_agent", "strict_plugins")):
             raise ConfigError(
                 "a resumed run keeps its configuration; only section.key=value may be given with --resume"
             )
@@ -215,6 +215,19 @@ def model_options(command: F) -> F:
     )(command)
 
 
+def measured_server(endpoint: str | None, model: str | None, checkpoint: Path | None) -> Any:
+    """Return the server that `model_options` name, or that the environment does; None for the algorithm's own."""
+    from agentrig.errors import ConfigError
+    from agentrig.evaluate import environment_endpoint
+
+    if checkpoint is not None and (endpoint or model):
+        raise ConfigError("--checkpoint is served by the run's algorithm: it goes with neither --endpoint nor --model")
+    server = None if checkpoint else environment_endpoint(endpoint, model=model)
+    if model and server is None:
+        raise ConfigError("--model names a model of a server: name that too, by --endpoint or OPENAI_BASE_URL")
+    return server
+
+
 def find_checkpoint(path: Path | None) -> Path | None:
     """Return the checkpoint directory for what the user named: itself, or a run's latest."""
     from agentrig.errors import ConfigError
@@ -236,7 +249,7 @@ def find_checkpoint(path: Path | None) -> Path | None:
 @model_options
 @click.option("--split", metavar="NAME", help="The split to measure; the report split by default.")
 @click.option("--limit", type=click.IntRange(min=0), default=0, help="Only the first n tasks; 0 for all.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, help="Sampling temperature; 0 is greedy.")
+@click.option("--temperature", type=click.FloatRange(min=0), help="Sampling temperature; by default the run's, or 0.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="FILE.jsonl", help="Write every prediction there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def eval_(
@@ -246,7 +259,7 @@ def eval_(
     checkpoint: Path | None,
     split: str | None,
     limit: int,
-    temperature: float,
+    temperature: float | None,
     save: Path | None,
     as_json: bool,
     **options: Any,
@@ -257,11 +270,11 @@ def eval_(
     agentrig eval mini --checkpoint runs/mini-20260101-120000
     agentrig eval spider --endpoint http://127.0.0.1:8000/v1 --save predictions.jsonl --json
     """
-    from agentrig.evaluate import environment_endpoint, eval_tasks, evaluate, prediction
+    from agentrig.evaluate import eval_tasks, evaluate, prediction
 
     plan = make_plan(words, options)
+    server = measured_server(endpoint, model, checkpoint)
     checkpoint = find_checkpoint(checkpoint)
-    server = None if checkpoint else environment_endpoint(endpoint, model=model)
     name, tasks = eval_tasks(plan, split, limit)
     where = server.base_url if server else str(checkpoint or "the starting model")
     click.echo(f"{len(tasks)} tasks of split {name}, model: {where}", err=True)
@@ -321,11 +334,11 @@ def dev(
     agentrig dev mini
     OPENAI_BASE_URL=http://127.0.0.1:8000/v1 agentrig dev spider --tasks-n 5
     """
-    from agentrig.evaluate import environment_endpoint, eval_tasks, evaluate
+    from agentrig.evaluate import eval_tasks, evaluate
     from agentrig.rundir import row_of
 
     plan = make_plan(words, options)
-    server = None if checkpoint else environment_endpoint(endpoint, model=model)
+    server = measured_server(endpoint, model, checkpoint)
     tasks_set: Any = plan.build("tasks")
     _, tasks = eval_tasks(plan, split or plan.run.validation or tasks_set.roles["validation"], tasks_n)
     checkpoint = find_checkpoint(checkpoint)

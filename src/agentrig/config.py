@@ -287,6 +287,7 @@ def resolve(
         base = own.pop("recipe", "")
         name = Path(name).stem
     parsed = [parse_override(o) for o in overrides]
+    parsed.sort(key=lambda override: override[1] != "use")  # another component drops the keys of the one before
     for section in own:
         _check_section(section)
         if not isinstance(own[section], dict):
@@ -308,6 +309,9 @@ def resolve(
             _merge(merged, {kind: {"use": wish}})
     for section, key, value in parsed:
         _merge(merged, {section: {key: value}})
+    for section, key, _ in parsed:
+        if (section, key) == ("run", "plugins"):  # found again from wherever the run is resumed
+            merged["run"]["plugins"] = [str(Path(f).resolve()) for f in _strings(merged["run"], "plugins")]
     if files:
         merged["run"]["plugins"] = [*_strings(merged["run"], "plugins"), *(str(Path(f).resolve()) for f in files)]
 

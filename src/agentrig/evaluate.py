@@ -118,7 +118,7 @@ def evaluate(
     endpoint: Endpoint | None = None,
     checkpoint: Path | None = None,
     mode: Mode = "report",
-    temperature: float = 0.0,
+    temperature: float | None = None,
     keep: bool = False,
     each: Callable[[Rollout], None] = lambda rollout: None,
 ) -> Evaluation:
@@ -128,7 +128,7 @@ def evaluate(
         tasks: What to run.
         endpoint: A model server; None for the plan's algorithm, serving `checkpoint`.
         checkpoint: A Hugging Face directory; None for the algorithm's starting model.
-        temperature: Sampling temperature; 0 is greedy.
+        temperature: Sampling temperature; 0 is greedy, None the endpoint's own.
         keep: Keep the rollouts in the result.
         each: Called with every rollout as it ends.
     """
@@ -145,7 +145,7 @@ def evaluate(
 
     def body() -> None:
         with serving as served:
-            sampled = served.with_sampling(temperature=temperature)
+            sampled = served if temperature is None else served.with_sampling(temperature=temperature)
             figures.start = time.perf_counter()
             for i in range(0, len(tasks), CHUNK):
                 rollouts = engine.run(tasks[i : i + CHUNK], n=1, endpoint=sampled, step=0, mode=mode)

@@ -136,7 +136,8 @@ def resume_plan(directory: Path, *, overrides: Sequence[str] = ()) -> Plan:
     run = RunDirectory(directory)
     plan = resolve(str(directory / "config.toml"), overrides=overrides)
     summary = run.read_json("summary.json")
-    if summary.get("complete") and not overrides:
+    steps = getattr(plan.configs["algorithm"], "steps", None)
+    if summary.get("complete") and (not overrides or (steps is not None and steps <= summary["steps"])):
         name = plan.components["algorithm"].spec.name
         more = (
             "algorithm.steps=N"

@@ -177,6 +177,22 @@ def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_p
     assert all(torch.equal(held[name], tensor) for name, tensor in first.items())
 
 
+def test_the_last_step_is_a_candidate_for_the_best(model_dir, tmp_path, caplog):
+    class Steady(FakeSession):
+        def validate(self, endpoint, *, step):
+            super().validate(endpoint, step=step)
+            return 0.5 + (self.better if step else 0.0)
+
+    for better, told in ((0.1, False), (-0.1, True)):
+        session = Steady(tmp_path / f"run{better}")
+        session.better = better
+        Grpo(config_of(model_dir, steps=2, validate_every=50, save_every=1, final="best")).run(session)
+        assert sorted(session.validated) == [0, 2]
+        assert ("ending with the weights of the start: no step did better" in caplog.text) is told
+    with pytest.raises(ConfigError, match="validate_every = 0"):
+        Grpo(config_of(model_dir, validate_every=0, final="best")).run(session)
+
+
 @pytest.mark.slow
 def test_lora_trains_end_to_end(model_dir, tmp_path):
     session = FakeSession(tmp_path / "run")

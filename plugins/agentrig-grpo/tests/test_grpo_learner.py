@@ -13,7 +13,7 @@ from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.loss import sample_weights
 
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, ConfigError
 
 GOLDEN = Path(__file__).parent / "golden_losses.json"
 
@@ -188,6 +188,27 @@ def test_a_resumed_learner_goes_on_as_the_unbroken_one(make_model, tmp_path):
         assert torch.equal(a, b)
     with pytest.raises(AgentrigError, match="lora"):
         learner_of(make_model(), lora_rank=2).load_state(first.state())
+
+
+def test_a_resumed_learner_takes_what_it_is_given_now(make_model):
+    first = learner_of(make_model())
+    first.update(samples_of(), step=0)
+    second = learner_of(make_model(), weight_decay=0.1, beta1=0.5, beta2=0.8)
+    second.load_state(first.state())
+    assert {(g["betas"], g["weight_decay"]) for g in second.optimizer.param_groups} == {((0.5, 0.8), 0.1)}
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_adapters_of_tied_weights_are_refused(make_model, target):
+    with pytest.raises(ConfigError, match=rf"lora_targets has (model\.)?{target}, whose weights"):
+        learner_of(make_model(), lora_rank=2, lora_targets=f"q_proj,{target}")
+    learner_of(make_model(tie_word_embeddings=False), lora_rank=2, lora_targets=target)
+
+
+def test_attention_drops_nothing_while_it_learns(make_model):
+    learner = learner_of(make_model(attention_dropout=0.5), gradient_checkpointing=True)
+    assert learner.model.training
+    assert {m.attention_dropout for m in learner.model.modules() if hasattr(m, "attention_dropout")} == {0.0}
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run(make_model):

@@ -71,7 +71,7 @@ def test_seed_and_temperature_0_repeat(client):
 
     assert text() == text()
     assert text(seed=6) != text()
-    assert text(temperature=0, seed=1) == text(temperature=0, seed=None)
+    assert text(temperature=0, seed=1) == text(temperature=0, seed=None) == text(temperature=1e-38, seed=2)
 
 
 def test_stop_strings_end_and_cut_the_text(client):

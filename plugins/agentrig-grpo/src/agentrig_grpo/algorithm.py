@@ -22,7 +22,7 @@ import torch  # noqa: TID253  (imported when the algorithm is built)
 
 from agentrig import Endpoint
 from agentrig.algorithms import Rollout, Session
-from agentrig.errors import AgentrigError, ConfigError
+from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.hardware import Hardware
 from agentrig_grpo import checkpoint
 from agentrig_grpo.advantages import group_advantages
@@ -56,6 +56,8 @@ class Grpo:
     def run(self, session: Session) -> None:
         """Train until `steps` are done or the user asked to end."""
         config = self.config
+        if config.final == "best" and not config.validate_every:
+            raise ConfigError('[algorithm] final = "best" is the best in validation; validate_every = 0 has none')
         source = model_directory(config.model)
         dtype = check_device(session.hardware, config.dtype)
         tokenizer = checkpoint.load_tokenizer(source)
@@ -68,6 +70,7 @@ class Grpo:
         with (
             self._server(session.checkpoint or source, session.hardware, dtype, session.seed, log_file) as server,
             _Courier(server, learner, dtype) as courier,
+            _dead_server_first(server),
         ):
             endpoint = self._endpoint(server)
             measured = endpoint.with_sampling(temperature=config.val_temperature, top_p=1.0)
@@ -89,7 +92,8 @@ class Grpo:
                 updated = time.perf_counter()
                 courier.push(step)
                 pushed = time.perf_counter()
-                if config.validate_every and step % config.validate_every == 0:
+                due = step == config.steps if config.final == "best" else False
+                if config.validate_every and (due or step % config.validate_every == 0):
                     self._keep_best(best, session.validate(measured, step=step), step, learner)
                 validated = time.perf_counter()
                 session.end_step(
@@ -107,8 +111,11 @@ class Grpo:
                     self._save(session, step, learner, tokenizer, best, dtype, keep=keep or last)
             if session.stopping:
                 return
+            if config.final == "best" and not best.trained:
+                log.warning("there was nothing to validate on: the run ends with the last weights, not the best")
             if config.final == "best" and best.trained and best.step != step:
-                log.info("ending with the weights of step %d, validation accuracy %.3f", best.step, best.accuracy)
+                kept = f"step {best.step}" if best.step else "the start: no step did better"
+                log.warning("ending with the weights of %s, validation accuracy %.3f", kept, best.accuracy)
                 learner.load_weights(best.trained)
                 courier.push(best.step)
                 self._save(session, step, learner, tokenizer, best, dtype, keep=True)
@@ -196,8 +203,22 @@ class Grpo:
         trainer = directory / "trainer"
         if not (trainer / "learner.pt").is_file():
             raise AgentrigError(f"{directory} has no trainer/learner.pt, so this run cannot go on from it")
-        learner.load_state(torch.load(trainer / "learner.pt", weights_only=True))
-        return Best(**torch.load(trainer / "best.pt", weights_only=True))
+        learner.load_state(torch.load(trainer / "learner.pt", weights_only=True, map_location="cpu"))
+        best = Best(**torch.load(trainer / "best.pt", weights_only=True, map_location="cpu"))
+        if self.config.final == "best" and best.accuracy >= 0 and not best.trained:
+            log.warning("the best weights up to here were not kept (final was last): the best from here on counts")
+            return Best()
+        return best
+
+
+@contextmanager
+def _dead_server_first(server: LLMServer) -> Iterator[None]:
+    """Let a run that stops because its server died say so, instead of what the agents saw of it."""
+    try:
+        yield
+    except RunStopped:
+        server.check()
+        raise
 
 
 class _Courier:

@@ -100,6 +100,8 @@ class Learner:
         for module in self.model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.eval()
+            if hasattr(module, "attention_dropout"):  # a number that attention reads in training mode
+                module.attention_dropout = 0.0
 
     def update(self, samples: Sequence[TrainSample], *, step: int) -> dict[str, float]:
         """Learn from a step's samples.
@@ -270,6 +272,8 @@ class Learner:
         """Go on from what `state` returned; see `load_weights` for the errors."""
         self.load_weights(state["trained"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:  # torch brings the old ones back; a resumed run may have others
+            group.update(betas=(self.config.beta1, self.config.beta2), weight_decay=self.config.weight_decay)
         self.updates = state["updates"]
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch  # noqa: TID253  (imported with the learner only)
 
+from agentrig.errors import ConfigError
+
 
 def wrap(model: Any, *, rank: int, alpha: int, targets: str) -> Any:
     """Return the model with trainable adapters and everything else frozen.
@@ -16,15 +18,29 @@ def wrap(model: Any, *, rank: int, alpha: int, targets: str) -> Any:
         rank: Of the two factors of each adapter.
         alpha: The adapters' output is scaled by alpha / rank.
         targets: `all-linear`, or names of the modules to adapt, with commas between.
+
+    Raises:
+        ConfigError: A target shares its weights with another layer.
     """
     from peft import LoraConfig, get_peft_model
+    from peft.tuners.lora import LoraLayer
 
     modules: Any = targets if targets == "all-linear" else [t.strip() for t in targets.split(",")]
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules, lora_dropout=0.0, task_type="CAUSAL_LM")
     with warnings.catch_warnings():
         # peft asks transformers 5 for a property under its former name.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        # What it warns of is refused below.
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`", UserWarning)
         wrapped: Any = get_peft_model(model, config)
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    shared = {key.removesuffix(".weight") for key in (*tied, *(tied.values() if isinstance(tied, dict) else ()))}
+    for name, module in wrapped.get_base_model().named_modules():
+        if isinstance(module, LoraLayer) and name in shared:
+            raise ConfigError(
+                f"[algorithm] lora_targets has {name}, whose weights this model shares with another layer: merged for "
+                "the server, its adapter would change both or neither"
+            )
     return wrapped
 
 

@@ -170,7 +170,12 @@ class Api:
 
     async def weights(self, http: HttpRequest) -> Response:
         """Take new weights: `{"path": safetensors file or directory, "version": n}`, from this machine only."""
-        if http.client is None or http.client.host not in ("127.0.0.1", "::1"):
+        own = {
+            "127.0.0.1",
+            "::1",
+            (http.scope.get("server") or ("",))[0],
+        }  # by its own address this machine calls itself
+        if http.client is None or http.client.host not in own:
             raise ApiError("weights may only be changed from this machine", status=403)
         try:
             data = json.loads(await http.body())

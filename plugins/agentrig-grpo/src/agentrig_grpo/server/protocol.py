@@ -207,7 +207,8 @@ def requests_of(chat: ChatRequest, prompt: tuple[int, ...], tokenizer: Chat, *, 
         Request(
             prompt=prompt,
             max_tokens=chat.max_tokens or room,
-            temperature=chat.temperature,
+            # Below this a softmax overflows; the most likely token is what it would give.
+            temperature=chat.temperature if chat.temperature >= 1e-5 else 0.0,
             top_p=chat.top_p,
             seed=chat.seed,
             choice=choice,
