@@ -141,7 +141,7 @@ def resume_plan(directory: Path, *, overrides: Sequence[str] = ()) -> Plan:
         name = plan.components["algorithm"].spec.name
         more = (
             "algorithm.steps=N"
-            if hasattr(plan.configs["algorithm"], "steps")
+            if steps is not None
             else f"KEY=VALUE, the key that says so for algorithm {name} (agentrig plugins show {name})"
         )
         raise ConfigError(

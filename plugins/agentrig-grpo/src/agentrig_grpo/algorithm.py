@@ -92,7 +92,7 @@ class Grpo:
                 updated = time.perf_counter()
                 courier.push(step)
                 pushed = time.perf_counter()
-                due = step == config.steps if config.final == "best" else False
+                due = step == config.steps and config.final == "best"
                 if config.validate_every and (due or step % config.validate_every == 0):
                     self._keep_best(best, session.validate(measured, step=step), step, learner)
                 validated = time.perf_counter()

@@ -22,13 +22,10 @@ from agentrig.workers import AgentPlan
 from agentrig_verl import schema
 from agentrig_verl.checks import check, check_loggers
 from agentrig_verl.pool import PlacedPool
+from agentrig_verl.schema import ACTOR, MODEL, ROLLOUT
 from agentrig_verl.settings import VerlConfig
 
 log = logging.getLogger(__name__)
-
-MODEL = "actor_rollout_ref.model"
-ROLLOUT = "actor_rollout_ref.rollout"
-ACTOR = "actor_rollout_ref.actor"
 
 ENGINE_DIED = "EngineDeadError"
 """What vLLM's server raises when the process that computes is gone; Ray wraps it as an error of the call."""

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 from agentrig.doctor.findings import Finding, Situation
 from agentrig.errors import ConfigError, nearest
 from agentrig_verl import schema
-
-ACTOR = "actor_rollout_ref.actor"
+from agentrig_verl.schema import ACTOR
 
 
 def check_settings(situation: Situation) -> Iterator[Finding]:
@@ -168,16 +167,13 @@ def check_loggers(config: Any) -> None:
                 f'[algorithm] verl: the logger "{name}" of trainer.logger needs a package that is not installed: '
                 f"pip install {name}, or set algorithm.verl.trainer.logger='[\"console\"]'"
             )
-    if "wandb" in names and not _wandb_ready():
-        raise ConfigError(
-            "[algorithm] verl: trainer.logger has wandb, which has no login here: set WANDB_API_KEY (or run "
-            "`wandb login`), set WANDB_MODE=offline, or set algorithm.verl.trainer.logger='[\"console\"]'"
-        )
-    if "swanlab" in names and not _swanlab_ready():
-        raise ConfigError(
-            "[algorithm] verl: trainer.logger has swanlab, which has no login here: set SWANLAB_API_KEY (or run "
-            "`swanlab login`), set SWANLAB_MODE=offline, or set algorithm.verl.trainer.logger='[\"console\"]'"
-        )
+    for name, ready in (("wandb", _wandb_ready), ("swanlab", _swanlab_ready)):
+        if name in names and not ready():
+            raise ConfigError(
+                f"[algorithm] verl: trainer.logger has {name}, which has no login here: set {name.upper()}_API_KEY (or "
+                f"run `{name} login`), set {name.upper()}_MODE=offline, or set "
+                "algorithm.verl.trainer.logger='[\"console\"]'"
+            )
 
 
 def _wandb_ready() -> bool:

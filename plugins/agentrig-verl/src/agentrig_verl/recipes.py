@@ -9,9 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentrig import RecipeSpec
-
-ROLLOUT = "actor_rollout_ref.rollout"
-ACTOR = "actor_rollout_ref.actor"
+from agentrig_verl.schema import ACTOR, ROLLOUT
 
 REFERENCE: Mapping[str, Any] = {
     "algorithm.adv_estimator": "grpo",

@@ -12,6 +12,10 @@ from typing import Any
 
 from agentrig.errors import ConfigError, nearest
 
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
+
 OPEN = frozenset(
     {
         "actor_rollout_ref.model.override_config",
@@ -28,8 +32,6 @@ OPEN = frozenset(
 
 ADDED = frozenset({"actor_rollout_ref.rollout.agent.agent_loop_manager_class"})
 """Keys that verl reads and its dataclasses have, but that its YAML leaves out."""
-
-ROLLOUT = "actor_rollout_ref.rollout"
 
 IGNORED: Mapping[str, str] = {
     # Another part of agentrig does the work.

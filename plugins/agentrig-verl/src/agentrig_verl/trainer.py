@@ -207,9 +207,8 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         )
         last = self.global_steps >= self.total_training_steps
         stopping = self.session.stopping and not last
-        if (
-            stopping or last
-        ) and not self._written:  # at the end whatever `save_freq` says: nothing else keeps the weights
+        if (stopping or last) and not self._written:
+            # At the end whatever `save_freq` says: nothing else keeps the weights.
             self._save_checkpoint()
         if self._written:
             self._file_checkpoint()

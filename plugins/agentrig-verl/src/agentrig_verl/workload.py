@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from agentrig.hardware.memory import Workload
 from agentrig_verl import schema
+from agentrig_verl.schema import ACTOR
 from agentrig_verl.settings import VerlConfig
 
-ACTOR = "actor_rollout_ref.actor"
 LORA_SHARE = 0.01
 """Share of the weights that adapters of a usual rank add; rank 32 on all linear layers of 1.5B is 2%."""
 

@@ -170,11 +170,8 @@ class Api:
 
     async def weights(self, http: HttpRequest) -> Response:
         """Take new weights: `{"path": safetensors file or directory, "version": n}`, from this machine only."""
-        own = {
-            "127.0.0.1",
-            "::1",
-            (http.scope.get("server") or ("",))[0],
-        }  # by its own address this machine calls itself
+        # Asked by an address of its own, this machine calls from that too.
+        own = {"127.0.0.1", "::1", (http.scope.get("server") or ("",))[0]}
         if http.client is None or http.client.host not in own:
             raise ApiError("weights may only be changed from this machine", status=403)
         try:
