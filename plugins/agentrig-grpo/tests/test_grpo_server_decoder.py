@@ -106,6 +106,21 @@ def test_new_weights_are_used_and_nothing_of_the_old_ones_is_left(make_model):
     torch.testing.assert_close(decoder.step([8])[0], reference(new, [5, 6, 7, 8]), atol=1e-4, rtol=1e-4)
 
 
+def test_weights_can_be_swapped_after_the_cache_has_grown(make_model):
+    rng = random.Random(2)
+    text = [rng.randrange(300) for _ in range(400)]
+    decoder = decoder_of(make_model(seed=1), max_length=512)
+    for seed in (2, 3):
+        new = make_model(seed=seed)
+        decoder.append(decoder.prefill([text] * 2))
+        decoder.step([8, 9])
+        decoder.clear()
+        decoder.load(new.state_dict())
+        decoder.append(decoder.prefill([text]))
+        torch.testing.assert_close(decoder.step([8])[0], reference(new, [*text, 8]), atol=1e-4, rtol=1e-4)
+        decoder.clear()
+
+
 def test_nan_of_one_row_does_not_spread_to_its_place(make_model):
     decoder = decoder_of(make_model())
     (prompt,) = decoder.prefill([[5, 6, 7]])

@@ -103,6 +103,7 @@ class LlamaDecoder:
         self._keys, self._values = self._new_cache(min(256, max_length))
         self.load(state)
 
+    @torch.inference_mode()
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take new weights; rows and prompts computed with the old ones must be gone.
 
@@ -223,6 +224,8 @@ class LlamaDecoder:
         self._longest = [n + 1 for n in self._longest]
         return self._logits(x)
 
+    # A cache that has grown is an inference tensor, and nothing outside inference mode may write to one.
+    @torch.inference_mode()
     def clear(self) -> None:
         """Drop all rows, and whatever numbers they left behind (a NaN would spread)."""
         self.rows = 0
