@@ -45,3 +45,19 @@ def test_commands_exist(page: Path) -> None:
 def test_pages_that_are_linked_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_of_the_site_stay_in_the_site(page: Path) -> None:
+    """`mkdocs build --strict` fails on a link that leaves docs/, and `make docs` with it."""
+    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).resolve().is_relative_to(ROOT / "docs"), f"{page.name} links to {target}"
+
+
+def test_a_submission_runs_lint_docs_and_last_the_readmes_test_command() -> None:
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    made = [line.split()[1] for line in lines if line.startswith("make ")]
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert {"lint", "docs"} <= set(made) <= targets
+    assert lines[-1] == "make test"
+    assert "\nmake test " in (ROOT / "README.md").read_text()
