@@ -13,7 +13,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.thread import _worker as pool_worker
 from contextlib import contextmanager
@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from agentrig.streams import Streamed, async_tee, joined, tee
 from agentrig.traces import LLM_CALL, NODE, SERVER, Span, Trace
 
 _active: ContextVar[Recorder | None] = ContextVar("agentrig_recorder", default=None)
@@ -55,6 +56,7 @@ class Recorder:
         self._spans: list[Span] = []
         self._open: dict[str, tuple[str | None, str, float, dict[str, Any]]] = {}
         self._hidden: dict[str, str | None] = {}
+        self.streams: list[Any] = []
 
     def open(self, span_id: str, parent: str | None, name: str, attributes: dict[str, Any]) -> None:
         """Begin a span and make it the parent of what follows in this context."""
@@ -110,7 +112,12 @@ class Recorder:
         self._error = error
 
     def trace(self) -> Trace:
-        """Return what was recorded, in order of start; spans still open are closed with an error."""
+        """Return what was recorded, in order of start; spans still open are closed with an error.
+
+        Of a stream that the agent never closed, as one that raised over an event, what passed is recorded.
+        """
+        for stream in self.streams:
+            stream.close()
         for span_id in list(self._open):
             self.close(span_id, error="never ended")
         root = Span(id=self.root, parent=None, name="rollout", start=self._start, end=time.time(), error=self._error)
@@ -220,7 +227,7 @@ def _tap_threads() -> None:
 
 def _tap(library: Any, *, is_async: bool) -> None:
     client = library.AsyncClient if is_async else library.Client
-    tee = _async_tee(library.AsyncByteStream) if is_async else _tee(library.SyncByteStream)
+    copied = async_tee(library.AsyncByteStream) if is_async else tee(library.SyncByteStream)
     send = client.send
 
     def prepare(self: Any, request: Any) -> tuple[_Call, Any] | None:
@@ -255,8 +262,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
                 call.record({}, error=f"{type(error).__name__}: {error}")
                 raise
             if options.get("stream") and call.request.get("stream"):
-                response.stream = tee(response.stream, call.stream)
-                return response
+                return call.follow(response, copied)
             await response.aread()
             call.answer(response)
             return response
@@ -275,8 +281,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
             call.record({}, error=f"{type(error).__name__}: {error}")
             raise
         if options.get("stream") and call.request.get("stream"):
-            response.stream = tee(response.stream, call.stream)
-            return response
+            return call.follow(response, copied)
         response.read()
         call.answer(response)
         return response
@@ -337,12 +342,33 @@ class _Call:
         error = None if status < 400 else f"HTTP {status}: {content[:500].decode('utf-8', 'replace')}"
         self.record({"response": response, **self._trainable(tokens)}, error=error)
 
-    def stream(self, chunks: list[bytes]) -> None:
-        """Record it with what was streamed."""
+    def follow(self, answer: Any, copied: Any) -> Any:
+        """Return the response with a stream that is recorded once it is closed, or when the rollout ends."""
+        answer.stream = copied(answer.stream, partial(self.stream, answer))
+        self.recorder.streams.append(answer.stream.kept)
+        return answer
+
+    def stream(self, answer: Any, passed: Streamed) -> None:
+        """Record it with what was streamed; whatever is wrong with that is the span's error, never the agent's."""
         if self.recorder.muted:
             return
-        response, error = _joined(b"".join(chunks))
-        self.record({"response": response, **self._trainable(_tokens(response))}, error=error)
+        try:
+            headers = {"content-encoding": answer.headers.get("content-encoding", "identity")}
+            content = type(answer)(200, headers=headers, content=passed.raw).content
+            error = passed.error
+        except Exception as broken:  # the library's own, for bytes that are not of that encoding
+            content, error = b"", passed.error or f"the stream cannot be decoded: {type(broken).__name__}: {broken}"
+        text = content.decode("utf-8", "replace")
+        if answer.status_code >= 400:
+            error = f"HTTP {answer.status_code}: {text[:500]}"
+            self.record({"response": {"text": text[:2000]}}, error=error)
+            return
+        response, wrong = joined(text, whole=passed.whole)
+        try:
+            tokens = _tokens(response)
+        except (LookupError, AttributeError, TypeError) as broken:
+            tokens, wrong = {}, wrong or f"the stream's tokens cannot be read: {type(broken).__name__}: {broken}"
+        self.record({"response": response, **self._trainable(tokens)}, error=error or wrong)
 
     def _trainable(self, tokens: dict[str, Any]) -> dict[str, Any]:
         """Leave out the tokens of another model."""
@@ -365,74 +391,6 @@ def _tokens(response: dict[str, Any]) -> dict[str, Any]:
     if choice.get("finish_reason"):
         found["finish_reason"] = choice["finish_reason"]
     return found
-
-
-def _joined(chunks: bytes) -> tuple[dict[str, Any], str | None]:
-    """Join the server-sent events of a streamed completion into the body of an unstreamed one, and its error if any."""
-    error = None
-    joined: dict[str, Any] = {}
-    text: list[str] = []
-    ids: list[int] = []
-    logprobs: list[Any] = []
-    finish = None
-    for line in chunks.decode("utf-8", "replace").splitlines():
-        data = line.removeprefix("data:").strip()
-        if not line.startswith("data:") or data in ("", "[DONE]"):
-            continue
-        event = json.loads(data)
-        if event.get("error"):
-            error = f"the stream broke: {event['error']}"
-            continue
-        joined.setdefault("id", event.get("id"))
-        if event.get("prompt_token_ids"):
-            joined["prompt_token_ids"] = event["prompt_token_ids"]
-        for choice in event.get("choices", [])[:1]:
-            text.append((choice.get("delta") or {}).get("content") or "")
-            ids.extend(choice.get("token_ids") or [])
-            logprobs.extend((choice.get("logprobs") or {}).get("content") or [])
-            finish = choice.get("finish_reason") or finish
-    message = {"role": "assistant", "content": "".join(text)}
-    choice = {"index": 0, "message": message, "finish_reason": finish, "token_ids": ids}
-    joined["choices"] = [{**choice, "logprobs": {"content": logprobs}}]
-    return joined, error
-
-
-def _tee(base: Any) -> Any:
-    """Return a stream class that keeps a copy of what passes and hands it over when it closes."""
-
-    class Tee(base):  # type: ignore[misc]
-        def __init__(self, stream: Any, done: Callable[[list[bytes]], None]) -> None:
-            self._stream, self._done = stream, done
-            self._chunks: list[bytes] = []
-
-        def __iter__(self) -> Iterator[bytes]:
-            for chunk in self._stream:
-                self._chunks.append(chunk)
-                yield chunk
-
-        def close(self) -> None:
-            self._stream.close()
-            self._done(self._chunks)
-
-    return Tee
-
-
-def _async_tee(base: Any) -> Any:
-    class AsyncTee(base):  # type: ignore[misc]
-        def __init__(self, stream: Any, done: Callable[[list[bytes]], None]) -> None:
-            self._stream, self._done = stream, done
-            self._chunks: list[bytes] = []
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            async for chunk in self._stream:
-                self._chunks.append(chunk)
-                yield chunk
-
-        async def aclose(self) -> None:
-            await self._stream.aclose()
-            self._done(self._chunks)
-
-    return AsyncTee
 
 
 # --- the tap at LangChain --------------------------------------------------------------------------

@@ -1,0 +1,250 @@
+"""Streamed replies: server-sent events, joined into the completion that an unstreamed call would have returned.
+
+Nothing here raises for what a server sends: what is wrong with a stream is an error in words, for the call's span.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import attrs
+
+LINE_END = re.compile(r"\r\n|\n|\r")
+"""Where a line of an event stream ends; nowhere else, so U+2028 and U+0085 are part of a line."""
+
+
+@attrs.frozen(kw_only=True)
+class Streamed:
+    """What passed of a stream.
+
+    Attributes:
+        raw: The bytes, as the server sent them.
+        whole: Whether the stream was read to its end; False when the agent left it early.
+        error: What ended it, when reading it raised.
+    """
+
+    raw: bytes
+    whole: bool
+    error: str | None = None
+
+
+def events(text: str) -> tuple[list[str], str]:
+    """Split an event stream into the data of its events, as the rules of server-sent events say.
+
+    Returns:
+        The data of each event, and what is left of one that was cut off before its blank line.
+    """
+    found: list[str] = []
+    data: list[str] = []
+    *lines, cut = LINE_END.split(text.removeprefix("\ufeff"))
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name == "data":
+            data.append(value.removeprefix(" "))
+        elif not line and data:
+            found.append("\n".join(data))
+            data = []
+    return found, "\n".join([*data, cut]).strip()
+
+
+def joined(text: str, *, whole: bool = True) -> tuple[dict[str, Any], str | None]:
+    """Join the events of a streamed completion into the body of an unstreamed one.
+
+    Args:
+        text: The stream, decoded.
+        whole: Whether it was read to its end; an event that is cut off is an error only then.
+
+    Returns:
+        The body, from all events that could be read, and the first error, or None.
+    """
+    completion = _Completion()
+    errors: list[str] = []
+    found, rest = events(text)
+    done = False
+    for number, data in enumerate(found, 1):
+        if data.strip() == "[DONE]":
+            done = True
+            continue
+        if not data.strip():
+            continue
+        try:
+            event = json.loads(data)
+            if event.get("error"):
+                errors.append(f"the stream broke: {event['error']}")
+            else:
+                completion.add(event)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            errors.append(
+                f"event {number} of the stream is no part of a completion: {type(error).__name__}: {error}: "
+                f"{data[:200]!r}"
+            )
+    if done or not whole:
+        pass  # what follows the end does not matter; nor does what an agent that left early did not wait for
+    elif rest:
+        errors.append(f"the stream ended inside an event: {rest[:200]!r}")
+    elif not completion.finished:
+        errors.append("the stream ended before the completion did: no finish_reason, no [DONE]")
+    return completion.body(), errors[0] if errors else None
+
+
+class _Completion:
+    """Adds events up, each choice for itself."""
+
+    def __init__(self) -> None:
+        self._top: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+        self._messages: dict[int, dict[str, Any]] = {}
+
+    @property
+    def finished(self) -> bool:
+        """Whether a choice has said why it ended."""
+        return any(choice["finish_reason"] for choice in self._choices.values())
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Add an event."""
+        for key, value in event.items():
+            if key not in ("choices", "object") and value is not None:
+                self._top[key] = value if key == "usage" else self._top.get(key, value)
+        for part in event.get("choices") or ():
+            index = int(part.get("index") or 0)
+            empty: dict[str, Any] = {"index": index, "finish_reason": None, "token_ids": [], "logprobs": []}
+            choice = self._choices.setdefault(index, empty)
+            message = self._messages.setdefault(index, {"role": "assistant"})
+            choice["finish_reason"] = part.get("finish_reason") or choice["finish_reason"]
+            choice["token_ids"] += part.get("token_ids") or ()
+            choice["logprobs"] += (part.get("logprobs") or {}).get("content") or ()
+            if part.get("prompt_token_ids"):
+                choice["prompt_token_ids"] = part["prompt_token_ids"]
+            for key, value in (part.get("delta") or {}).items():
+                if key == "tool_calls":
+                    calls = message.setdefault(key, [])
+                    for call in value or ():
+                        _add_call(calls, call)
+                else:
+                    _add(message, key, value)
+
+    def body(self) -> dict[str, Any]:
+        """Return the unstreamed body."""
+        choices = []
+        for index in sorted(self._choices) or [0]:
+            choice = self._choices.get(index, {"index": 0, "finish_reason": None, "token_ids": [], "logprobs": []})
+            message = self._messages.get(index, {"role": "assistant"})
+            calls = [{k: v for k, v in call.items() if k != "index"} for call in message.get("tool_calls", ())]
+            content = message.get("content", None if calls else "")
+            more = {"tool_calls": calls} if calls else {}
+            choices.append(
+                {
+                    **choice,
+                    "logprobs": {"content": choice["logprobs"]},
+                    "message": {**message, "content": content, **more},
+                }
+            )
+        return {**self._top, "choices": choices}
+
+
+def _add(into: dict[str, Any], key: str, value: Any) -> None:
+    """Add a field of a delta: text grows, tables too, anything else and the role are set."""
+    old = into.get(key)
+    if isinstance(value, dict):
+        table = into.setdefault(key, {}) if old is None else old
+        for name, part in value.items():
+            _add(table, name, part)
+    elif isinstance(value, str) and isinstance(old, str) and key not in ("role", "id", "type"):
+        into[key] = old + value
+    elif value is not None:
+        into[key] = value
+
+
+def _add_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
+    """Add a part of a tool call to the call of its index; without one, an id begins a call, and else it is the last."""
+    index = part.get("index")
+    same = [c for c in calls if c.get("index") == index] if index is not None else calls[-1:]
+    if not same or (index is None and part.get("id") not in (None, same[-1].get("id"))):
+        calls.append({})
+        same = calls[-1:]
+    for key, value in part.items():
+        _add(same[-1], key, value)
+
+
+Done = Callable[[Streamed], None]
+"""Called once, when a stream is closed."""
+
+
+class _Kept:
+    """Keeps what passes through a stream, and hands it over once."""
+
+    def __init__(self, done: Done) -> None:
+        self.chunks: list[bytes] = []
+        self.whole = False
+        self.error: str | None = None
+        self._done: Done | None = done
+
+    def failed(self, error: BaseException) -> None:
+        """Note what reading raised; that the reader left is no error."""
+        if not isinstance(error, GeneratorExit):
+            self.error = f"the stream broke: {type(error).__name__}: {error}"
+
+    def close(self) -> None:
+        """Hand over what passed."""
+        done, self._done = self._done, None
+        if done is not None:
+            done(Streamed(raw=b"".join(self.chunks), whole=self.whole, error=self.error))
+            self.chunks.clear()
+
+
+def tee(base: Any) -> Any:
+    """Return a subclass of a client library's stream class that keeps a copy of what passes.
+
+    It hands the copy over when it is closed, or by `kept.close()` where the agent never closes it.
+    """
+
+    class Tee(base):  # type: ignore[misc]
+        def __init__(self, stream: Any, done: Done) -> None:
+            self._stream, self.kept = stream, _Kept(done)
+
+        def __iter__(self) -> Iterator[bytes]:
+            try:
+                for chunk in self._stream:
+                    self.kept.chunks.append(chunk)
+                    yield chunk
+                self.kept.whole = True
+            except BaseException as error:
+                self.kept.failed(error)
+                raise
+
+        def close(self) -> None:
+            try:
+                self._stream.close()
+            finally:
+                self.kept.close()
+
+    return Tee
+
+
+def async_tee(base: Any) -> Any:
+    """Return the same as `tee`, for an asynchronous stream class."""
+
+    class AsyncTee(base):  # type: ignore[misc]
+        def __init__(self, stream: Any, done: Done) -> None:
+            self._stream, self.kept = stream, _Kept(done)
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            try:
+                async for chunk in self._stream:
+                    self.kept.chunks.append(chunk)
+                    yield chunk
+                self.kept.whole = True
+            except BaseException as error:
+                self.kept.failed(error)
+                raise
+
+        async def aclose(self) -> None:
+            try:
+                await self._stream.aclose()
+            finally:
+                self.kept.close()
+
+    return AsyncTee
