@@ -281,6 +281,28 @@ def test_what_a_resumed_run_validates_first_is_not_its_start(
     assert json.loads((run / "summary.json").read_text())["validation_before"] == start
 
 
+def test_a_run_whose_report_cannot_be_built_ends_well_and_says_so(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path
+) -> None:
+    run = tmp_path / "runs" / "toy"
+    ends = []
+
+    class Occupy:
+        @hookimpl
+        def on_step_end(self, event: Any) -> None:
+            (run / "report.html").mkdir(exist_ok=True)
+
+        @hookimpl
+        def on_run_end(self, event: Any) -> None:
+            ends.append(event.report_error)
+
+    plan = toy_plan("algorithm.steps=1", "algorithm.report=false", "run.validation_tasks=1")
+    plan.registry.add_observer(Occupy(), "occupy")
+    assert train(plan)["complete"] is True
+    assert len(ends) == 1
+    assert "report.html" in ends[0]
+
+
 def test_runs_are_refused_before_anything_is_made(toy_plan: MakePlan, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'run\.report: there is no split "tst"'):
         train(toy_plan("run.report=tst"))

@@ -41,10 +41,17 @@ class StepEnd:
 
 @attrs.frozen(kw_only=True)
 class RunEnd:
-    """A run ended as it should; `summary` is the content of `summary.json`."""
+    """A run ended as it should.
+
+    Attributes:
+        directory: The run directory.
+        summary: The content of `summary.json`.
+        report_error: Why `report.html` could not be built; empty when it was.
+    """
 
     directory: Path
     summary: Mapping[str, Any]
+    report_error: str = ""
 
 
 @attrs.frozen(kw_only=True)

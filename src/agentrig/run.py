@@ -113,16 +113,26 @@ def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
         wall_s = time.perf_counter() - start + sum(line["step_s"] for line in earlier)
         if session.lines:
             run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
-        try:
-            build_report([run.path])
-        except Exception:  # must not hide what ended the run, nor lose a run that ended well
-            log.exception("the report could not be built; see: agentrig report %s", run.path)
+        report_error = try_report(run.path)
     summary: dict[str, Any] = run.read_json("summary.json")
     if session.stopping:
         plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=KeyboardInterrupt()))
         raise KeyboardInterrupt(f"ended early; go on with: agentrig train --resume {run.path}")
-    plan.registry.notify("on_run_end", event=RunEnd(directory=run.path, summary=summary))
+    plan.registry.notify("on_run_end", event=RunEnd(directory=run.path, summary=summary, report_error=report_error))
     return summary
+
+
+def try_report(directory: Path) -> str:
+    """Build a run's report; return why it could not be built, or an empty string.
+
+    A failure here must not hide what ended the run, nor lose a run that ended well.
+    """
+    try:
+        build_report([directory])
+    except Exception as error:
+        log.exception("the report could not be built; the run's figures are safe in %s", directory)
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def resume_plan(directory: Path, *, overrides: Sequence[str] = ()) -> Plan:

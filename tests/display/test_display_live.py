@@ -201,3 +201,12 @@ def test_the_last_line_has_the_mean_reward_where_accuracy_does_not_tell(tmp_path
     same = {"accuracy": {"before": 0.5, "after": 0.75, "n": 4}, "reward": {"before": 0.5, "after": 0.75}, "steps": 2}
     assert "reward" not in final_line(same, tmp_path)
     assert "reward" not in final_line({"accuracy": {"before": 0.5}, "steps": 2}, tmp_path)
+
+
+def test_the_last_line_says_why_there_is_no_report(tmp_path: Path):
+    shown, buffer = display()
+    summary = {"accuracy": {"before": 0.5, "after": 0.6, "n": 4}, "steps": 2}
+    shown.on_run_end(event=RunEnd(directory=tmp_path, summary=summary, report_error="OSError: no space left"))
+    (line,) = buffer.getvalue().splitlines()
+    assert "report.html" not in line
+    assert line.endswith(f"no report (OSError: no space left); try: agentrig report {tmp_path}")

@@ -24,6 +24,13 @@ def test_wilson_agrees_with_published_values():
         assert figures.wilson(right, n) == pytest.approx(expected, abs=5e-5)
 
 
+def test_wilson_holds_the_share_itself_at_both_ends():
+    for n in range(1, 3000):
+        for right in (0, n):
+            low, high = figures.wilson(right, n)
+            assert 0.0 <= low <= right / n <= high <= 1.0
+
+
 def test_wilson_of_nothing_is_everything():
     assert figures.wilson(0, 0) == (0.0, 1.0)
 

@@ -268,3 +268,18 @@ def test_compare_gives_plain_json_and_a_table_that_fits(tmp_path: Path, finished
     assert max(map(len, text.splitlines())) <= 80
     assert re.search(r"^Response tokens +\d+\.\d → \d+\.\d", text, re.MULTILINE)
     assert re.search(r"^Status +finished +unfinished$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("share", "n"), [(0.0, 7), (1.0, 10), (0.0, 24), (1.0, 25)])
+def test_a_run_at_either_end_of_the_scale_has_its_page(tmp_path: Path, share: float, n: int):
+    directory = write_run(tmp_path / "end", steps=2, held_out=n)
+    for name in ("progress.json", "summary.json"):
+        stated = json.loads((directory / name).read_text())
+        for when in ("before", "after"):
+            if name == "progress.json":
+                stated[when]["accuracy"] = share
+            else:
+                stated["accuracy"][when] = share
+        (directory / name).write_text(json.dumps(stated))
+    assert f"{100 * share:.1f}" in Page(build_report([directory])).text
+    assert (directory / "plots" / "accuracy.png").is_file()

@@ -122,7 +122,7 @@ class LiveDisplay:
     def on_run_end(self, event: RunEnd) -> None:
         """Close the panel and state the outcome."""
         self.close()
-        self._say(final_line(event.summary, event.directory))
+        self._say(final_line(event.summary, event.directory, report_error=event.report_error))
 
     @hookimpl
     def on_run_error(self, event: RunError) -> None:
@@ -224,8 +224,14 @@ class LiveDisplay:
         return (self._steps - done) * sum(self._step_times) / len(self._step_times)
 
 
-def final_line(summary: Mapping[str, Any], directory: Path) -> str:
-    """Return a finished run in one line: accuracy before → after, steps, time, failures, the report's path."""
+def final_line(summary: Mapping[str, Any], directory: Path, *, report_error: str = "") -> str:
+    """Return a finished run in one line: accuracy before → after, steps, time, failures, and the report's path.
+
+    Args:
+        summary: The content of `summary.json`.
+        directory: The run directory.
+        report_error: Why there is no report; the line then says so instead of naming the page.
+    """
     accuracy = summary.get("accuracy") or {}
     before, after = accuracy.get("before"), accuracy.get("after")
     gain = (
@@ -237,7 +243,9 @@ def final_line(summary: Mapping[str, Any], directory: Path) -> str:
         _rewards(summary.get("reward") or {}, accuracy),
         f"{summary.get('steps', '?')} steps in {_clock(summary.get('wall_s') or 0.0)}",
         f"failed {failed}" if failed else "",
-        f"report {directory / 'report.html'}",
+        f"no report ({report_error}); try: agentrig report {directory}"
+        if report_error
+        else f"report {directory / 'report.html'}",
     ]
     return " · ".join(p for p in parts if p)
 

@@ -52,7 +52,7 @@ def accuracy(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
             axes.errorbar(
                 x,
                 100 * value,
-                yerr=[[100 * (value - low)], [100 * (high - value)]],
+                yerr=[[100 * max(0.0, value - low)], [100 * max(0.0, high - value)]],
                 fmt="D",
                 ms=5.5,
                 capsize=3,
