@@ -222,8 +222,12 @@ def test_a_model_of_unknown_shape_is_not_judged(tmp_path):
 
 @pytest.fixture
 def ray_head(tmp_path):
-    """A process that is called gcs_server and has an environment of its own; it takes a head's place."""
+    """A process that is called gcs_server and has an environment of its own; it takes a head's place.
+
+    The folder `proc` shows these processes only: a cluster that really runs on this host is no matter.
+    """
     started = []
+    (tmp_path / "proc").mkdir()
 
     def start(**environ):
         program = tmp_path / "gcs_server"
@@ -231,7 +235,8 @@ def ray_head(tmp_path):
         process = subprocess.Popen([str(program), "60"], env=environ)
         started.append(process)
         deadline = time.monotonic() + 10
-        while not any(p.pid == process.pid for p in cluster.ray_processes()):
+        (tmp_path / "proc" / str(process.pid)).symlink_to(f"/proc/{process.pid}")
+        while not cluster.ray_processes(tmp_path / "proc"):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         return process.pid
@@ -242,40 +247,51 @@ def ray_head(tmp_path):
         process.wait()
 
 
-def test_a_stale_cluster_that_lacks_keys_is_found(ray_head):
+def test_a_stale_cluster_that_lacks_keys_is_found(ray_head, tmp_path):
     pid = ray_head(HF_TOKEN="t")
+    proc = tmp_path / "proc"
     environ = {"WANDB_API_KEY": "k", "HF_TOKEN": "t", "RAY_ADDRESS": "127.0.0.1:6379"}
-    found = only(cluster.check_ray_cluster(situation(environ=environ)), "warning")
+    found = only(cluster.check_ray_cluster(situation(environ=environ), proc), "warning")
     assert f"gcs_server {pid}" in found.evidence
     assert "started without WANDB_API_KEY:" in found.evidence
     assert "ray stop" in found.cure
 
 
-def test_a_stale_cluster_is_a_problem_for_an_algorithm_that_uses_ray(ray_head, monkeypatch):
+def test_a_stale_cluster_is_a_problem_for_an_algorithm_that_uses_ray(ray_head, tmp_path, monkeypatch):
     ray_head()
+    proc = tmp_path / "proc"
     monkeypatch.setattr(cluster, "uses_ray", lambda situation: True)
     joined = {"RAY_ADDRESS": "127.0.0.1:6379"}
-    only(cluster.check_ray_cluster(situation(environ={**joined, "HF_TOKEN": "t"})), "problem")
-    assert "would join it" in only(cluster.check_ray_cluster(situation(environ=joined)), "warning").evidence
+    only(cluster.check_ray_cluster(situation(environ={**joined, "HF_TOKEN": "t"}), proc), "problem")
+    assert "would join it" in only(cluster.check_ray_cluster(situation(environ=joined), proc), "warning").evidence
 
 
 def test_the_clusters_of_other_runs_are_no_matter(ray_head, tmp_path):
     pid = ray_head()
+    proc = tmp_path / "proc"
     environ = {"RAY_TMPDIR": str(tmp_path), "HF_TOKEN": "t"}
-    found = only(cluster.check_ray_cluster(situation(environ=environ)), "ok")
+    found = only(cluster.check_ray_cluster(situation(environ=environ), proc), "ok")
     assert f"gcs_server {pid}" in found.evidence
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
-    only(cluster.check_ray_cluster(situation(environ=environ)), "warning")
+    only(cluster.check_ray_cluster(situation(environ=environ), proc), "warning")
 
 
 def test_the_address_of_a_dead_cluster_is_found(tmp_path):
-    if cluster.ray_processes():
-        pytest.skip("a Ray cluster is running on this host")
+    (tmp_path / "proc").mkdir()
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
-    found = only(cluster.check_ray_cluster(situation(environ={"RAY_TMPDIR": str(tmp_path)})), "warning")
+    found = only(
+        cluster.check_ray_cluster(situation(environ={"RAY_TMPDIR": str(tmp_path)}), tmp_path / "proc"), "warning"
+    )
     assert "10.0.0.1:6379" in found.evidence
+
+
+def test_a_system_without_proc_says_that_it_cannot_see_clusters(tmp_path, monkeypatch):
+    """As macOS is."""
+    assert list(cluster.check_ray_cluster(situation(), tmp_path / "no-proc")) == []
+    monkeypatch.setattr(cluster, "uses_ray", lambda situation: True)
+    assert "ray status" in only(cluster.check_ray_cluster(situation(), tmp_path / "no-proc"), "skipped").evidence
 
 
 def test_ray_sockets_need_a_short_path(monkeypatch):

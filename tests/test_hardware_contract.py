@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import attrs
 import pytest
@@ -140,6 +141,20 @@ def test_the_cpu_sets_threads_and_checks_its_keys():
     assert cpu_spec().build(CpuConfig(threads=2)).threads == 2
     with pytest.raises(ConfigError, match='Did you mean "threads"'):
         structure(CpuConfig, {"thread": 2}, owner="cpu", section="hardware")
+
+
+def test_a_system_that_pins_no_processes_counts_all_cores(monkeypatch):
+    """As macOS, whose `os` has no `sched_getaffinity`."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert Cpu().threads == os.cpu_count()
+    assert Cpu().probe().evidence == (f"{os.cpu_count()} usable cores",)
+
+
+def test_only_one_place_asks_for_what_macos_lacks():
+    root = Path(__file__).resolve().parents[1]
+    sources = [p for folder in ("src", "plugins", "examples") for p in (root / folder).rglob("*.py")]
+    asking = [p.name for p in sources if "sched_getaffinity" in p.read_text("utf-8")]
+    assert asking == ["cpu.py"]
 
 
 def test_importing_hardware_imports_no_torch():

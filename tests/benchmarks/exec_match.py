@@ -27,6 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from agentrig.hardware import usable_cores
+
 Pair = tuple[str, str, str]
 Judge = Callable[[str, str, str], int]
 ROOT = Path(__file__).resolve().parents[2]
@@ -268,7 +270,7 @@ def main() -> None:
         "warm_times_fewer": best["official"][0] / best["warm"][0],
         "by_processes": {str(n): fastest(processes, n) for n in (1, 2)},
         "by_threads": {str(n): fastest(threads, n) for n in (1, 2, 4, 8)},
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": usable_cores(),
         "sqlite": sqlite3.sqlite_version,
         "python": sys.version.split()[0],
     }

@@ -39,7 +39,11 @@ class RayProcess:
     environ: Mapping[str, str] | None
 
 
-def ray_processes(proc: Path = Path("/proc")) -> list[RayProcess]:
+PROC = Path("/proc")
+"""Where Linux shows its processes; other systems have no such folder."""
+
+
+def ray_processes(proc: Path = PROC) -> list[RayProcess]:
     """Return the Ray processes of this host, read from /proc without importing ray."""
     found = []
     for entry in proc.iterdir():
@@ -77,10 +81,15 @@ def address_file(environ: Mapping[str, str]) -> Path:
     return Path(root) / "ray" / "ray_current_cluster"
 
 
-def check_ray_cluster(situation: Situation) -> Iterator[Finding]:
+def check_ray_cluster(situation: Situation, proc: Path = PROC) -> Iterator[Finding]:
     """Is a Ray cluster already running that a run would join, and do its workers have what they need?"""
     used = uses_ray(situation)
-    running = ray_processes()
+    if not proc.is_dir():
+        if used:
+            evidence = f"this system has no {proc}: whether a cluster runs here can't be seen; `ray status` tells"
+            yield Finding(check="ray", result="skipped", evidence=evidence)
+        return
+    running = ray_processes(proc)
     noted = address_file(situation.environ)
     if not running:
         if noted.exists():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from agentrig.doctor.devices import workload
 from agentrig.doctor.findings import Finding, Situation
 from agentrig.errors import AgentrigError
+from agentrig.hardware import usable_cores
 from agentrig.hardware.memory import in_words
 from agentrig.tasks import fingerprint
 
@@ -120,7 +120,7 @@ def check_cores(situation: Situation) -> Iterator[Finding]:
     """Do the runners have a core each?"""
     if situation.plan is None:
         return
-    runners, cores = situation.plan.runners.n, len(os.sched_getaffinity(0))
+    runners, cores = situation.plan.runners.n, usable_cores()
     crowded = runners > 4 * cores
     yield Finding(
         check="runners",

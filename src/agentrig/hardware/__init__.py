@@ -2,7 +2,7 @@
 
 from agentrig.hardware.choice import select
 from agentrig.hardware.contract import Context, Device, Hardware, HardwareError, Probe, Symptom
-from agentrig.hardware.cpu import Cpu, CpuConfig, cpu_spec, host_memory
+from agentrig.hardware.cpu import Cpu, CpuConfig, cpu_spec, host_memory, usable_cores
 from agentrig.hardware.tools import ToolAnswer, run_tool
 from agentrig.hardware.versions import Override, Stack, apply_overrides, installed
 from agentrig.hardware.workers import ray_environment
@@ -26,4 +26,5 @@ __all__ = [
     "ray_environment",
     "run_tool",
     "select",
+    "usable_cores",
 ]

@@ -23,6 +23,13 @@ class CpuConfig:
     threads: int = setting(0, help="torch threads of the algorithm; 0 for one per usable core", ge=0)
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may use; on systems that don't pin processes (macOS), all of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def host_memory() -> int:
     """Return the bytes of memory that this process may use: the machine's, or its control group's if less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -46,11 +53,11 @@ class Cpu(Hardware):
     @property
     def threads(self) -> int:
         """How many threads torch should use."""
-        return self.config.threads or len(os.sched_getaffinity(0))
+        return self.config.threads or usable_cores()
 
     def probe(self) -> Probe:
         """Find the processor; it is always there."""
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         device = Device(name=platform.machine(), memory=host_memory())
         return Probe(available=True, devices=(device,), evidence=(f"{cores} usable cores",))
 
