@@ -38,10 +38,21 @@ def test_a_score_cannot_contradict_itself(fields: dict[str, Any], said: str) -> 
         Score(**fields)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_value_is_a_finite_number(value: float) -> None:
-    with pytest.raises(ValueError, match="finite"):
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e308, -1e308, 1.1e9, 10**400])
+def test_a_value_is_a_number_that_training_can_sum_and_square(value: float) -> None:
+    with pytest.raises((ValueError, OverflowError)):
         Score.ok(value)
+    with pytest.raises(
+        ValueError, match=r"must lie between -1e\+09 and 1e\+09, so that sums .* stay finite .*: scale it"
+    ):
+        Score(status="ok", value=value)
+    assert Score.ok(-1e9).value == -1e9
+
+
+def test_components_and_details_are_mappings() -> None:
+    for fields in ({"details": "why"}, {"components": [1.0]}, {"details": None}):
+        with pytest.raises(TypeError, match="must be a mapping"):
+            Score(status="ok", value=1.0, **fields)  # type: ignore[arg-type]
 
 
 def test_scores_come_in_the_order_of_the_outcomes() -> None:

@@ -371,3 +371,28 @@ def test_a_second_interrupt_ends_at_once_whatever_the_agents_do(
         process.stderr.close()
     error = json.loads((tmp_path / "runs" / "toy" / "error.json").read_text())
     assert error["error"] == "KeyboardInterrupt"
+
+
+def test_half_characters_and_odd_details_do_not_end_a_run(toy_plan: MakePlan, tmp_path: Path) -> None:
+    """A lone surrogate, which UTF-8 cannot hold, in answers, messages, spans and a score's details."""
+    import pandas as pd
+
+    plan = toy_plan(
+        'tasks.do=["surrogate", "", "", ""]', "reward.odd=true", "algorithm.steps=2", "run.failure_limit=1.0"
+    )
+    summary = train(plan)
+    assert summary["steps"] == 2
+    assert summary["failures"] == {}
+    files = sorted((tmp_path / "runs" / "toy" / "rollouts").glob("train-*.parquet"))
+    rows = pd.concat([pd.read_parquet(f) for f in files])
+    answers = [json.loads(a) for a in rows["answer"]]
+    assert {"half \ufffd": ["\ufffd", "whole \U0001f600", "é\u2028"]} in answers
+    details = {str(json.loads(d)) for d in rows["details"]}
+    assert "{'half': '\ufffd'}" in details
+    assert any("('a', 1)" in d for d in details)  # what is no JSON is described
+    assert "half" in (tmp_path / "runs" / "toy" / "report.html").read_text("utf-8")
+
+
+def test_an_extreme_reward_is_the_rewards_failure(toy_plan: MakePlan) -> None:
+    with pytest.raises(RunStopped, match=r"6 of 12 train rollouts failed(.|\n)*1e\+308; it must lie between"):
+        train(toy_plan("reward.right=1e308", "algorithm.report=false", "run.failure_limit=0.0"))

@@ -138,6 +138,35 @@ def test_failures_are_typed(model: ModelServer, start: Start) -> None:
     assert pool.replaced == 0
 
 
+def test_answers_that_cannot_leave_their_process_fail_at_once(model: ModelServer, start: Start) -> None:
+    pool = start(deadline_s=120.0, threads=2)
+    odd = ["unwritable", "nested", "ring", "huge", "unsendable", "speechless", "long-kind", "surrogate", ""]
+    before = time.monotonic()
+    submit(pool, jobs(model, *odd))
+    found = {odd[int(r.id[4:])]: r.outcome for r in drain(pool, len(odd), timeout_s=60)}
+    assert time.monotonic() - before < 60  # no rollout waited for its deadline, and both threads live on
+    assert {do: outcome.failure for do, outcome in found.items()} == {
+        "unwritable": "bad-answer",
+        "nested": "bad-answer",
+        "ring": "bad-answer",
+        "huge": "bad-answer",
+        "unsendable": "agent-error",
+        "speechless": "agent-error",
+        "long-kind": "agent-error",
+        "surrogate": None,
+        "": None,
+    }
+    assert "answered with Unwritable: OSError: the rows are gone" in found["unwritable"].message
+    assert "RecursionError" in found["nested"].message
+    assert "it has 11000002 characters of JSON, 10000000 are allowed" in found["huge"].message
+    assert "what the rollout recorded cannot leave its process" in found["unsendable"].message
+    assert "Speechless: (its message raised RuntimeError)" in found["speechless"].message
+    assert "the plan is missing (its kind 'a very long text" in found["long-kind"].message
+    assert "no short name" in found["long-kind"].message
+    assert found["surrogate"].answer == {"half \ufffd": ["\ufffd", "whole \U0001f600", "é\u2028"]}
+    assert pool.replaced == 0
+
+
 def test_a_stuck_rollout_ends_at_its_deadline_and_its_neighbours_go_on(model: ModelServer, start: Start) -> None:
     pool = start(deadline_s=3.0, retries=0)
     pool.poll(0.1)
@@ -297,7 +326,7 @@ def test_answers_are_json_values_as_they_are() -> None:
     assert run(lambda i, e: {"text": "x" * 50_000}).outcome.answer == {"text": "x" * 50_000}
     outcome = run(lambda i, e: {"rows": {3}}).outcome
     assert outcome.failure == "bad-answer"
-    assert "answered with dict: Object of type set is not JSON serializable" in outcome.message
+    assert "answered with dict: TypeError: Object of type set is not JSON serializable" in outcome.message
 
 
 def test_an_error_is_told_with_its_place_in_the_agent() -> None:

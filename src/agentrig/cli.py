@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -93,6 +94,8 @@ def main(verbose: bool) -> None:
     agentrig train mini --reward my-reward algorithm.lr=1e-4
     agentrig plugins                  what can be swapped, and what for
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a model said is shown on a terminal of any encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )
@@ -271,6 +274,7 @@ def eval_(
     agentrig eval spider --endpoint http://127.0.0.1:8000/v1 --save predictions.jsonl --json
     """
     from agentrig.evaluate import eval_tasks, evaluate, prediction
+    from agentrig.text import json_text
 
     plan = make_plan(words, options)
     server = measured_server(endpoint, model, checkpoint)
@@ -282,7 +286,7 @@ def eval_(
 
         def each(rollout: Any) -> None:
             if file is not None:
-                file.write(json.dumps(prediction(rollout), ensure_ascii=False, default=str) + "\n")
+                file.write(json_text(prediction(rollout)) + "\n")
 
         found = evaluate(
             plan,

@@ -34,7 +34,8 @@ class AgentFailure(AgentrigError):
 
     Args:
         message: What went wrong, for the report.
-        kind: The failure's kind; it is counted under this name.
+        kind: The failure's kind; it is counted under this name: letters, digits, `-`, `_` and `.`, at most 40 of
+            them. Anything else is counted as `agent-error`, and the message says so.
     """
 
     def __init__(self, message: str, *, kind: str = "agent-error") -> None:

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from agentrig.streams import Streamed, async_tee, joined, tee
+from agentrig.text import cut, json_text, words_of
 from agentrig.traces import LLM_CALL, NODE, SERVER, Span, Trace
 
 _active: ContextVar[Recorder | None] = ContextVar("agentrig_recorder", default=None)
@@ -176,7 +177,7 @@ def span(name: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        recorder.close(span_id, error=f"{type(error).__name__}: {error}")
+        recorder.close(span_id, error=words_of(error))
         raise
     recorder.close(span_id)
 
@@ -236,7 +237,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
             return None
         try:
             body = json.loads(request.content)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         server = _server(request.url)
         foreign = f"{server[0]}:{server[1]}" if recorder.server not in (None, server) else None
@@ -259,7 +260,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
             try:
                 response = await send(self, request, **options)
             except BaseException as error:
-                call.record({}, error=f"{type(error).__name__}: {error}")
+                call.record({}, error=words_of(error))
                 raise
             if options.get("stream") and call.request.get("stream"):
                 return call.follow(response, copied)
@@ -278,7 +279,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
         try:
             response = send(self, request, **options)
         except BaseException as error:
-            call.record({}, error=f"{type(error).__name__}: {error}")
+            call.record({}, error=words_of(error))
             raise
         if options.get("stream") and call.request.get("stream"):
             return call.follow(response, copied)
@@ -335,7 +336,13 @@ class _Call:
         try:
             response = json.loads(content)
             tokens = _tokens(response)
-        except (ValueError, LookupError, AttributeError, TypeError):  # no JSON, or no completion: the agent's to judge
+        except (
+            ValueError,
+            LookupError,
+            AttributeError,
+            TypeError,
+            RecursionError,
+        ):  # no JSON, or no completion: the agent's to judge
             response, tokens = {"text": content[:2000].decode("utf-8", "replace")}, {}
         if self.recorder.token_ids and not self.own and tokens.get("response_token_ids"):
             answer._content = json.dumps(response).encode()
@@ -425,7 +432,7 @@ def _install_langchain() -> None:
             self._recorder.close(run_id.hex, output=plain(outputs))
 
         def on_chain_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
-            self._recorder.close(run_id.hex, error=f"{type(error).__name__}: {error}")
+            self._recorder.close(run_id.hex, error=words_of(error))
 
         def on_tool_start(self, serialized: Any, input_str: str, *, run_id: Any, **more: Any) -> None:
             name = more.get("name") or (serialized or {}).get("name") or "tool"
@@ -437,7 +444,7 @@ def _install_langchain() -> None:
             self._recorder.close(run_id.hex, output=plain(output))
 
         def on_tool_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
-            self._recorder.close(run_id.hex, error=f"{type(error).__name__}: {error}")
+            self._recorder.close(run_id.hex, error=words_of(error))
 
     variable: ContextVar[Any] = ContextVar("agentrig_langchain_handler", default=None)
     register_configure_hook(variable, inheritable=True)
@@ -447,10 +454,5 @@ def _install_langchain() -> None:
 
 def plain(value: Any) -> Any:
     """Return JSON values for anything a node may pass on; what is too long is cut, and says so."""
-    try:
-        text = json.dumps(value, default=str, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):  # keys that are no text, rings
-        text = json.dumps(repr(value), ensure_ascii=False)
-    if len(text) > OUTPUT_LIMIT:
-        return f"{text[:OUTPUT_LIMIT]} … (cut from {len(text)} characters)"
-    return json.loads(text)
+    text = json_text(value)
+    return cut(text, OUTPUT_LIMIT) if len(text) > OUTPUT_LIMIT else json.loads(text)

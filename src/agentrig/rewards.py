@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import time
@@ -14,6 +13,10 @@ import attrs
 from agentrig.agents import Outcome
 from agentrig.errors import place_of
 from agentrig.tasks import Task
+from agentrig.text import words_of
+
+VALUE_LIMIT = 1e9
+"""Greatest size of a score's value: its square, summed over a step, stays finite in 32-bit floats."""
 
 
 @attrs.frozen(kw_only=True)
@@ -24,7 +27,7 @@ class Score:
         status: `ok`: judged. `timeout`: the policy's answer ran past its budget; its fault, so it
             trains with `value` (usually 0.0). `invalid`: the environment or the reward failed, not
             the policy; the rollout leaves the group's baseline and is counted as a failure.
-        value: The number to learn from; None if and only if the status is `invalid`.
+        value: The number to learn from, at most `VALUE_LIMIT` in size; None if and only if the status is `invalid`.
         components: Named parts of the value, for the report and audits; not learned from.
         details: Anything else that explains the verdict (a reason, an error); JSON values.
     """
@@ -37,10 +40,18 @@ class Score:
     def __attrs_post_init__(self) -> None:
         if self.status not in ("ok", "invalid", "timeout"):
             raise ValueError(f"status is {self.status!r}; use 'ok', 'invalid' or 'timeout'")
+        for name in ("components", "details"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise TypeError(
+                    f"a score's {name} are {getattr(self, name)!r}; they must be a mapping of names to values"
+                )
         if (self.value is None) != (self.status == "invalid"):
             raise ValueError(f"a score with status {self.status!r} has value {self.value!r}; only 'invalid' has none")
-        if self.value is not None and not math.isfinite(self.value):
-            raise ValueError(f"a score's value is {self.value!r}; it must be finite: it is learned from")
+        if self.value is not None and not abs(self.value) <= VALUE_LIMIT:
+            raise ValueError(
+                f"a score's value is {self.value!r}; it must lie between -{VALUE_LIMIT:g} and {VALUE_LIMIT:g}, so that "
+                "sums and squares of it stay finite in training: scale it"
+            )
 
     @classmethod
     def ok(cls, value: float, **components: float) -> Score:
@@ -159,4 +170,4 @@ class Scorer:
 
 
 def _raised(error: BaseException) -> Score:
-    return Score.invalid(f"the reward raised {type(error).__name__}: {error}{place_of(error)}")
+    return Score.invalid(f"the reward raised {words_of(error)}{place_of(error)}")

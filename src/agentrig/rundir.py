@@ -22,6 +22,7 @@ from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware
 from agentrig.rewards import Score
 from agentrig.tasks import Task, fingerprint
+from agentrig.text import json_text, storable
 from agentrig.traces import Span
 
 KEPT_CHECKPOINTS = 2
@@ -66,7 +67,7 @@ class RunDirectory:
         """Write a file whole or not at all."""
         target = self.path / name
         part = target.with_name(f".{target.name}.part")
-        part.write_text(text, "utf-8")
+        part.write_text(storable(text), "utf-8")
         os.replace(part, target)
 
     def write_json(self, name: str, value: Any) -> None:
@@ -231,10 +232,6 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, default=str, ensure_ascii=False)
-
-
 def _span(s: Span) -> dict[str, Any]:
     # not attrs.asdict: it would copy every token id one by one
     return {
@@ -248,6 +245,15 @@ def _span(s: Span) -> dict[str, Any]:
     }
 
 
+def _verdict(score: Score) -> dict[str, Any]:
+    return {
+        "status": score.status,
+        "value": score.value,
+        "components": dict(score.components),
+        "details": dict(score.details),
+    }
+
+
 def row_of(r: Rollout, audit: Score | None = None) -> dict[str, Any]:
     """Return a rollout as a row of the Parquet files; its task's private part stays out."""
     score = r.score
@@ -258,14 +264,14 @@ def row_of(r: Rollout, audit: Score | None = None) -> dict[str, Any]:
         "mode": r.mode,
         "step": r.step,
         "failure": r.failure,
-        "message": r.outcome.message or None,
+        "message": storable(r.outcome.message) or None,
         "status": score.status if score else None,
         "value": score.value if score else None,
-        "components": _json(dict(score.components) if score else {}),
-        "details": _json(dict(score.details) if score else {}),
-        "audit": _json(attrs.asdict(audit)) if audit else None,
-        "input": _json(dict(r.task.input)),
-        "answer": _json(r.outcome.answer),
+        "components": json_text(dict(score.components) if score else {}),
+        "details": json_text(dict(score.details) if score else {}),
+        "audit": json_text(_verdict(audit)) if audit else None,
+        "input": json_text(dict(r.task.input)),
+        "answer": json_text(r.outcome.answer),
         "start": r.start,
         "duration_s": r.duration_s,
         "reward_s": r.reward_s,
@@ -273,7 +279,7 @@ def row_of(r: Rollout, audit: Score | None = None) -> dict[str, Any]:
         "triplets": len(r.triplets),
         "prompt_tokens": sum(len(t.prompt_ids) for t in r.triplets),
         "response_tokens": sum(len(t.response_ids) for t in r.triplets),
-        "spans": _json([_span(s) for s in r.trace.spans]),
+        "spans": json_text([_span(s) for s in r.trace.spans]),
     }
 
 

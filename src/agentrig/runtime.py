@@ -18,7 +18,7 @@ from agentrig.adapters import Adapter
 from agentrig.agents import Endpoint
 from agentrig.errors import AgentrigError
 from agentrig.lightning_import import import_lightning
-from agentrig.recording import current
+from agentrig.recording import current, plain
 from agentrig.traces import LLM_CALL, Span, Trace
 from agentrig.workers import Job, Pool, Result
 
@@ -306,7 +306,7 @@ class RecorderTracer(Tracer):
         now = timestamp or time.time()
         recorder = current()
         if recorder is not None:
-            recorder.add(name, now, dict(attributes or {}))
+            recorder.add(name, now, {str(k): plain(v) for k, v in dict(attributes or {}).items()})
         return SpanCoreFields(
             name=name,
             attributes=dict(attributes or {}),

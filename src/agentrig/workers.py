@@ -11,7 +11,9 @@ import json
 import logging
 import multiprocessing
 import os
+import pickle
 import queue
+import re
 import signal
 import threading
 import time
@@ -24,12 +26,19 @@ import attrs
 from agentrig.agents import Agent, Endpoint, Outcome, without_proxy
 from agentrig.errors import AgentFailure, AgentrigError, place_of
 from agentrig.pools import BasePool, Worker
+from agentrig.text import cut, storable, words_of
 from agentrig.traces import Trace
 
 log = logging.getLogger(__name__)
 
 CLIENTS = ("openai", "anthropic", "httpx", "httpx2", "httpcore", "httpcore2")
 """Packages whose exceptions mean that a call to the model failed."""
+
+KIND = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+"""What a failure's kind looks like: the name of a row in tables and of a key in `summary.json`."""
+
+ANSWER_LIMIT = 10_000_000
+"""Longest answer, in characters of JSON."""
 
 PRELOAD = (
     "agentrig.workers", "agentrig.recording", "agentrig.plugins", "agentrig.config", "cattrs", "httpx",
@@ -112,28 +121,53 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
                 answer = asyncio.run_coroutine_threadsafe(waiting, loop).result() if loop else asyncio.run(waiting)
             outcome = Outcome(answer=json_values(answer))
         except BaseException as error:  # CancelledError and its like too: in this thread nobody else would take them
-            kind = failure_kind(error)
-            place = place_of(error) if kind == "agent-error" else ""
-            outcome = Outcome(failure=kind, message=f"{type(error).__name__}: {error}{place}")
+            outcome = _failed(error)
             recorder.fail(outcome.message)
     return Result(
         id=job.id, outcome=outcome, trace=recorder.trace(), start=start, duration_s=time.perf_counter() - clock
     )
 
 
+def _failed(error: BaseException) -> Outcome:
+    """Return the outcome of a rollout whose agent let an exception out."""
+    kind = failure_kind(error)
+    message = words_of(error)
+    if not KIND.fullmatch(kind):
+        named = f"(its kind {cut(storable(kind), 60)!r} is no short name: letters, digits, -, _ and ., at most 40)"
+        kind, message = "agent-error", f"{message} {named}"
+    return Outcome(failure=kind, message=message + (place_of(error) if kind == "agent-error" else ""))
+
+
 def json_values(answer: Any) -> Any:
-    """Return an answer as the JSON values that the reward gets.
+    """Return an answer as the JSON values that the reward gets; lone surrogates become U+FFFD.
 
     Raises:
-        AgentFailure: It is something else; of the kind `bad-answer`.
+        AgentFailure: It is something else, too long, or nested too deep to leave the process; of the kind `bad-answer`.
     """
     try:
-        return json.loads(json.dumps(answer))
-    except (TypeError, ValueError, RecursionError) as error:
+        text = json.dumps(answer)
+        if len(text) > ANSWER_LIMIT:
+            raise ValueError(f"it has {len(text)} characters of JSON, {ANSWER_LIMIT} are allowed")
+        values = json.loads(text)
+        if "\\ud" in text:  # an escape that may be half of a pair
+            values = json.loads(storable(json.dumps(values, ensure_ascii=False)))
+        pickle.dumps(values)
+    except Exception as error:  # a dict's or list's own methods may raise anything
         raise AgentFailure(
-            f"the agent answered with {type(answer).__name__}: {error}; return text, numbers, lists or dicts",
+            f"the agent answered with {type(answer).__name__}: {words_of(error)}; return text, numbers, lists or dicts",
             kind="bad-answer",
         ) from None
+    return values
+
+
+def packed(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = None) -> bytes:
+    """Run a rollout and return its pickled `Result`; never raises, so that no rollout waits for its deadline."""
+    started = time.monotonic()
+    try:
+        return pickle.dumps(run_agent(agent, job, loop))
+    except BaseException as error:
+        message = f"what the rollout recorded cannot leave its process: {words_of(error)}"
+        return pickle.dumps(job.failed("agent-error", message, started))
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
@@ -156,7 +190,7 @@ def failure_kind(error: BaseException) -> str:
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         if isinstance(current, AgentFailure):
-            return current.kind
+            return str(current.kind)
         if type(current).__module__.split(".")[0] in CLIENTS:
             return "llm-error"
         seen.add(id(current))
@@ -174,7 +208,7 @@ def worker_main(pipe: Connection, plan: AgentPlan, threads: int, environment: Ma
         install()  # now, so that no rollout's deadline pays for its imports
         agent = plan.build()
     except BaseException as error:
-        text = str(error) if isinstance(error, AgentrigError) else f"{type(error).__name__}: {error}"
+        text = storable(str(error)) if isinstance(error, AgentrigError) else words_of(error)
         pipe.send(("failed", text))
         return
     pipe.send(("ready", os.getpid()))
@@ -185,7 +219,7 @@ def worker_main(pipe: Connection, plan: AgentPlan, threads: int, environment: Ma
 
     def serve() -> None:
         while (job := jobs.get()) is not None:
-            result = run_agent(agent, job, loop)
+            result = packed(agent, job, loop)
             with lock:
                 pipe.send(("result", result))
 
@@ -298,7 +332,7 @@ class Pool(BasePool[_Worker]):
                 elif what == "failed":
                     raise AgentrigError(f"the agent {self._plan.name} cannot be built: {value}")
                 else:
-                    results += self._ended(worker, value)
+                    results += self._ended(worker, pickle.loads(value))
         except (EOFError, OSError):
             pass  # the process is gone; its sentinel brings it to _died
         return results

@@ -111,10 +111,66 @@ def misbehave(do, task_input):
         time.sleep(0.6)
 
 
+class Unwritable(dict):
+    """A dict that raises when it is turned into JSON."""
+
+    def items(self):
+        """Raise."""
+        raise OSError("the rows are gone")
+
+
+class Speechless(Exception):
+    """An exception without words."""
+
+    def __str__(self):
+        """Raise."""
+        raise RuntimeError("no words")
+
+
+def nested(depth):
+    """Return lists in lists."""
+    found = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+def unsendable():
+    """Record something that no pipe takes."""
+    from agentrig.recording import current
+
+    current().add("note", time.time(), {"lambda": lambda: 0})
+    return "odd"
+
+
+def speechless():
+    """Raise an exception that cannot be printed."""
+    raise Speechless
+
+
+def long_kind():
+    """Fail with a kind that is a text."""
+    raise AgentFailure("the plan is missing", kind="a very long text about what went wrong, \ud800 and where, " * 9)
+
+
+ODD_ANSWERS = {
+    "unwritable": lambda: Unwritable(a=1),
+    "nested": lambda: nested(700),
+    "ring": lambda: nested(100_000),
+    "huge": lambda: "x" * 11_000_000,
+    "unsendable": unsendable,
+    "speechless": speechless,
+    "long-kind": long_kind,
+    "surrogate": lambda: {"half \ud800": ["\udfff", "whole \ud83d\ude00", "é\u2028"]},
+}
+
+
 def toy_agent(task_input, endpoint):
     """Ask once, under the name `write_query`."""
     do = task_input.get("do", "")
     misbehave(do, task_input)
+    if do in ODD_ANSWERS:
+        return ODD_ANSWERS[do]()
     if do == "no-call":
         return "odd"
     if do == "even":
@@ -176,6 +232,7 @@ class RewardConfig:
 
     right: float = setting(1.0, help="the value of a right answer", ge=0)
     invalid: bool = setting(False, help="judge nothing")
+    odd: bool = setting(False, help="explain the verdict by what no file can hold")
 
 
 @attrs.frozen
@@ -189,6 +246,10 @@ class ToyReward:
         if self.config.invalid:
             return Score.invalid("the judge is out", gold=task.private["gold"])
         right = outcome.answer == task.private["parity"]
+        if self.config.odd:
+            ring = {"half": "\ud800", ("a", 1): {3}}
+            ring["ring"] = ring
+            return Score(status="ok", value=float(right), details=[{"half": "\ud800"}, ring][task.id[-1] in "02468"])
         return Score.ok(self.config.right if right else 0.0, parity=float(right))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agentrig.report.reading import read_run
 from agentrig.report.table import compare, compare_text
+from agentrig.text import storable
 
 __all__ = ["build_report", "compare", "compare_text"]
 
@@ -42,6 +43,6 @@ def build_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     page = render(runs, draw_all(runs, out.parent / "plots"))
     part = out.with_name(f".{out.name}.part")
-    part.write_text(page, "utf-8")
+    part.write_text(storable(page), "utf-8")
     os.replace(part, out)
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import threading
 import time
 from collections import deque
@@ -12,7 +13,7 @@ import attrs
 
 from agentrig.errors import AgentrigError
 from agentrig.pools import READY_S, BasePool, Worker
-from agentrig.workers import AgentPlan, Job, Pool, Result, run_agent, running_loop
+from agentrig.workers import AgentPlan, Job, Pool, Result, packed, running_loop
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +34,9 @@ class Runner:
 
         return str(ray.util.get_node_ip_address())
 
-    def run(self, job: Job) -> Result:
-        """Run a rollout; failures come back typed."""
-        return run_agent(self._agent, job, self._loop)
+    def run(self, job: Job) -> bytes:
+        """Run a rollout and return its pickled result; failures come back typed."""
+        return packed(self._agent, job, self._loop)
 
 
 @attrs.define(eq=False)
@@ -121,7 +122,7 @@ class RayPool(BasePool[_Actor]):
         from ray.exceptions import ActorUnschedulableError, RayTaskError
 
         if isinstance(value, RayTaskError):
-            # run_agent lets nothing out: what raises is the actor's own constructor or its unpickling
+            # packed lets nothing out: what raises is the actor's own constructor or its unpickling
             raise AgentrigError(f"a runner of agent {self._plan.name} broke: {value}") from value
         if isinstance(value, ActorUnschedulableError):
             raise AgentrigError(f"Ray has no place for a runner ({self._cpus} CPUs): {value}") from value
@@ -133,7 +134,7 @@ class RayPool(BasePool[_Actor]):
             self._built(actor)
             return []
         actor.refs.remove(ref)
-        return self._ended(actor, value)
+        return self._ended(actor, pickle.loads(value))
 
     def _died(self, actor: _Actor, error: Exception) -> list[Result]:
         """Bury an actor that ended, with the first line of what Ray says of it."""

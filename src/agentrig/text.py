@@ -1,0 +1,47 @@
+"""Text that any file can hold: the one place where what agents, models and rewards said becomes storable."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a character of UTF-16: Python strings and JSON escapes can hold one, UTF-8 and so every file cannot."""
+
+MESSAGE_LIMIT = 20_000
+"""Longest message of a failure that is kept, in characters."""
+
+
+def storable(text: str) -> str:
+    """Return text as UTF-8 can hold it: each lone surrogate becomes U+FFFD, the replacement character."""
+    return text if text.isascii() else LONE_SURROGATE.sub("\ufffd", text)
+
+
+def json_text(value: Any) -> str:
+    """Return a value as storable JSON text; never raises: what has no JSON is described by its `repr`."""
+    try:
+        return storable(json.dumps(value, default=str, ensure_ascii=False))
+    except Exception:  # keys that are no text, rings, a `__str__` that raises
+        return json.dumps(storable(_described(value)), ensure_ascii=False)
+
+
+def _described(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # nested too deep, or a `__repr__` that raises
+        return f"({type(value).__name__} that cannot be written: {words_of(error)})"
+
+
+def words_of(error: BaseException) -> str:
+    """Return `TYPE: message` of an exception as storable text, cut to `MESSAGE_LIMIT`; never raises."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception as broken:  # its own `__str__`
+        text = f"{type(error).__name__}: (its message raised {type(broken).__name__})"
+    return cut(storable(text), MESSAGE_LIMIT)
+
+
+def cut(text: str, limit: int) -> str:
+    """Return text cut to a number of characters; a cut says so."""
+    return text if len(text) <= limit else f"{text[:limit]} … (cut from {len(text)} characters)"
