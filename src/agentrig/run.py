@@ -173,7 +173,12 @@ def ready_hardware(plan: Plan) -> Hardware:
     if spec.hardware and hardware.name not in spec.hardware:
         raise ConfigError(f"algorithm {spec.name} runs on {', '.join(spec.hardware)}, not on {hardware.name}")
     if not hardware.carries(spec.name):
-        raise ConfigError(f"hardware {hardware.name} carries {', '.join(hardware.algorithms)}, not {spec.name}")
+        recipes: list[Any] = [c.spec for c in plan.registry.components("recipe")]
+        able = [r.name for r in recipes if r.settings.get("algorithm", {}).get("use") in hardware.algorithms]
+        raise ConfigError(
+            f"hardware {hardware.name} carries {', '.join(hardware.algorithms)}, not {spec.name}\n"
+            f"  recipes that run on it: {', '.join(able) or 'none installed'}"
+        )
     select(hardware.name, [hardware])
     for name, value in hardware.environment().items():
         os.environ.setdefault(name, value)

@@ -193,3 +193,9 @@ def test_loggers_are_told_how_a_run_ended(monkeypatch: pytest.MonkeyPatch, faile
     monkeypatch.setattr(ours.ray, "shutdown", lambda: None)
     ours.shut_down(SimpleNamespace(logger=logger), failed=failed)  # type: ignore[arg-type]
     assert calls == told
+
+
+def test_the_gradients_norm_has_the_name_that_grpo_gives_it() -> None:
+    from agentrig_verl.trainer import step_figures
+
+    assert step_figures({"actor/grad_norm": 2.5}, padding=0)["grad_norm"] == 2.5

@@ -186,7 +186,7 @@ def doctor(words: Sequence[str], as_json: bool, **options: Any) -> None:
     Takes what `agentrig train` takes; exit status 0 only when that could start.
 
     \b
-    agentrig doctor spider --hardware cuda
+    agentrig doctor qwen --hardware cuda
     """
     with stdout_to_stderr(as_json):
         findings = examine(**asked(words, options))

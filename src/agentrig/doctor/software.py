@@ -100,7 +100,13 @@ def check_stack(situation: Situation) -> Iterator[Finding]:
     hardware, algorithm = situation.hardware, situation.algorithm
     if hardware is None or algorithm is None:
         return
-    stack = nearest_stack([s for s in hardware.stacks() if algorithm in s.algorithms], situation.versions)
+    about = [s for s in hardware.stacks() if algorithm in s.algorithms]
+    offered = [s for s in about if s.proof != "history"]
+    nearest, stack = nearest_stack(about, situation.versions), nearest_stack(offered, situation.versions)
+    if nearest is not None and nearest.proof == "history":
+        evidence = f"what is here is nearest to {nearest.name}, which is history: {nearest.source}"
+        cure = f"install {stack.name}" if stack else ""
+        yield Finding(check="stack", result="warning", evidence=evidence, cure=cure)
     if stack is None:
         evidence = f"no set of versions is on record for {algorithm} on {hardware.name}"
         yield Finding(check="stack", result="skipped", evidence=evidence)
@@ -116,7 +122,7 @@ def check_stack(situation: Situation) -> Iterator[Finding]:
             cure=f"pip install {lines}",
         )
     for name, wanted in stack.mismatches(situation.versions).items():
-        known = [s.name for s in hardware.stacks() if s.name != stack.name and algorithm in s.algorithms]
+        known = [s.name for s in offered if s.name != stack.name]
         others = f"; other stacks: {', '.join(known)}" if known else ""
         yield Finding(
             check="stack",

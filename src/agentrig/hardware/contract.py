@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,6 +96,7 @@ class Hardware(abc.ABC):
         verl_platform: verl's name for the platform; None when verl has none.
         dtypes: Names of torch dtypes that a model may train in, the preferred one first.
         attention: transformers' `attn_implementation` choices, the preferred one first.
+        flash_attention: The module whose kernels transformers' `flash_attention_2` runs on here.
         algorithms: Names of the only algorithms it can carry; empty for any.
         torch_cure: What to install when torch was built without this device.
         symptoms: Known failures, for the doctor.
@@ -111,6 +113,7 @@ class Hardware(abc.ABC):
     verl_platform: str | None = None
     dtypes: Sequence[str] = ("float32",)
     attention: Sequence[str] = ("sdpa", "eager")
+    flash_attention: str = "flash_attn"
     algorithms: Sequence[str] = ()
     torch_cure: str = "install the torch build that its vendor names"
     symptoms: Sequence[Symptom] = attrs.field(default=(), repr=False)
@@ -141,6 +144,11 @@ class Hardware(abc.ABC):
         if self.ray_resource in ("CPU", "GPU"):
             return {f"num_{self.ray_resource.lower()}s": n}
         return {"resources": {self.ray_resource: n}}
+
+    def best_attention(self) -> str:
+        """Return the first of `attention` that can run here; nothing is imported to find out."""
+        kernels = importlib.util.find_spec(self.flash_attention) is not None
+        return next((a for a in self.attention if a != "flash_attention_2" or kernels), "sdpa")
 
     def carries(self, algorithm: str) -> bool:
         """Whether it can carry the algorithm of that name."""

@@ -97,12 +97,13 @@ def apply_overrides(settings: Mapping[str, Any], overrides: Sequence[Override]) 
 
 @attrs.frozen(kw_only=True)
 class Stack:
-    """A set of versions that was seen to work together.
+    """A set of versions that was seen to work together, or once was.
 
     Attributes:
         name: Short, for messages.
         proof: `hardware-tested`: a run trained on the device. `contract-tested`: only what can be
             checked without the device was (configuration schemas, Ray resources, metadata).
+            `history`: its makers ran it, and the algorithm here cannot drive it any more.
         versions: `python`, `cann`, `driver` or a distribution's name, to a specifier.
         algorithms: Names of the algorithms that it is about.
         source: Who ran it, or who says so.
@@ -110,7 +111,7 @@ class Stack:
     """
 
     name: str
-    proof: Literal["hardware-tested", "contract-tested"]
+    proof: Literal["hardware-tested", "contract-tested", "history"]
     versions: Mapping[str, str]
     algorithms: Sequence[str] = ()
     source: str = ""

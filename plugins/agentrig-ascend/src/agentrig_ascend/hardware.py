@@ -75,8 +75,9 @@ class Ascend(Hardware):
     ray_noset: str | None = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
     verl_platform: str | None = "huawei"
     dtypes: Sequence[str] = ("bfloat16", "float32")
-    # transformers has NPU kernels of its own behind this name; there is no flash_attn package for NPUs.
     attention: Sequence[str] = ("flash_attention_2", "sdpa", "eager")
+    # There is no flash_attn package for NPUs: transformers and verl take torch_npu's kernels in its place.
+    flash_attention: str = "torch_npu"
     algorithms: Sequence[str] = ("verl",)
     torch_cure: str = f"install the torch_npu that matches torch to the patch level, and {SET_ENV}"
     symptoms: Sequence[Symptom] = attrs.field(default=SYMPTOMS, repr=False)
@@ -123,7 +124,7 @@ class Ascend(Hardware):
         return {name: version for name, version in found.items() if version}
 
     def stacks(self) -> Sequence[Stack]:
-        """Return what the makers publish; none was run here, hence contract-tested."""
+        """Return what the makers publish; none was run here, and what agentrig cannot drive is history."""
         return STACKS
 
     def checks(self) -> Sequence[Check]:

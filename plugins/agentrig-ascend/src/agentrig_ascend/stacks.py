@@ -1,4 +1,8 @@
-"""Sets of versions that their makers publish for Ascend, and where their requirements contradict each other."""
+"""Sets of versions that their makers publish for Ascend, and where their requirements contradict each other.
+
+The algorithm `verl` drives verl 0.9 only: older ones lack `verl.trainer.ppo.v1`, so their sets are history. They are
+kept so that the doctor knows one when it meets it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from agentrig.hardware import Stack
 STACKS: Sequence[Stack] = (
     Stack(
         name="verl 0.5 on CANN 8.2",
-        proof="contract-tested",
+        proof="history",
         versions={
             "python": "==3.11.*",
             "cann": "==8.2rc1",
@@ -20,7 +24,7 @@ STACKS: Sequence[Stack] = (
             "verl": "==0.5.0",
         },
         algorithms=("verl",),
-        source="published for the reference system; not run here",
+        source="the reference's own set; its verl has no verl.trainer.ppo.v1, which agentrig drives",
         clashes=(
             "torch_npu 2.7.1.dev20250724 is not on the usual package index: it comes with vllm-ascend's "
             "own index or container",
@@ -29,7 +33,7 @@ STACKS: Sequence[Stack] = (
     ),
     Stack(
         name="verl 0.8 on CANN 9.0",
-        proof="contract-tested",
+        proof="history",
         versions={
             "python": "==3.11.*",
             "cann": "==9.0.0",
@@ -40,7 +44,7 @@ STACKS: Sequence[Stack] = (
             "verl": "==0.8.*",
         },
         algorithms=("verl",),
-        source="verl's documentation; not run here",
+        source="verl's documentation; its verl has no verl.trainer.ppo.v1, which agentrig drives",
         clashes=(
             "vllm-ascend 0.18 needs a Python below 3.12",
             "verl 0.8.0's extra [vllm] says vllm<=0.12.0: install verl without that extra",

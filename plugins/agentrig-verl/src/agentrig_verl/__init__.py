@@ -17,7 +17,7 @@ def _build(config: Any) -> Any:
 @hookimpl
 def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Bring `verl`."""
-    from agentrig_verl.checks import check_settings
+    from agentrig_verl.checks import check_settings, check_symbols
     from agentrig_verl.settings import VerlConfig
     from agentrig_verl.workload import workload
 
@@ -28,7 +28,7 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         build=_build,
         hardware=("cuda", "ascend"),
         workload=workload,
-        checks=(check_settings,),
+        checks=(check_symbols, check_settings),
     )
 
 

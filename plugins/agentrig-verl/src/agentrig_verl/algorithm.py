@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 import os
@@ -19,7 +18,7 @@ from agentrig.algorithms import Session
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware, apply_overrides, installed
 from agentrig.workers import AgentPlan
-from agentrig_verl import schema
+from agentrig_verl import schema, symbols
 from agentrig_verl.checks import check, check_loggers
 from agentrig_verl.pool import PlacedPool
 from agentrig_verl.schema import ACTOR, MODEL, ROLLOUT
@@ -47,9 +46,11 @@ class Verl:
         """Train.
 
         Raises:
-            ConfigError: A key that verl does not have, or settings that contradict one another.
+            ConfigError: A verl that agentrig cannot drive, a key that verl does not have, or settings that contradict
+                one another.
             AgentrigError: A worker or a server died or failed; the message names the way to go on.
         """
+        symbols.require()
         composed = self.compose(session)
         check(composed, merge=self.config.merge, negative_scale=self.config.negative_scale)
         check_loggers(composed)
@@ -233,18 +234,17 @@ _said: set[str] = set()
 def attention(flat: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
     """Return verl's keys for the attention that works here; says once what it chose when it is not flash-attn.
 
-    verl asks transformers for flash_attention_2 unless told otherwise. Without it sdpa is used, on padded
-    sequences: packed ones have no varlen kernel then, and were slower when measured (docs/benchmarks.md). Who names
-    an attention in the run file keeps its `use_remove_padding` too.
+    verl asks transformers for flash_attention_2 unless told otherwise; the hardware knows whether its kernels are
+    here. Without them sdpa is used, on padded sequences: packed ones have no varlen kernel then, and were slower when
+    measured (docs/benchmarks.md). Who names an attention in the run file keeps its `use_remove_padding` too.
     """
     key = f"{MODEL}.override_config.attn_implementation"
     if key in flat:
         return {}
-    best = hardware.attention[0]
-    if best == "flash_attention_2" and importlib.util.find_spec("flash_attn") is not None:
+    chosen = hardware.best_attention()
+    if chosen == "flash_attention_2":
         return {}
-    chosen = next((a for a in hardware.attention if a != "flash_attention_2"), "sdpa")
     if chosen not in _said:
         _said.add(chosen)
-        log.warning("flash-attn is not installed: training with %s attention on padded sequences", chosen)
+        log.warning("no flash attention is installed: training with %s attention on padded sequences", chosen)
     return {key: chosen, f"{MODEL}.use_remove_padding": False}

@@ -13,13 +13,27 @@ from urllib.parse import urlsplit
 
 from agentrig.doctor.findings import Finding, Situation
 from agentrig.errors import ConfigError, nearest
-from agentrig_verl import schema
+from agentrig_verl import schema, symbols
 from agentrig_verl.schema import ACTOR
+
+
+def check_symbols(situation: Situation) -> Iterator[Finding]:
+    """For `agentrig doctor`: does the installed verl have what agentrig drives it by?"""
+    if not schema.installed():
+        return  # a finding of its own
+    version = situation.versions.get("verl", "")
+    missing = symbols.lacking()
+    if missing:
+        evidence = f"agentrig cannot drive verl {version}: it has no {', '.join(missing)}"
+        cure = f"install verl {symbols.SUPPORTED}, with the versions that docs/hardware.md names for it"
+        yield Finding(check="verl", result="problem", evidence=evidence, cure=cure)
+    else:
+        yield Finding(check="verl", result="ok", evidence=f"verl {version} has all that agentrig drives it by")
 
 
 def check_settings(situation: Situation) -> Iterator[Finding]:
     """For `agentrig doctor`: do verl's settings go together, and can its loggers begin?"""
-    if situation.plan is None or situation.hardware is None or not schema.installed():
+    if situation.plan is None or situation.hardware is None or not schema.installed() or symbols.lacking():
         return  # findings of their own
     from agentrig_verl.algorithm import Verl
 

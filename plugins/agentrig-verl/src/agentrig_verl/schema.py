@@ -131,8 +131,8 @@ COUNTS = (
 """Keys whose value is a whole number from 1: what verl's YAML has there does not tell it from a share."""
 
 
-def config_directory() -> Path:
-    """Return the folder of verl's trainer YAML, without importing verl.
+def package() -> Path:
+    """Return the folder of the installed package `verl`, without importing it.
 
     Raises:
         ConfigError: verl is not installed.
@@ -140,7 +140,16 @@ def config_directory() -> Path:
     spec = importlib.util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("verl is not installed here; docs/gpu.md names the command that builds the GPU environment")
-    return Path(next(iter(spec.submodule_search_locations))) / "trainer" / "config"
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def config_directory() -> Path:
+    """Return the folder of verl's trainer YAML, without importing verl.
+
+    Raises:
+        ConfigError: verl is not installed.
+    """
+    return package() / "trainer" / "config"
 
 
 def installed() -> bool:

@@ -8,12 +8,16 @@ import attrs
 
 from agentrig import setting
 from agentrig.errors import ConfigError
-from agentrig_verl import schema
+from agentrig_verl import schema, symbols
 
 
 def _known_to_verl(_config: Any, _field: Any, value: dict[str, Any]) -> None:
-    """Check the keys against verl's schema, when verl is there to be asked; a run checks them again."""
-    if not schema.installed():
+    """Check the keys against verl's schema, when a verl is there that can be asked; a run checks them again.
+
+    One that agentrig cannot drive is asked nothing: its other keys would hide what is wrong, which the doctor and a run
+    say.
+    """
+    if not schema.installed() or symbols.lacking():
         return
     try:
         schema.compose(value)

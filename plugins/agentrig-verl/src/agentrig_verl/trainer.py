@@ -226,7 +226,7 @@ def step_figures(metrics: Mapping[str, Any], *, padding: int) -> dict[str, float
     names = {
         METRIC: f"actor/{METRIC}",
         "loss": "actor/pg_loss",
-        "gradient_norm": "actor/grad_norm",
+        "grad_norm": "actor/grad_norm",
         "entropy": "actor/entropy",
         "clip_share": "actor/pg_clipfrac",
         "kl_old": "actor/ppo_kl",
