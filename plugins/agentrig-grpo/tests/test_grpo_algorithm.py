@@ -37,7 +37,11 @@ class FakeSession:
 
     def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None):
         assert endpoint.token_ids
-        with httpx.Client(base_url=endpoint.base_url, timeout=60) as client, ThreadPoolExecutor(8) as pool:
+        headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+        with (
+            httpx.Client(base_url=endpoint.base_url, timeout=60, headers=headers) as client,
+            ThreadPoolExecutor(8) as pool,
+        ):
             jobs = [(task, i) for task in tasks for i in range(n)]
             return list(pool.map(lambda job: self.one(client, endpoint, step, mode, *job), jobs))
 

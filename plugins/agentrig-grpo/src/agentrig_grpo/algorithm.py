@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -69,13 +67,12 @@ class Grpo:
         log_file = session.directory / "server.log"
         with (
             self._server(session.checkpoint or source, session.hardware, dtype, session.seed, log_file) as server,
-            _Courier(server, learner, dtype) as courier,
             _dead_server_first(server),
         ):
             endpoint = self._endpoint(server)
             measured = endpoint.with_sampling(temperature=config.val_temperature, top_p=1.0)
             session.plan_steps(config.steps)
-            courier.push(session.first_step - 1)
+            server.swap(checkpoint.weights(learner.model), session.first_step - 1)
             if session.checkpoint is None:
                 session.report(measured, when="before", step=0)
                 if config.validate_every:
@@ -90,7 +87,7 @@ class Grpo:
                 clock = time.perf_counter()
                 metrics = learner.update(self.samples(rollouts), step=step)
                 updated = time.perf_counter()
-                courier.push(step)
+                server.swap(checkpoint.weights(learner.model), step)
                 pushed = time.perf_counter()
                 due = step == config.steps and config.final == "best"
                 if config.validate_every and (due or step % config.validate_every == 0):
@@ -117,7 +114,7 @@ class Grpo:
                 kept = f"step {best.step}" if best.step else "the start: no step did better"
                 log.warning("ending with the weights of %s, validation accuracy %.3f", kept, best.accuracy)
                 learner.load_weights(best.trained)
-                courier.push(best.step)
+                server.swap(checkpoint.weights(learner.model), best.step)
                 self._save(session, step, learner, tokenizer, best, dtype, keep=True)
             session.report(measured, when="after", step=step)
 
@@ -175,6 +172,7 @@ class Grpo:
         return Endpoint(
             base_url=server.base_url,
             model=MODEL_NAME,
+            api_key=server.api_key,
             sampling={"temperature": config.temperature, "top_p": config.top_p, "max_tokens": config.max_tokens},
             token_ids=True,
         )
@@ -219,33 +217,6 @@ def _dead_server_first(server: LLMServer) -> Iterator[None]:
     except RunStopped:
         server.check()
         raise
-
-
-class _Courier:
-    """Carries the learner's weights to the server through a file in memory."""
-
-    def __init__(self, server: LLMServer, learner: Learner, dtype: str) -> None:
-        self._server, self._learner, self._dtype = server, learner, getattr(torch, dtype)
-
-    def __enter__(self) -> _Courier:
-        weights = checkpoint.weights(self._learner.model)
-        size = sum(t.numel() * self._dtype.itemsize for t in weights.values())
-        memory = Path("/dev/shm")
-        fits = memory.is_dir() and shutil.disk_usage(memory).free > 1.1 * size
-        self._directory = Path(tempfile.mkdtemp(prefix="agentrig-weights-", dir=memory if fits else None))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-    def push(self, version: int) -> None:
-        """Make the server sample with the learner's weights from now on."""
-        from safetensors.torch import save_file
-
-        weights = checkpoint.weights(self._learner.model)
-        file = self._directory / "model.safetensors"
-        save_file({name: t.detach().to("cpu", self._dtype).contiguous() for name, t in weights.items()}, str(file))
-        self._server.swap(file, version)
 
 
 def check_device(hardware: Hardware, dtype: str) -> str:

@@ -1,72 +1,74 @@
-"""The server process: `python -m agentrig_grpo.server`.
+"""The server process: `python -m agentrig_grpo.server DESCRIPTOR PARENT`, started by `handle.LLMServer`.
 
-It reads its settings as one line of JSON from its standard input, answers with one line of JSON on
-its standard output (`{"port": n}` or `{"error": text}`), and serves until its parent is gone or
-sends SIGTERM. `handle.LLMServer` is the other end of that talk.
+The first argument is its end of the private line to the run (see `channel`), the second the run's process. It
+gets its settings and the key over the line, answers with the port or an error, then takes new weights from it,
+and serves until the run is gone or sends SIGTERM.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import functools
 import logging
 import os
 import socket
+import subprocess
 import sys
 import threading
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from agentrig.errors import AgentrigError
+from agentrig_grpo.server.channel import Channel
+
+log = logging.getLogger(__name__)
 
 
 def main() -> None:
     """Run the server process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # Whatever a library prints must not get into the answer line.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    settings = json.loads(sys.stdin.readline())
+    channel, parent = Channel.inherited(int(sys.argv[1])), int(sys.argv[2])
+    guard = Path(__file__).with_name("guard.py")
+    subprocess.Popen([sys.executable, "-I", "-S", str(guard), str(parent)], stdin=subprocess.DEVNULL)
+    if os.getppid() != parent:
+        return
+    started, _ = channel.receive()
+    settings = started["settings"]
     try:
-        api, app = _build(settings)
+        api = _build(settings)
         listener = socket.create_server((settings["host"], settings["port"]), backlog=1024)
         # asyncio sets it only on sockets made with an explicit protocol; without it head and body of
         # a response, two writes, wait 40 ms for each other.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Ends the connections of clients whose machine has gone.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     except Exception as error:
-        logging.exception("the server could not start")
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
+        log.exception("the server could not start")
+        kind = "" if isinstance(error, AgentrigError) else f"{type(error).__name__}: "
+        channel.send({"error": f"{kind}{error}"})
         sys.exit(1)
     import uvloop
 
     with listener:
-        uvloop.run(_serve(api, app, listener, answers))
+        uvloop.run(_serve(api, listener, channel, settings["host"], started["key"]))
 
 
-def _end_with_parent(parent: int) -> None:
-    """Leave at once when the parent process is gone.
-
-    A pipe's end would not do: processes that the parent forked keep its other end open.
-    """
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(0)
-
-
-def _build(settings: dict[str, Any]) -> tuple[Any, Any]:
+def _build(settings: dict[str, Any]) -> Any:
     import torch
 
+    from agentrig_grpo import checkpoint
     from agentrig_grpo.server.app import Api
     from agentrig_grpo.server.chat import Chat
     from agentrig_grpo.server.engine import Engine
-    from agentrig_grpo.server.loading import build_decoder, eos_tokens, read_weights
+    from agentrig_grpo.server.loading import build_decoder, eos_tokens
 
     device = settings["device"]
     if device == "cpu":
         torch.set_num_threads(settings["threads"])
     elif not torch.get_device_module(device.split(":")[0]).is_available():
         raise RuntimeError(f"torch {torch.__version__} cannot use the device {device!r}")
-    from agentrig_grpo import checkpoint
 
     directory = Path(settings["model"])
     tokenizer = checkpoint.load_tokenizer(directory)
@@ -85,30 +87,66 @@ def _build(settings: dict[str, Any]) -> tuple[Any, Any]:
         prompt_cache_bytes=settings["prompt_cache_mb"] << 20,
         prefill_tokens=settings["prefill_tokens"],
     )
-    api = Api(engine, Chat(tokenizer), model=settings["name"], max_length=max_length, read_weights=read_weights)
-    return api, api.app()
+    return Api(engine, Chat(tokenizer), model=settings["name"], max_length=max_length)
 
 
-async def _serve(api: Any, app: Any, listener: socket.socket, answers: Any) -> None:
+async def _serve(api: Any, listener: socket.socket, channel: Channel, host: str, key: str) -> None:
     import uvicorn
 
+    from agentrig_grpo.server.connections import Connection, Waiting, most_connections
+    from agentrig_grpo.server.doors import Doors, body_limit
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Leave signals as they are: SIGTERM ends this process at once, and it has nothing to save."""
+            yield
+
+    port = listener.getsockname()[1]
+    waiting = Waiting(most_connections())
     config = uvicorn.Config(
-        app,
+        Doors(api.app(), key=key, host=host, port=port, limit=body_limit(api.max_length)),
         log_level="warning",
         access_log=False,
         lifespan="off",
-        http="httptools",
+        http=functools.partial(Connection, waiting=waiting),  # type: ignore[arg-type]  # it is called as a class is
+        ws="none",
         # Agents keep their connections over the time of an update.
         timeout_keep_alive=3600,
         timeout_graceful_shutdown=2,
     )
-    server = uvicorn.Server(config)
-    driver = asyncio.create_task(api.drive())
-    driver.add_done_callback(lambda _: setattr(server, "should_exit", True))
-    print(json.dumps({"port": listener.getsockname()[1]}), file=answers, flush=True)
-    answers.close()
+    server = Server(config)
+    tasks = [asyncio.create_task(api.drive()), asyncio.create_task(waiting.watch())]
+    for task in tasks:
+        task.add_done_callback(lambda _: setattr(server, "should_exit", True))
+    channel.send({"port": port})
+    arguments = (channel, api, asyncio.get_running_loop())
+    threading.Thread(target=_take_weights, args=arguments, daemon=True).start()
     await server.serve(sockets=[listener])
-    driver.cancel()
+    for task in tasks:
+        task.cancel()
+
+
+def _take_weights(channel: Channel, api: Any, loop: asyncio.AbstractEventLoop) -> None:
+    """Take new weights from the run for ever; ends the process when the run closes the line."""
+    from agentrig_grpo.server import transfer
+
+    while True:
+        try:
+            message, descriptor = channel.receive()
+        except (EOFError, OSError):
+            os._exit(0)
+        answer = {"version": message["version"]}
+        try:
+            if descriptor is None:
+                raise ValueError("no weights came with the message")
+            weights = transfer.unpack(descriptor, message["tensors"])
+            asyncio.run_coroutine_threadsafe(api.take_weights(weights, message["version"]), loop).result()
+            del weights  # or their memory would be held until the next ones come
+        except Exception as error:
+            log.exception("new weights are refused")
+            answer["error"] = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+        channel.send(answer)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ class Api:
         chat: The tokenizer.
         model: The name that requests must ask for.
         max_length: The model's context in tokens.
-        read_weights: Reads a safetensors file or directory into a state dict.
         slots_waiting: Most requests that may wait for a row; more are refused with status 429.
     """
 
@@ -43,11 +42,10 @@ class Api:
         *,
         model: str,
         max_length: int,
-        read_weights: Callable[[str], Mapping[str, Any]],
         slots_waiting: int = 4096,
     ) -> None:
         self.engine, self.chat, self.model, self.max_length = engine, chat, model, max_length
-        self._read_weights, self._slots_waiting = read_weights, slots_waiting
+        self._slots_waiting = slots_waiting
         self._wake = asyncio.Event()
         self._open = 0
 
@@ -58,7 +56,6 @@ class Api:
                 Route("/v1/chat/completions", _guarded(self.completions), methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/health", self.health),
-                Route("/admin/weights", _guarded(self.weights), methods=["POST"]),
             ],
             exception_handlers={HTTPException: _http_error},
         )
@@ -168,28 +165,18 @@ class Api:
             }
         )
 
-    async def weights(self, http: HttpRequest) -> Response:
-        """Take new weights: `{"path": safetensors file or directory, "version": n}`, from this machine only."""
-        # Asked by an address of its own, this machine calls from that too.
-        own = {"127.0.0.1", "::1", (http.scope.get("server") or ("",))[0]}
-        if http.client is None or http.client.host not in own:
-            raise ApiError("weights may only be changed from this machine", status=403)
-        try:
-            data = json.loads(await http.body())
-            path, version = str(data["path"]), int(data["version"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ApiError(f"send path and version: {error!r}") from None
-        try:
-            state = self._read_weights(path)
-        except Exception as error:
-            raise ApiError(f"cannot read weights from {path}: {error}", param="path") from None
+    async def take_weights(self, weights: Mapping[str, Any], version: int) -> None:
+        """Sample with new weights as soon as the running batch has ended.
+
+        Raises:
+            WeightsError: They do not fit; the old ones and the old version go on serving.
+        """
         done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-        self.engine.swap(state, version, done.set_result)
+        self.engine.swap(weights, version, done.set_result)
         self._wake.set()
-        error_ = await done
-        if error_ is not None:
-            raise ApiError(f"the weights of {path} do not fit: {type(error_).__name__}: {error_}", status=500)
-        return _json({"version": version})
+        error = await done
+        if error is not None:
+            raise error
 
 
 class _Deltas:

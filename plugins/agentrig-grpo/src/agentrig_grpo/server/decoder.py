@@ -13,7 +13,10 @@ import attrs
 import torch  # noqa: TID253  (imported in the server process only)
 from torch.nn import functional as F  # noqa: TID253
 
+from agentrig_grpo.server.parameters import Parameters
+
 FAMILIES = frozenset({"llama", "qwen2", "qwen3"})
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @attrs.frozen(eq=False)
@@ -101,51 +104,70 @@ class LlamaDecoder:
         self._longest: list[int] = []  # the same on the host: reading a device tensor would wait for it
         self._cos, self._sin = (t.to(self.device, dtype) for t in _rotary(config, max_length, self.head_dim))
         self._keys, self._values = self._new_cache(min(256, max_length))
-        self.load(state)
+        embed, head = state.get(EMBED), state.get(HEAD)
+        tied = bool(getattr(config, "tie_word_embeddings", False)) and (
+            embed is None or head is None or torch.equal(embed, head)
+        )
+        self._parameters = Parameters(tied=[HEAD] if tied else [])
+        self._allocate(config, state, tied=tied)
+        self._parameters.fill(state, start=True)
 
-    @torch.inference_mode()
-    def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take new weights; rows and prompts computed with the old ones must be gone.
+    def _allocate(self, config: Any, state: Mapping[str, torch.Tensor], *, tied: bool) -> None:
+        """Make room for the weights; which biases there are, the state says."""
+        hidden, inner, d = config.hidden_size, config.intermediate_size, self.head_dim
+        rows = {"q": self.heads * d, "k": self.kv_heads * d, "v": self.kv_heads * d}
 
-        Raises:
-            KeyError: A parameter is missing; names it.
-        """
+        def new(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, device=self.device, dtype=self.dtype)
 
-        def get(name: str) -> torch.Tensor:
-            return state[name].to(self.device, self.dtype)
+        def joined(names: Mapping[str, int], *columns: int) -> torch.Tensor:
+            whole = new(sum(names.values()), *columns)
+            for name, part in zip(names, torch.split(whole, list(names.values())), strict=True):
+                self._parameters.add(name, part)
+            return whole
 
-        def joined(*names: str) -> torch.Tensor | None:
-            return torch.cat([get(n) for n in names]) if names[0] in state else None
+        def bias(names: Mapping[str, int]) -> torch.Tensor | None:
+            named = {name.removesuffix("weight") + "bias": size for name, size in names.items()}
+            return joined(named) if next(iter(named)) in state else None
 
         def layer(i: int) -> Layer:
             at, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
             norms = None
             if at + "q_norm.weight" in state:
-                norms = torch.cat(
-                    [
-                        get(at + "q_norm.weight").expand(self.heads, -1),
-                        get(at + "k_norm.weight").expand(self.kv_heads, -1),
-                    ]
-                )
+                norms = new(self.heads + self.kv_heads, d)
+                self._parameters.add(at + "q_norm.weight", norms[: self.heads], (d,))
+                self._parameters.add(at + "k_norm.weight", norms[self.heads :], (d,))
+            qkv = {f"{at}{n}_proj.weight": size for n, size in rows.items()}
+            out = {at + "o_proj.weight": hidden}
+            gate_up = {f"{mlp}{n}_proj.weight": inner for n in ("gate", "up")}
+            down = {mlp + "down_proj.weight": hidden}
             return Layer(
-                norm_in=get(f"model.layers.{i}.input_layernorm.weight"),
-                qkv=torch.cat([get(f"{at}{n}_proj.weight") for n in "qkv"]),
-                qkv_bias=joined(*(f"{at}{n}_proj.bias" for n in "qkv")),
+                norm_in=joined({f"model.layers.{i}.input_layernorm.weight": hidden}),
+                qkv=joined(qkv, hidden),
+                qkv_bias=bias(qkv),
                 qk_norm=norms,
-                out=get(at + "o_proj.weight"),
-                out_bias=joined(at + "o_proj.bias"),
-                norm_mlp=get(f"model.layers.{i}.post_attention_layernorm.weight"),
-                gate_up=torch.cat([get(mlp + "gate_proj.weight"), get(mlp + "up_proj.weight")]),
-                gate_up_bias=joined(mlp + "gate_proj.bias", mlp + "up_proj.bias"),
-                down=get(mlp + "down_proj.weight"),
-                down_bias=joined(mlp + "down_proj.bias"),
+                out=joined(out, rows["q"]),
+                out_bias=bias(out),
+                norm_mlp=joined({f"model.layers.{i}.post_attention_layernorm.weight": hidden}),
+                gate_up=joined(gate_up, hidden),
+                gate_up_bias=bias(gate_up),
+                down=joined(down, inner),
+                down_bias=bias(down),
             )
 
-        self._layers: list[Layer] = []
         self._layers = [layer(i) for i in range(self.layers_n)]
-        self._embed = get("model.embed_tokens.weight")
-        self._norm = get("model.norm.weight")
-        self._head = get("lm_head.weight") if "lm_head.weight" in state else self._embed
+        self._embed = joined({EMBED: config.vocab_size}, hidden)
+        self._norm = joined({"model.norm.weight": hidden})
+        self._head = self._embed if tied else joined({HEAD: config.vocab_size}, hidden)
+
+    @torch.inference_mode()
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take new weights, all or none; rows and prompts computed with the old ones must not be used again.
+
+        Raises:
+            WeightsError: They do not fit; names the tensor. The old weights are still there.
+        """
+        self._parameters.fill(state)
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prompt]:

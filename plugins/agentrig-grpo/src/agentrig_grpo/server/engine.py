@@ -129,19 +129,19 @@ class Engine:
         """Take new weights once the running batch has ended; waiting requests get the new ones.
 
         Every response therefore comes from one version. `done` is called with None or the error;
-        after an error the old weights may be gone, so the caller should give up.
+        after an error the old weights and the old version go on serving.
         """
 
         def apply() -> None:
             try:
-                self._forget_prompts()
-                self.decoder.clear()
                 self.decoder.load(state)
-                self.version = version
             except Exception as error:
                 done(error)
-            else:
-                done(None)
+                return
+            self._forget_prompts()
+            self.decoder.clear()
+            self.version = version
+            done(None)
 
         self._swap = apply
 

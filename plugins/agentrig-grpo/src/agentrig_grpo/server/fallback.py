@@ -12,6 +12,7 @@ from typing import Any
 import torch  # noqa: TID253  (imported in the server process only)
 
 from agentrig_grpo.server.decoder import Prompt
+from agentrig_grpo.server.parameters import Parameters
 
 
 class TransformersDecoder:
@@ -21,6 +22,11 @@ class TransformersDecoder:
         self.model = model
         self.device = torch.device(device)
         self._caches: list[Any] = []
+        tied = getattr(model, "all_tied_weights_keys", None) or {}
+        self._parameters = Parameters(tied=tied)
+        for name, tensor in model.state_dict().items():
+            if name not in tied:
+                self._parameters.add(name, tensor)
 
     @property
     def rows(self) -> int:
@@ -28,16 +34,12 @@ class TransformersDecoder:
         return len(self._caches)
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take new weights; rows and prompts computed with the old ones must be gone.
+        """Take new weights, all or none; rows and prompts computed with the old ones must not be used again.
 
         Raises:
-            KeyError: A parameter is missing or unknown; names it.
+            WeightsError: They do not fit; names the tensor. The old weights are still there.
         """
-        missing, unexpected = self.model.load_state_dict(state, strict=False)
-        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
-        wrong = [n for n in (*missing, *unexpected) if n not in tied]
-        if wrong:
-            raise KeyError(wrong[0])
+        self._parameters.fill(state)
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prompt]:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
-import select
+import secrets
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 import attrs
 
 from agentrig.errors import AgentrigError
+from agentrig_grpo.server.channel import Channel
+
+if TYPE_CHECKING:
+    import torch
 
 ANY_HOST = ("", "0.0.0.0")
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
@@ -66,10 +70,14 @@ class ServerSettings:
 class LLMServer:
     """A server process; a context manager that starts and stops it.
 
+    Attributes:
+        api_key: The key that every request must bring, made anew for each server.
+        port: The port that it listens on.
+
     Args:
         settings: See `ServerSettings`.
         environment: Variables to set for the process where they are unset.
-        log: File for what it writes to its standard error; None for a temporary one.
+        log: File for what it writes to its standard error; None for one without a name.
         start_timeout_s: Longest wait for the model to load.
     """
 
@@ -84,9 +92,12 @@ class LLMServer:
         self.settings = settings
         self._environment = {**MALLOC, **(environment or {}), **os.environ}
         self._timeout = start_timeout_s
-        self._log = log
-        self._temporary: Any = None
+        self._log_path = log
+        self._log: IO[bytes] | None = None
+        self._last_words = ""
         self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self.api_key = secrets.token_urlsafe(32)
         self.port = 0
 
     @property
@@ -115,47 +126,51 @@ class LLMServer:
         Raises:
             ServerError: It could not start; the message has its error.
         """
-        if self._log is None:
-            self._temporary = tempfile.NamedTemporaryFile(prefix="agentrig-server-", suffix=".log")  # noqa: SIM115
-            self._log = Path(self._temporary.name)
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as err:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "agentrig_grpo.server"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=err,
-                env=self._environment,
-                # Ctrl-C goes to the terminal's whole group, and a run still needs its server to end well.
-                start_new_session=True,
-            )
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(attrs.asdict(self.settings)).encode() + b"\n")
-            self._process.stdin.close()
-        except BrokenPipeError:
-            pass  # it died at once; the missing answer tells
-        answer = self._answer()
+        self._log = self._open_log()
+        self._channel, theirs = Channel.pair()
+        # -P: a file of the current folder that has the name of a module must not be run.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "agentrig_grpo.server", str(theirs.fileno()), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=[theirs.fileno()],
+            env=self._environment,
+            # Ctrl-C goes to the terminal's whole group, and a run still needs its server to end well.
+            start_new_session=True,
+        )
+        theirs.close()
+        answer = self._ask({"settings": attrs.asdict(self.settings), "key": self.api_key}, self._timeout, "start")
         if "error" in answer:
             self.stop()
             raise ServerError(f"the LLM server for {self.settings.model} could not start: {answer['error']}")
         self.port = answer["port"]
 
-    def _answer(self) -> dict[str, Any]:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        deadline = time.monotonic() + self._timeout
-        while True:
-            readable, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not readable:
-                self.stop()
-                raise ServerError(f"the LLM server did not start within {self._timeout:.0f} s{self._tail()}")
-            line = self._process.stdout.readline()
-            if not line:
-                code = self._process.wait()
-                raise ServerError(f"the LLM server died while it started (exit status {code}){self._tail()}")
-            answer: dict[str, Any] = json.loads(line)
-            return answer
+    def _open_log(self) -> IO[bytes]:
+        if self._log_path is None:
+            return tempfile.TemporaryFile(prefix="agentrig-server-")
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        return self._log_path.open("a+b")
+
+    def _ask(
+        self, message: dict[str, Any], timeout_s: float, what: str, *, descriptor: int | None = None
+    ) -> dict[str, Any]:
+        """Send a message over the private line and return the answer; a server that gives none is stopped."""
+        assert self._channel is not None
+        try:
+            self._channel.send(message, descriptor=descriptor)
+            answer, _ = self._channel.receive(timeout_s)
+        except TimeoutError:
+            self.stop()
+            raise ServerError(f"the LLM server did not {what} within {timeout_s:.0f} s{self._tail()}") from None
+        except (EOFError, OSError):
+            assert self._process is not None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)  # its end of the line is closed a moment before its status is known
+            self.stop()
+            code = self._process.returncode
+            raise ServerError(f"the LLM server has died, asked to {what} (exit status {code}){self._tail()}") from None
+        return answer
 
     def check(self) -> None:
         """Raise `ServerError` if the process has died."""
@@ -163,32 +178,49 @@ class LLMServer:
             code = "never started" if self._process is None else f"exit status {self._process.returncode}"
             raise ServerError(f"the LLM server has died ({code}){self._tail()}")
 
-    def swap(self, path: Path, version: int, *, timeout_s: float = 600.0) -> None:
+    def swap(self, weights: Mapping[str, torch.Tensor], version: int, *, timeout_s: float = 600.0) -> None:
         """Give the server new weights; returns when it samples with them.
 
+        They go through memory without a name, over a line that only these two processes hold.
+
         Args:
-            path: A safetensors file or a Hugging Face directory; under `/dev/shm` it never meets a disk.
+            weights: Names, as in the model's own files, to tensors on any device.
             version: Reported with every response, and part of the seed of requests that bring none.
             timeout_s: Requests that run are finished first.
 
         Raises:
-            ServerError: It has died, or the weights do not fit.
+            ServerError: It has died, or the weights do not fit the model or are not finite: then the server goes on
+                with those that it has.
         """
+        import torch
+
+        from agentrig_grpo.server import transfer
+
         self.check()
-        answer = self._http("POST", "/admin/weights", {"path": str(path), "version": version}, timeout_s)
+        try:
+            descriptor, tensors = transfer.pack(weights, getattr(torch, self.settings.dtype))
+        except OSError as error:
+            raise ServerError(
+                f"there is no room for a copy of the weights on their way to the server: {error}"
+            ) from None
+        message = {"version": version, "tensors": tensors}
+        try:
+            answer = self._ask(message, timeout_s, "take its new weights", descriptor=descriptor)
+        finally:
+            os.close(descriptor)
         if "error" in answer:
-            raise ServerError(f"the LLM server refuses its new weights: {answer['error']['message']}")
+            raise ServerError(f"the LLM server refuses its new weights (version {version}): {answer['error']}")
 
     def health(self) -> dict[str, Any]:
         """Return what `/health` says: status, version, counts of steps, tokens, prompts and prefills."""
         self.check()
-        return self._http("GET", "/health", None, 60.0)
+        return self._http("GET", "/health", 60.0)
 
-    def _http(self, method: str, path: str, body: Any, timeout_s: float) -> dict[str, Any]:
+    def _http(self, method: str, path: str, timeout_s: float) -> dict[str, Any]:
         host = "127.0.0.1" if self.settings.host in ANY_HOST else self.settings.host
         connection = http.client.HTTPConnection(host, self.port, timeout=timeout_s)
         try:
-            connection.request(method, path, body=None if body is None else json.dumps(body))
+            connection.request(method, path, headers={"Authorization": f"Bearer {self.api_key}"})
             answer: dict[str, Any] = json.loads(connection.getresponse().read())
         except OSError as error:
             self.check()
@@ -208,11 +240,19 @@ class LLMServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._log is not None:
+            self._last_words = self._tail()
+            self._log.close()
+            self._log = None
 
     def _tail(self, lines: int = 15) -> str:
-        if self._log is None or not self._log.is_file():
-            return ""
-        text = self._log.read_text("utf-8", errors="replace").splitlines()[-lines:]
-        return "\n  its last words:\n  " + "\n  ".join(text) if text else ""
+        """Return the end of what the process wrote; the file's own position is the process's, and stays."""
+        if self._log is None:
+            return self._last_words
+        size = os.fstat(self._log.fileno()).st_size
+        text = os.pread(self._log.fileno(), 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
+        last = text.splitlines()[-lines:]
+        return "\n  its last words:\n  " + "\n  ".join(last) if last else ""

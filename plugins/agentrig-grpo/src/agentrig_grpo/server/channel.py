@@ -1,0 +1,71 @@
+"""The private line between a run and its server: a pair of sockets that no other process can open.
+
+The server inherits its end as a descriptor. Settings, the first answer and new weights go over it; weights
+as a descriptor of the memory that holds them, so nothing on this machine has a name that others could use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
+
+MESSAGE_LIMIT = 64 << 20
+"""Most bytes of one message: the names and shapes of a model's weights take some hundred kilobytes."""
+
+
+class Channel:
+    """One end of the line.
+
+    Args:
+        connection: A duplex connection over a Unix socket.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Return two connected ends."""
+        ours, theirs = Pipe(duplex=True)
+        return cls(ours), cls(theirs)
+
+    @classmethod
+    def inherited(cls, descriptor: int) -> Channel:
+        """Return the end that this process was started with; its own children do not get it."""
+        os.set_inheritable(descriptor, False)
+        return cls(Connection(descriptor))
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._connection.fileno()
+
+    def send(self, message: dict[str, Any], *, descriptor: int | None = None) -> None:
+        """Send a message of JSON values, and perhaps a descriptor, which stays open here.
+
+        Raises:
+            OSError: The other end is closed.
+        """
+        self._connection.send_bytes(json.dumps({**message, "descriptor": descriptor is not None}).encode())
+        if descriptor is not None:
+            send_handle(self._connection, descriptor, None)
+
+    def receive(self, timeout_s: float | None = None) -> tuple[dict[str, Any], int | None]:
+        """Return the next message and the descriptor that came with it, which the caller must close.
+
+        Raises:
+            EOFError: The other end is closed.
+            TimeoutError: Nothing came in time.
+            OSError: The line is broken.
+        """
+        if not self._connection.poll(timeout_s):
+            raise TimeoutError
+        message: dict[str, Any] = json.loads(self._connection.recv_bytes(MESSAGE_LIMIT))
+        return message, recv_handle(self._connection) if message.pop("descriptor") else None
+
+    def close(self) -> None:
+        """Close this end; the other one reads the end of the line."""
+        self._connection.close()
