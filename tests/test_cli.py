@@ -171,6 +171,88 @@ def test_a_component_shows_its_settings(toy_file: str) -> None:
     assert "steps = 3  (int)  training steps" in text
 
 
+@pytest.mark.parametrize(("section", "key"), [("run", "failure_limit"), ("runners", "deadline_s")])
+def test_the_sections_without_a_component_show_their_settings(section: str, key: str) -> None:
+    text = invoke("plugins", "show", section)
+    assert text.exit_code == 0, text.output
+    assert f"    {key} = " in text.stdout
+    (shown,) = json.loads(invoke("plugins", "show", section, "--json").stdout)
+    assert (shown["kind"], shown["name"], shown["distribution"]) == ("section", section, "agentrig")
+    assert shown["settings"][key]["type"] == "float"
+    assert 'Did you mean "runners"?' in invoke("plugins", "show", "runnerss").stderr
+
+
+def test_defaults_are_shown_as_a_run_file_has_them(toy_file: str) -> None:
+    text = invoke("plugins", "--plugin", toy_file, "show", "toy-number").stdout
+    assert "report = true  (bool)" in text
+    assert 'match = ""  (str)' in invoke("plugins", "--plugin", toy_file, "show", "toy-match").stdout
+
+
+FAULTY = """
+from agentrig import HardwareSpec, hookimpl
+from agentrig.hardware import Hardware
+
+class Faulty(Hardware):
+    def probe(self):
+        raise KeyError("firmware")
+
+@hookimpl
+def register_hardware():
+    yield HardwareSpec(name="faulty", summary="", build=lambda config: Faulty(name="faulty", torch_device="npu"))
+    yield HardwareSpec(name="unmade", summary="", build=lambda config: 1 / 0)
+"""
+
+
+def test_hardware_that_nobody_named_ends_no_command(here: Path, model: ModelServer, toy_file: str) -> None:
+    """Recipe `mini` leaves the hardware to `auto`, which looks at all."""
+    from agentrig.config import resolve
+    from agentrig.hardware import HardwareError
+    from agentrig.run import ready_hardware
+
+    (here / "faulty.py").write_text(FAULTY)
+    more = ["--plugin", toy_file, "--plugin", "faulty.py"]
+    words = [*more, f"algorithm.endpoint={model.url}", "algorithm.steps=1", "--json"]
+    done = invoke("train", "toy", *words, "hardware.use=auto", "run.name=auto")
+    assert done.exit_code == 0, done.output
+    assert 'use = "cpu"' in (here / "runs" / "auto" / "config.toml").read_text()
+    named = invoke("train", "toy", *words, "--hardware", "faulty", "run.name=named")
+    assert (named.exit_code, "the probe of hardware faulty raised KeyError" in named.stderr) == (1, True), named.output
+    unmade = invoke("train", "toy", *words, "--hardware", "unmade", "run.name=unmade")
+    assert (unmade.exit_code, "(faulty.py:12 in <lambda>)" in unmade.stderr) == (1, True), unmade.output
+    plan = resolve("toy", overrides=["hardware.use=faulty"], files=[toy_file, str(here / "faulty.py")])
+    with pytest.raises(HardwareError, match=r"faulty\.py:7 in probe"):
+        ready_hardware(plan)
+    looked = invoke("doctor", "toy", *more, "--hardware", "cpu", "--json")
+    lines = {f["check"]: f for f in json.loads(looked.stdout)["findings"]}
+    assert lines["faulty devices"]["result"] == lines["unmade devices"]["result"] == "warning"
+    assert "KeyError" in lines["faulty devices"]["evidence"]
+    assert "ZeroDivisionError" in lines["unmade devices"]["evidence"]
+
+
+@pytest.mark.parametrize("recipe", ["qwen", "fast", "llama"])
+@pytest.mark.parametrize("command", [["dev", "--tasks-n", "1"], ["eval", "--limit", "1"]], ids=["dev", "eval"])
+def test_a_server_that_was_named_needs_no_gpu_here(
+    here: Path, model: ModelServer, recipe: str, command: list[str]
+) -> None:
+    """The dry run before GPU hours: the recipe's agent, tasks, reward and adapter, with any server."""
+    name, *options = command
+    words = [recipe, "--tasks", "mini-sql", "--endpoint", model.url, "runners.n=1", "--json", *options]
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrig", name, *words], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.stdout.startswith(("[", "{")), done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 1 if name == "dev" else found["n"] == 1
+    assert model.requests
+    assert "hardware" not in done.stderr
+
+
+def test_what_serves_the_model_itself_still_needs_the_hardware(here: Path) -> None:
+    result = invoke("dev", "qwen", "--tasks", "mini-sql")
+    assert result.exit_code == 1
+    assert "none of the hardware that this algorithm can run on is there" in result.stderr
+
+
 def test_train_prints_its_summary(here: Path, model: ModelServer, toy_file: str) -> None:
     words = ["toy", f"algorithm.endpoint={model.url}", "algorithm.steps=1", "run.name=one", "--plugin", toy_file]
     result = invoke("train", *words, "--json", "--active-agent", "write")

@@ -96,6 +96,7 @@ def test_swapping_forgets_the_recipes_own_keys(file: Callable[[str], str], toy_f
         ("run.audit=nothing", 'there is no reward called "nothing"'),
         ("steps=3", '"steps=3" is not an override; write section.key=value'),
         ("algorithm.steps", "is not an override"),
+        ("hardware.thread=2", '[hardware] cpu (agentrig 0.1.0) has no key "thread". Did you mean "threads"?'),
         ("run.block=core", "[run] block = 'core' must be a list of strings"),
     ],
 )
@@ -103,6 +104,13 @@ def test_a_wrong_key_names_the_right_one(toy_plan: Callable[..., Plan], override
     with pytest.raises((ConfigError, LookupFailed)) as caught:
         toy_plan(override)
     assert said in str(caught.value)
+
+
+def test_keys_of_automatic_hardware_are_checked_before_it_is_looked_for(toy_plan: Callable[..., Plan]) -> None:
+    with pytest.raises(ConfigError, match=r'no hardware for toy-number has a key "thread"\. Did you mean "threads"'):
+        toy_plan("hardware.use=auto", "hardware.thread=2")
+    plan = toy_plan("hardware.use=auto", "hardware.threads=2")
+    assert (plan.components["hardware"].spec.name, plan.configs["hardware"].threads) == ("cpu", 2)
 
 
 def test_a_choice_out_of_range_lists_the_choices(toy_plan: Callable[..., Plan]) -> None:

@@ -60,3 +60,35 @@ def test_a_misspelled_choice_names_the_nearest():
 def test_auto_without_the_cpu_among_the_candidates_is_an_error():
     with pytest.raises(HardwareError, match="none of the hardware"):
         select("auto", [Board(found=ABSENT)])
+
+
+@attrs.frozen(kw_only=True)
+class Faulty(Board):
+    """A plugin's fault, not the device's."""
+
+    name: str = "faulty"
+    gives: object = None
+
+    def probe(self):
+        if self.gives is None:
+            raise KeyError("firmware")
+        return self.gives
+
+
+def test_auto_leaves_out_what_cannot_look_and_says_so(caplog):
+    assert select("auto", [Faulty(), Board(), Cpu()]).name == "board"
+    assert select("auto", [Faulty(gives="yes"), Cpu()]).name == "cpu"
+    said = [r.getMessage() for r in caplog.records]
+    assert "hardware faulty is left out: the probe of hardware faulty raised KeyError: 'firmware'" in said[0]
+    assert "test_hardware_choice.py" in said[0]
+    assert "returned 'yes'; it must return an agentrig.hardware.Probe" in said[1]
+
+
+def test_auto_without_a_way_out_names_what_could_not_look():
+    with pytest.raises(HardwareError, match="raised KeyError: 'firmware'"):
+        select("auto", [Faulty()])
+
+
+def test_hardware_that_was_named_must_be_able_to_look():
+    with pytest.raises(HardwareError, match=r"the probe of hardware faulty raised KeyError: 'firmware' \(test_hardw"):
+        select("faulty", [Faulty(), Cpu()])

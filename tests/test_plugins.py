@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from distributions import install, reward_source
+from model_server import ModelServer
 
 from agentrig import RewardSpec, hookimpl
 from agentrig.cli import main
@@ -81,6 +84,42 @@ def test_a_broken_plugin_is_isolated_and_named(site: Path, source: str, seen: st
         load(strict=True)
 
 
+SPEC = "RewardSpec(name='x', summary='', build=print)"
+
+
+@pytest.mark.parametrize(
+    ("hook", "seen"),
+    [
+        ("def register_rewards(): pass", "register_rewards (toy_broken.py:2) returned None; write `yield RewardSpec("),
+        (f"def register_rewards(): return {SPEC}", "returned one RewardSpec by itself; write `yield RewardSpec("),
+        ("def register_rewards(): return 7", "returned 7; write"),
+        ("def register_rewards(): return {'x': print}", "returned {'x': <built-in function print>}; write"),
+        (f"def register_agents(): yield {SPEC}", "it must give AgentSpec objects; that belongs into register_rewards"),
+        (f"def register_rewards(): yield {SPEC}; yield {SPEC}", 'brings two components called "x"; rename one'),
+        (
+            f"def register_rewards(): yield {SPEC.replace('x', 'My Reward', 1)}",
+            "the name 'My Reward' must be lower-case letters, digits and single hyphens: write name=\"my-reward\" "
+            "(toy_broken.py:3 in register_rewards)",
+        ),
+        (f"def register_rewards(): yield {SPEC.replace('print', '3')}", "build must be a function"),
+        ("def register_rewards(): yield RewardSpec(name='x', build=print)", "argument: 'summary' (toy_broken.py:3"),
+        (
+            "def register_recipes(): yield RecipeSpec(name='x', summary='', settings={'tasks': 'mini-sql'})",
+            "RecipeSpec x: tasks is 'mini-sql'; settings are sections with keys",
+        ),
+    ],
+)
+def test_a_hook_that_gives_the_wrong_thing_says_what_to_write(site: Path, hook: str, seen: str) -> None:
+    install(
+        site, "toy-broken", f"from agentrig import AgentSpec, RecipeSpec, RewardSpec, hookimpl\n@hookimpl\n{hook}\n"
+    )
+    info = next(p for p in load().plugins if p.name == "toy-broken")
+    assert info.status == "failed"
+    assert info.error is not None
+    assert seen in info.error
+    assert "Attribute(" not in info.error
+
+
 def test_a_plugin_that_exits_at_import_is_isolated_too(site: Path) -> None:
     install(site, "toy-exits", "raise SystemExit('good bye')\n")
     install(site, "toy-good", reward_source("good"))
@@ -108,8 +147,79 @@ def test_two_plugins_of_one_name_are_told_apart(site: Path) -> None:
         message = str(caught.value)
         assert "toy-one 1.2" in message
         assert "toy-other 3.4" in message
+        assert "Say which: --reward toy-o" in message
         assert "AGENTRIG_BLOCK=toy-o" in message
         assert "[run] in a run file" in message
+
+
+def test_a_name_that_two_plugins_bring_is_told_apart_by_its_distribution(site: Path) -> None:
+    install(site, "toy-one", reward_source("twin"))
+    install(site, "toy-other", reward_source("twin"), point="elsewhere")
+    install(site, "toy-third", reward_source("single"))
+    registry = load()
+    for asked, found in (("toy-one:twin", "toy-one"), ("toy-other:twin", "toy-other"), ("elsewhere:twin", "toy-other")):
+        component = registry.find("reward", asked)
+        assert component.distribution == found
+        assert registry.find("reward", registry.reference(component)) is component
+    assert registry.reference(registry.find("reward", "toy-third:single")) == "single"
+    with pytest.raises(LookupFailed, match='there is no reward called "toy-third:twin"'):
+        registry.find("reward", "toy-third:twin")
+
+
+def test_a_clash_stops_only_the_run_that_asks_for_the_name(site: Path, toy_file: str, model: ModelServer) -> None:
+    """And the run's own file names the component so that a resumed run finds it again."""
+    from agentrig.config import resolve, to_toml
+
+    for name in ("toy-one", "toy-other"):
+        source = reward_source("twin", more="\n\n@hookimpl\ndef register_recipes():\n    yield RecipeSpec(name='toy',")
+        source = source.replace("import RewardSpec", "import RecipeSpec, RewardSpec")
+        install(site, name, source + " summary='', settings={'run': {'seed': 7}})\n")
+    given = {"files": [toy_file], "overrides": ["algorithm.endpoint=http://127.0.0.1:9/v1"]}
+    with pytest.raises(PluginError, match='two plugins bring a recipe called "toy"'):
+        resolve("toy", **given)  # type: ignore[arg-type]
+    plan = resolve("toy_plugin:toy", **given)  # type: ignore[arg-type]
+    assert (plan.recipe, plan.components["reward"].spec.name) == ("toy", "toy-parity")
+    for wish, audit in (("twin", ""), ("toy-parity", "twin")):
+        words = [*given["overrides"], f"run.audit={audit}"]
+        with pytest.raises(PluginError, match='two plugins bring a reward called "twin"'):
+            resolve("toy_plugin:toy", overrides=words, files=[toy_file], uses={"reward": wish})
+    words = [*given["overrides"], "run.audit=toy-one:twin"]
+    plan = resolve("toy_plugin:toy", overrides=words, files=[toy_file], uses={"reward": "toy-other:twin"})
+    assert plan.components["reward"].distribution == "toy-other"
+    (site / "config.toml").write_text(to_toml(plan.as_dict()))
+    assert resolve(str(site / "config.toml")).components["reward"].distribution == "toy-other"
+
+    words = ["toy_plugin:toy", "--plugin", toy_file, "--endpoint", model.url, "--limit", "2", "--json"]
+    done = CliRunner().invoke(main, ["eval", *words, "--reward", "toy-one:twin"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["accuracy"] == 1.0
+
+
+def test_an_agent_of_a_shared_name_reaches_the_runners(site: Path, toy_file: str, model: ModelServer) -> None:
+    for name, answer in (("toy-one", "odd"), ("toy-other", "even")):
+        install(
+            site,
+            name,
+            "from agentrig import AgentSpec, hookimpl\n\n\n@hookimpl\ndef register_agents():\n"
+            f"    yield AgentSpec(name='twin', summary='', build=lambda c: lambda task, endpoint: {answer!r})\n",
+        )
+    words = ["eval", "toy", "--plugin", toy_file, "--endpoint", model.url, "--limit", "2", "--agent", "toy-other:twin"]
+    command = [sys.executable, "-m", "agentrig", *words, "--json", "--save", str(site / "answers.jsonl")]
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line)["answer"] for line in (site / "answers.jsonl").read_text().splitlines()]
+    assert answers == ["even", "even"]
+
+
+def test_the_list_of_plugins_says_by_its_status_that_names_clash(site: Path) -> None:
+    for name in ("toy-one", "toy-other"):
+        install(site, name, reward_source("twin", more=""))
+    for words in (["plugins"], ["plugins", "--json"]):
+        listed = CliRunner().invoke(main, words)
+        assert listed.exit_code == 1
+        assert 'two plugins bring a reward called "twin"' in listed.stderr
+    assert {p["distribution"] for p in json.loads(listed.stdout)} >= {"toy-one", "toy-other", "agentrig"}
 
 
 def test_the_cure_of_a_conflict_works(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

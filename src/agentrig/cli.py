@@ -19,7 +19,7 @@ from agentrig.errors import AgentrigError, nearest
 
 if TYPE_CHECKING:
     from agentrig.config import Plan
-    from agentrig.plugins import Registry
+    from agentrig.plugins import Component, Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -384,66 +384,50 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
         return
     if as_json:
         click.echo(json.dumps([p.as_dict() for p in registry.plugins], indent=2))
-        return
-    for plugin in registry.plugins:
-        click.echo(f"{plugin.distribution} {plugin.version}  {plugin.status}  ({plugin.origin})")
-        if plugin.error:
-            click.echo(f"    {plugin.error}")
-        for c in plugin.components:
-            click.echo(f"    {c.kind:<10} {c.spec.name:<24} {c.spec.summary}")
+    else:
+        for plugin in registry.plugins:
+            click.echo(f"{plugin.distribution} {plugin.version}  {plugin.status}  ({plugin.origin})")
+            if plugin.error:
+                click.echo(f"    {plugin.error}")
+            for c in plugin.components:
+                click.echo(f"    {c.kind:<10} {c.spec.name:<24} {c.spec.summary}")
     registry.check()
 
 
 @plugins_.command("show")
 @click.argument("name")
-@click.option("--kind", help="Which kind, when several components share the name.")
+@click.option("--kind", help="Which kind (agent, reward, …, section), when several share the name.")
 @click.option("--graph", is_flag=True, help="Print the agent's graph as Mermaid text.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.pass_obj
 def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: bool) -> None:
-    """Show a component: its plugin and its settings with their defaults.
+    """Show a component, or a section of a run file (run, runners): its settings with their defaults.
 
     \b
     agentrig plugins show grpo
+    agentrig plugins show runners
     agentrig plugins show langgraph-sql --graph
     """
-    import attrs
-
-    from agentrig.config import to_toml
+    from agentrig.config import OWN_SECTIONS, to_toml
     from agentrig.errors import LookupFailed, nearest
     from agentrig.specs import KINDS as SPECS
 
     everything = [c for k in SPECS for c in registry.components(k)]
-    hits = [c for c in everything if c.spec.name == name and kind in (None, c.kind)]
-    if not hits:
-        raise LookupFailed(f'there is no component called "{name}".{nearest(name, [c.spec.name for c in everything])}')
+    hits = [c for c in everything if c.answers_to(name) and kind in (None, c.kind)]
+    sections = {n: cls for n, cls in OWN_SECTIONS.items() if n == name and kind in (None, "section")}
+    if not hits and not sections:
+        known = [*OWN_SECTIONS, *(c.spec.name for c in everything)]
+        raise LookupFailed(f'there is no component called "{name}".{nearest(name, known)}')
     if graph:
-        spec: Any = hits[0].spec
+        spec: Any = hits[0].spec if hits else None
         if getattr(spec, "graph", None) is None:
-            raise LookupFailed(f"{hits[0].kind} {name} has no graph to show")
+            raise LookupFailed(f"{hits[0].kind if hits else 'section'} {name} has no graph to show")
         click.echo(spec.graph(spec.config()))
         return
-    described: list[dict[str, Any]] = []
+    described = [_described("section", n, cls.__doc__ or "", None, _settings(cls)) for n, cls in sections.items()]
     for c in hits:
-        fields = attrs.fields(attrs.resolve_types(c.spec.config))
-        settings = {
-            f.name: {
-                "type": getattr(f.type, "__name__", str(f.type)),
-                "default": _default(f.default),
-                "help": f.metadata.get("help", ""),
-            }
-            for f in fields
-        }
-        described.append(
-            {
-                "kind": c.kind,
-                "name": c.spec.name,
-                "summary": c.spec.summary,
-                "distribution": c.distribution,
-                "version": c.version,
-                "settings": settings if c.kind != "recipe" else _plain(c.spec.settings),  # type: ignore[attr-defined]
-            }
-        )
+        settings = _plain(c.spec.settings) if c.kind == "recipe" else _settings(c.spec.config)  # type: ignore[attr-defined]
+        described.append(_described(c.kind, c.spec.name, c.spec.summary, c, settings))
     if as_json:
         click.echo(json.dumps(described, indent=2, default=str))
         return
@@ -453,7 +437,44 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
             click.echo("\n" + to_toml(d["settings"]))
             continue
         for key, s in d["settings"].items():
-            click.echo(f"    {key} = {s['default']!r}  ({s['type']})  {s['help']}")
+            click.echo(f"    {key} = {_as_written(s['default'])}  ({s['type']})  {s['help']}")
+
+
+def _described(kind: str, name: str, summary: str, component: Component | None, settings: Any) -> dict[str, Any]:
+    """Return the entry of `plugins show --json`; what is of no component is agentrig's own."""
+    from agentrig import __version__
+
+    distribution = component.distribution if component else "agentrig"
+    version = component.version if component else __version__
+    return {
+        "kind": kind,
+        "name": name,
+        "summary": summary.partition("\n")[0],
+        "distribution": distribution,
+        "version": version,
+        "settings": settings,
+    }
+
+
+def _settings(config: type) -> dict[str, dict[str, Any]]:
+    """Return the keys of a config class: type, default and help of each."""
+    import attrs
+
+    return {
+        f.name: {
+            "type": getattr(f.type, "__name__", str(f.type)),
+            "default": _default(f.default),
+            "help": f.metadata.get("help", ""),
+        }
+        for f in attrs.fields(attrs.resolve_types(config))
+    }
+
+
+def _as_written(default: Any) -> str:
+    """Return a default as a run file has it, so that it can be pasted."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return json.dumps(default) if isinstance(default, str) and default != "required" else repr(default)
 
 
 def _plain(value: Any) -> Any:
@@ -489,7 +510,10 @@ def export(run: Path, target: Path) -> None:
 
 
 class DataGroup(NearestGroup):
-    """One command for each task set that has something to convert, and the tools that task sets bring."""
+    """One command for each task set that has something to convert, and the tools that task sets bring.
+
+    A name that two plugins claim is listed as `distribution:name`.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names, from the plugins that are there."""
@@ -504,11 +528,13 @@ class DataGroup(NearestGroup):
         from agentrig.plugins import load
 
         found: dict[str, Callable[[], click.Command]] = {}
-        for component in load().components("tasks"):
+        registry = load()
+        for component in registry.components("tasks"):
             spec: Any = component.spec
             if spec.convert is not None:
-                found[spec.name] = partial(convert_command, spec)
-            found.update(spec.tools)
+                found[registry.reference(component)] = partial(convert_command, spec)
+            for tool, make in spec.tools.items():
+                found[tool if tool not in found else f"{component.distribution}:{tool}"] = make
         return found
 
 

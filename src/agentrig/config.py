@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import attrs
 
+from agentrig.building import built
+from agentrig.deferred import Deferred
 from agentrig.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -101,7 +103,8 @@ class Plan:
 
     Attributes:
         recipe: The recipe's name or the run file's stem.
-        components: Kind to the component that was picked.
+        components: Kind to the component that was picked. Hardware `auto` is looked for when somebody first asks for
+            it, here or in `configs`: what needs no hardware runs where there is none.
         configs: Kind to that component's config object.
     """
 
@@ -113,18 +116,25 @@ class Plan:
     registry: Registry
 
     def build(self, kind: str) -> Any:
-        """Build the picked component of a kind; its heavy imports happen here."""
-        spec: Any = self.components[kind].spec
-        return spec.build(self.configs[kind])
+        """Build the picked component of a kind; its heavy imports happen here.
+
+        Raises:
+            agentrig.errors.PluginError: Its `build` failed; the message names the plugin's file and line.
+        """
+        return built(self.components[kind], self.configs[kind])
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return sections and keys as a run file has them, every default filled in."""
         sections: dict[str, dict[str, Any]] = {"run": attrs.asdict(self.run)}
         for kind in COMPONENT_SECTIONS:
-            sections[kind] = {"use": self.components[kind].spec.name, **attrs.asdict(self.configs[kind])}
+            use = self.registry.reference(self.components[kind])
+            sections[kind] = {"use": use, **attrs.asdict(self.configs[kind])}
         sections["runners"] = attrs.asdict(self.runners)
         return sections
 
+
+OWN_SECTIONS: Mapping[str, type] = {"run": RunSettings, "runners": RunnerSettings}
+"""The sections that belong to no component."""
 
 COMPONENT_SECTIONS = ("tasks", "agent", "reward", "adapter", "algorithm", "hardware")
 SECTIONS = ("run", *COMPONENT_SECTIONS, "runners")
@@ -276,6 +286,7 @@ def resolve(
     Raises:
         ConfigError, LookupFailed, PluginError: The message names key, plugin and the nearest right one.
     """
+    from agentrig.hardware.auto import auto_hardware, check_auto_keys
     from agentrig.plugins import load
     from agentrig.specs import RecipeSpec
 
@@ -297,7 +308,6 @@ def resolve(
     registry = load(
         block=_strings(wanted, "block"), files=[*_strings(wanted, "plugins"), *files], strict=strict_plugins
     )
-    registry.check()
 
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     if base:
@@ -319,8 +329,14 @@ def resolve(
     runners = structure(RunnerSettings, merged["runners"], owner="the runners", section="runners")
     if run.audit:
         registry.find("reward", run.audit)
-    components: dict[str, Component] = {}
-    configs: dict[str, Any] = {}
+
+    def pick(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
+        component = registry.find(kind, use)
+        owner = f"{use} ({component.distribution} {component.version})"
+        return component, structure(component.spec.config, keys, owner=owner, section=kind)
+
+    picked: dict[str, tuple[Component, Any]] = {}
+    auto_keys: dict[str, Any] | None = None
     for kind in COMPONENT_SECTIONS:
         keys = dict(merged[kind])
         use = keys.pop("use", "auto" if kind == "hardware" else None)
@@ -328,12 +344,24 @@ def resolve(
             names = ", ".join(c.spec.name for c in registry.components(kind))
             raise ConfigError(f'[{kind}] does not say what to use; write use = "NAME" with one of: {names or "none"}')
         if kind == "hardware" and use == "auto":
-            use = _auto_hardware(registry, components["algorithm"])
-        component = registry.find(kind, use)
-        components[kind] = component
-        owner = f"{use} ({component.distribution} {component.version})"
-        configs[kind] = structure(component.spec.config, keys, owner=owner, section=kind)
-    return Plan(recipe=name, run=run, runners=runners, components=components, configs=configs, registry=registry)
+            auto_keys = keys
+        else:
+            picked[kind] = pick(kind, use, keys)
+    components: Mapping[str, Component] = {kind: component for kind, (component, _) in picked.items()}
+    configs: Mapping[str, Any] = {kind: config for kind, (_, config) in picked.items()}
+    if auto_keys is not None:
+        algorithm, keys = components["algorithm"], auto_keys
+        check_auto_keys(registry, algorithm, keys)
+
+        @cache
+        def chosen() -> tuple[Component, Any]:
+            return pick("hardware", auto_hardware(registry, algorithm), keys)
+
+        components = Deferred(components, {"hardware": lambda: chosen()[0]})
+        configs = Deferred(configs, {"hardware": lambda: chosen()[1]})
+    return Plan(
+        recipe=_plain_name(name), run=run, runners=runners, components=components, configs=configs, registry=registry
+    )
 
 
 def _strings(keys: Mapping[str, Any], key: str) -> list[str]:
@@ -343,24 +371,17 @@ def _strings(keys: Mapping[str, Any], key: str) -> list[str]:
     return value
 
 
+def _plain_name(use: Any) -> str:
+    """Return `name` of `distribution:name`."""
+    return str(use).rpartition(":")[2]
+
+
 def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]) -> None:
     for section, keys in more.items():
         _check_section(section)
-        if "use" in keys and into[section].get("use") not in (None, keys["use"]):
+        old_use = into[section].get("use")
+        if "use" in keys and old_use is not None and _plain_name(old_use) != _plain_name(keys["use"]):
             into[section] = {}
         for key, value in keys.items():
             old = into[section].get(key)
             into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
-
-
-def _auto_hardware(registry: Registry, algorithm: Component) -> str:
-    """Choose the hardware by what is there, among what the algorithm can run on."""
-    from agentrig.hardware import select
-
-    able: Sequence[str] = getattr(algorithm.spec, "hardware", ())
-    installed = [
-        cast(Any, c.spec).build(c.spec.config())
-        for c in registry.components("hardware")
-        if not able or c.spec.name in able
-    ]
-    return str(select("auto", [h for h in installed if h.carries(algorithm.spec.name)]).name)

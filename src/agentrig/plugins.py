@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeVar, cast
@@ -17,7 +17,8 @@ import attrs
 import pluggy
 
 from agentrig import hookspecs
-from agentrig.errors import LookupFailed, PluginError, nearest
+from agentrig.building import defined_at
+from agentrig.errors import LookupFailed, PluginError, nearest, place_of
 from agentrig.lightning_import import open_door
 from agentrig.specs import KINDS, Spec
 
@@ -47,6 +48,11 @@ class Component:
     plugin: str
     distribution: str
     version: str
+
+    def answers_to(self, name: str) -> bool:
+        """Whether `name` asks for this: its own name, alone or as `distribution:name` or `plugin:name`."""
+        owner, qualified, own = name.rpartition(":")
+        return own == self.spec.name and (not qualified or owner in (self.distribution, self.plugin))
 
 
 @attrs.frozen(kw_only=True)
@@ -93,7 +99,7 @@ class Registry:
         return sorted((c for p in self.plugins for c in p.components if c.kind == kind), key=lambda c: c.spec.name)
 
     def find(self, kind: str, name: str) -> Component:
-        """Look a component up.
+        """Look a component up by `name`, or by `distribution:name` where two plugins bring that name.
 
         Raises:
             PluginError: Two plugins bring a component of this kind and name.
@@ -101,12 +107,12 @@ class Registry:
                 plugins that failed to load or are blocked.
         """
         known = self.components(kind)
-        hits = [c for c in known if c.spec.name == name]
+        hits = [c for c in known if c.answers_to(name)]
         if len(hits) > 1:
             raise PluginError(_conflict(hits))
         if hits:
             return hits[0]
-        names = [c.spec.name for c in known]
+        names = [self.reference(c) for c in known]
         lines = [
             f'there is no {kind} called "{name}".{nearest(name, names)}',
             f"  {kind} components: {', '.join(names) or 'none'}",
@@ -118,17 +124,28 @@ class Registry:
                 lines.append(f"  plugin {p.name} ({p.distribution} {p.version}) is blocked")
         raise LookupFailed("\n".join(lines))
 
+    def reference(self, component: Component) -> str:
+        """Return the shortest name by which `find` finds this component alone."""
+        alike = [c for c in self.components(component.kind) if c.spec.name == component.spec.name]
+        for name in (component.spec.name, f"{component.distribution}:{component.spec.name}"):
+            if sum(c.answers_to(name) for c in alike) == 1:
+                return name
+        return f"{component.plugin}:{component.spec.name}"
+
     def get(self, kind: type[S], name: str) -> S:
         """Return the spec of that class and name; see `find` for the errors."""
         return cast(S, self.find(kind.kind, name).spec)
 
     def check(self) -> None:
-        """Raise `PluginError` if two plugins claim one name; a run calls this before it starts."""
+        """Raise `PluginError` if two plugins claim one name; a run needs this only of the names that it asks for."""
+        conflicts = []
         for kind in KINDS:
             counts = Counter(c.spec.name for c in self.components(kind))
             for name, count in counts.items():
                 if count > 1:
-                    raise PluginError(_conflict([c for c in self.components(kind) if c.spec.name == name]))
+                    conflicts.append(_conflict([c for c in self.components(kind) if c.spec.name == name]))
+        if conflicts:
+            raise PluginError("\n".join(conflicts))
 
     def add_observer(self, observer: object, name: str) -> None:
         """Let an object with `on_*` hook implementations watch the run."""
@@ -151,11 +168,13 @@ class Registry:
 
 def _conflict(hits: Sequence[Component]) -> str:
     first, second = hits[0], hits[1]
+    owner = first.distribution if first.distribution != second.distribution else first.plugin
+    say = f"agentrig train {owner}:" if first.kind == "recipe" else f"--{first.kind} {owner}:"
     return (
         f'two plugins bring a {first.kind} called "{first.spec.name}": {first.plugin} ({first.distribution} '
         f"{first.version}) and {second.plugin} ({second.distribution} {second.version}).\n"
-        f'  Block one of them: {BLOCK_VARIABLE}={second.plugin}, or block = ["{second.plugin}"] '
-        "under [run] in a run file."
+        f"  Say which: {say}{first.spec.name}. Or block one of them: {BLOCK_VARIABLE}={second.plugin}, or "
+        f'block = ["{second.plugin}"] under [run] in a run file.'
     )
 
 
@@ -174,20 +193,48 @@ def _misspelled(manager: pluggy.PluginManager, name: str) -> str | None:
 
 def _collect(manager: pluggy.PluginManager, name: str, distribution: str, version: str) -> list[Component]:
     """Call the `register_*` hooks of one plugin alone, so that it cannot harm the others."""
-    found = []
+    found: list[Component] = []
     for kind, hook in REGISTER_HOOKS.items():
         for impl in getattr(manager.hook, hook).get_hookimpls():
             if impl.plugin_name != name:
                 continue
-            for spec in impl.function() or ():
-                if not isinstance(spec, KINDS[kind]):
-                    raise PluginError(
-                        f"{hook} gave a {type(spec).__name__}; it must give {KINDS[kind].__name__} objects"
-                    )
-                if not attrs.has(spec.config):
-                    raise PluginError(f"{kind} {spec.name}: config must be an attrs class, not {spec.config!r}")
+            for spec in _specs(impl.function, kind, hook):
+                if any(c.kind == kind and c.spec.name == spec.name for c in found):
+                    raise PluginError(f'{hook} brings two components called "{spec.name}"; rename one of them')
                 found.append(Component(kind=kind, spec=spec, plugin=name, distribution=distribution, version=version))
     return found
+
+
+def _specs(function: Callable[[], Any], kind: str, hook: str) -> list[Spec]:
+    """Return what a hook gives.
+
+    Raises:
+        PluginError: It is not an iterable of sound specs of this kind; says what to write instead.
+    """
+    wanted = KINDS[kind].__name__
+    where = f"{hook}{defined_at(function)}"
+    cure = f"write `yield {wanted}(...)`, or `return [{wanted}(...)]`"
+    try:
+        given = function()
+        several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+        specs = list(given) if several else None
+    except Exception as error:
+        place = place_of(error)
+        raise PluginError(f"{hook if place else where} raised {type(error).__name__}: {error}{place}") from error
+    if specs is None:
+        got = f"one {type(given).__name__} by itself" if isinstance(given, Spec) else repr(given)[:80]
+        raise PluginError(f"{where} returned {got}; {cure}")
+    for spec in specs:
+        if not isinstance(spec, KINDS[kind]):
+            own = REGISTER_HOOKS.get(spec.kind) if isinstance(spec, Spec) else None
+            hint = f"; that belongs into {own}" if own else f"; {cure}"
+            got = f"gave a {type(spec).__name__}; it must give {wanted} objects"
+            raise PluginError(f"{hook} {got}{hint}{defined_at(function)}")
+        if not attrs.has(spec.config):
+            raise PluginError(f"{kind} {spec.name}: config must be an attrs class, not {spec.config!r}")
+        if not callable(getattr(spec, "build", print)):  # a recipe has none
+            raise PluginError(f"{kind} {spec.name}: build must be a function that takes the config")
+    return specs
 
 
 def blocked_names(block: Iterable[str] = ()) -> set[str]:
@@ -230,7 +277,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
         except (Exception, SystemExit) as error:  # a script without a main guard ends itself at import
             if manager.get_plugin(name) is not None and not any(p.name == name for p in plugins):
                 manager.unregister(name=name)
-            text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+            text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}{place_of(error)}"
             if strict or required:
                 raise PluginError(f"plugin {name} ({dist} {version}, {origin}) failed to load: {text}") from error
             log.debug("plugin %s failed to load", name, exc_info=True)

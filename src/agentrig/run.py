@@ -16,6 +16,7 @@ import attrs
 
 from agentrig.adapters import Adapter
 from agentrig.algorithms import Algorithm
+from agentrig.building import built
 from agentrig.config import Plan, resolve, to_toml
 from agentrig.errors import ConfigError, RunStopped
 from agentrig.hardware import Hardware, select
@@ -225,8 +226,8 @@ def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any)
 
 def audit_reward(plan: Plan) -> Any:
     """Build the reward that is only logged, with its own defaults."""
-    spec: Any = plan.registry.find("reward", plan.run.audit).spec
-    return spec.build(spec.config())
+    component = plan.registry.find("reward", plan.run.audit)
+    return built(component, component.spec.config())
 
 
 def make_engine(
@@ -259,7 +260,7 @@ def make_engine(
 def agent_plan(plan: Plan) -> AgentPlan:
     """Return how runner processes build this plan's agent."""
     return AgentPlan(
-        name=plan.components["agent"].spec.name,
+        name=plan.registry.reference(plan.components["agent"]),
         config=attrs.asdict(plan.configs["agent"]),
         files=tuple(plan.run.plugins),
         block=tuple(plan.run.block),

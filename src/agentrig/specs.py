@@ -6,6 +6,7 @@ that a run file may set (see `agentrig.config.setting`); `build` does the heavy 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +21,27 @@ if TYPE_CHECKING:
     from agentrig.hardware.memory import Workload
     from agentrig.rewards import Reward
     from agentrig.tasks import Tasks
+
+
+def _named(spec: Spec, attribute: attrs.Attribute[str], name: Any) -> None:
+    """Refuse a name that is not lower case, digits and hyphens."""
+    if isinstance(name, str) and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+        return
+    better = "-".join(re.findall(r"[a-z0-9]+", str(name).lower()))
+    cure = f': write name="{better}"' if better else ""
+    raise ValueError(
+        f"{type(spec).__name__}: the name {name!r} must be lower-case letters, digits and single hyphens{cure}"
+    )
+
+
+def _sections(spec: RecipeSpec, attribute: attrs.Attribute[Any], settings: Any) -> None:
+    """Refuse settings that are not sections with keys."""
+    for section, keys in settings.items() if isinstance(settings, Mapping) else [("settings", settings)]:
+        if not isinstance(keys, Mapping):
+            raise ValueError(
+                f"RecipeSpec {spec.name}: {section} is {keys!r:.80}; settings are sections with keys, for example "
+                '{"tasks": {"use": "mini-sql"}}'
+            )
 
 
 @attrs.frozen(kw_only=True)
@@ -40,7 +62,7 @@ class Spec:
     """
 
     kind: ClassVar[str] = "component"
-    name: str = attrs.field(validator=attrs.validators.matches_re(r"[a-z0-9]+(-[a-z0-9]+)*"))
+    name: str = attrs.field(validator=_named)
     summary: str
     config: type = NoConfig
     checks: Sequence[Check] = ()
@@ -127,7 +149,7 @@ class RecipeSpec(Spec):
     """
 
     kind: ClassVar[str] = "recipe"
-    settings: Mapping[str, Mapping[str, Any]]
+    settings: Mapping[str, Mapping[str, Any]] = attrs.field(validator=_sections)
 
 
 KINDS: Mapping[str, type[Spec]] = {

@@ -57,14 +57,19 @@ class AgentPlan:
     block: Sequence[str] = ()
 
     def build(self) -> Agent:
-        """Load the plugins and build the agent."""
+        """Load the plugins and build the agent.
+
+        Raises:
+            agentrig.errors.AgentrigError: It cannot be built; the message names the plugin's file and line.
+        """
+        from agentrig.building import built
         from agentrig.config import structure
         from agentrig.plugins import load
-        from agentrig.specs import AgentSpec
 
-        registry = load(files=self.files, block=self.block)
-        spec = registry.get(AgentSpec, self.name)
-        return spec.build(structure(spec.config, self.config, owner=self.name, section="agent"))
+        component = load(files=self.files, block=self.block).find("agent", self.name)
+        config: Any = structure(component.spec.config, self.config, owner=self.name, section="agent")
+        agent: Agent = built(component, config)
+        return agent
 
 
 @attrs.frozen(kw_only=True)
@@ -208,8 +213,8 @@ def worker_main(pipe: Connection, plan: AgentPlan, threads: int, environment: Ma
         install()  # now, so that no rollout's deadline pays for its imports
         agent = plan.build()
     except BaseException as error:
-        text = storable(str(error)) if isinstance(error, AgentrigError) else words_of(error)
-        pipe.send(("failed", text))
+        own = isinstance(error, AgentrigError)
+        pipe.send(("failed", storable(str(error)) if own else f"no runner can start: {words_of(error)}"))
         return
     pipe.send(("ready", os.getpid()))
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -330,7 +335,7 @@ class Pool(BasePool[_Worker]):
                 if what == "ready":
                     self._built(worker)
                 elif what == "failed":
-                    raise AgentrigError(f"the agent {self._plan.name} cannot be built: {value}")
+                    raise AgentrigError(value)
                 else:
                     results += self._ended(worker, pickle.loads(value))
         except (EOFError, OSError):

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 import click
 
+from agentrig.building import built
 from agentrig.cli import asked, configured, stdout_to_stderr
 from agentrig.doctor import cluster, content, devices, place, software
-from agentrig.doctor.findings import Check, Finding, Situation
-from agentrig.errors import AgentrigError
+from agentrig.doctor.findings import Check, Finding, Result, Situation
+from agentrig.errors import AgentrigError, place_of
 from agentrig.hardware import Hardware, HardwareError, Probe, installed, select
+from agentrig.hardware.choice import probed
 
 CHECKS: Sequence[Check] = (
     software.check_python,
@@ -60,9 +63,21 @@ def examine(
         strict_plugins: Whether a plugin that fails to load is a problem.
     """
     situation, findings = look(source, overrides=overrides, uses=uses or {}, files=files, strict_plugins=strict_plugins)
-    checks = [*CHECKS, *(c for h in situation.candidates for c in h.checks()), *_own_checks(situation)]
-    for check in checks:
+    for check in CHECKS:
         findings += _run(check, situation)
+    brought: list[Callable[[], Iterable[Check]]] = [h.checks for h in situation.candidates]
+    brought.append(partial(_own_checks, situation))
+    for bring in brought:
+        try:
+            checks = list(bring())
+        except Exception as error:  # somebody's plugin: what it would have checked is not known
+            evidence = f"{bring!r:.80} raised {type(error).__name__}: {error}{place_of(error)}"
+            findings.append(
+                Finding(check="checks", result="warning", evidence=evidence, cure="report it to its author")
+            )
+            continue
+        for check in checks:
+            findings += _run(check, situation)
     return findings
 
 
@@ -98,15 +113,18 @@ def look(
     settings: dict[str, Any] = {"overrides": overrides, "files": files, "strict_plugins": strict_plugins}
     try:
         plan = resolve(source, uses=uses, **settings)
+        plan.components["hardware"]  # `auto` looks now
     except HardwareError as error:
         findings.append(_refusal("hardware", error))
         try:  # the rest of the recipe can be checked all the same
             plan = resolve(source, uses={**uses, "hardware": "cpu"}, **settings)
         except AgentrigError as second:
+            plan = None
             findings.append(_refusal("recipe", second))
     except AgentrigError as error:
+        plan = None
         findings.append(_refusal("recipe", error))
-    candidates = _candidates(plan)
+    candidates = _candidates(plan, findings)
     if plan is not None and not findings:
         name = plan.components["hardware"].spec.name
         chosen = next((h for h in candidates if h.name == name), None)
@@ -134,23 +152,32 @@ def look(
 
 def _probe(hardware: Hardware) -> Probe:
     try:
-        return hardware.probe()
-    except Exception as error:  # somebody's plugin: the others are examined all the same
-        problem = f"the probe itself failed ({type(error).__name__}: {error}): report it to whoever wrote the plugin"
-        return Probe(available=False, problems=(problem,))
+        return probed(hardware)
+    except HardwareError as error:  # somebody's plugin: the others are examined all the same
+        first, _, cure = str(error).partition("\n")
+        return Probe(available=False, problems=(f"{first.replace(': ', ' ')}: {cure.strip() or 'report it'}",))
 
 
-def _candidates(plan: Any) -> list[Hardware]:
-    """Build every installed hardware: the plan's own with its settings, the others with their defaults."""
+def _candidates(plan: Any, findings: list[Finding]) -> list[Hardware]:
+    """Build every installed hardware: the plan's own with its settings, the others with their defaults.
+
+    One that can't be built is a finding, and keeps a run only from using it.
+    """
     from agentrig.plugins import load
 
     registry = plan.registry if plan is not None else load()
-    built = []
+    found = []
     for component in registry.components("hardware"):
         spec: Any = component.spec
-        mine = plan is not None and plan.components["hardware"].spec.name == spec.name
-        built.append(spec.build(plan.configs["hardware"] if mine else spec.config()))
-    return built
+        mine = plan is not None and plan.components["hardware"] == component
+        try:
+            found.append(built(component, plan.configs["hardware"] if mine else spec.config()))
+        except Exception as error:
+            first = str(error).partition("\n")[0]
+            cure = f"report it to whoever wrote plugin {component.plugin}"
+            result: Result = "problem" if mine else "warning"
+            findings.append(Finding(check=f"{spec.name} devices", result=result, evidence=first, cure=cure))
+    return found
 
 
 def _refusal(check: str, error: AgentrigError) -> Finding:
