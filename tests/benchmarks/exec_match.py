@@ -180,7 +180,7 @@ def ours() -> Judge:
 
 def close_workers() -> None:
     """End ExecMatch's worker processes, so that their CPU time is counted."""
-    from agentrig_spider.rewards.sandbox import WORKERS
+    from agentrig_spider.sandbox.pool import WORKERS
 
     WORKERS.close()
 

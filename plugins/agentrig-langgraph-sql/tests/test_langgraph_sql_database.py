@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -134,14 +137,143 @@ def test_a_missing_or_damaged_file_is_the_environments_fault(zoo: Path, tmp_path
         run_query(broken, "SELECT * FROM animal")
 
 
-def test_a_locked_file_is_the_environments_fault(zoo: Path) -> None:
+def test_a_lock_does_not_hold_the_agent_up(zoo: Path) -> None:
     writer = sqlite3.connect(zoo, isolation_level=None)
     writer.execute("BEGIN EXCLUSIVE")
+    writer.execute("DELETE FROM animal")  # is not in the file yet
     try:
-        with pytest.raises(DatabaseBroken, match="locked"):
-            run_query(zoo, "SELECT * FROM animal", timeout_s=0.2)
+        assert run_query(zoo, "SELECT count(*) FROM animal", timeout_s=2.0).rows == [(4,)]
     finally:
         writer.close()
+
+
+def test_a_file_that_is_half_written_is_the_environments_fault(zoo: Path) -> None:
+    writer = sqlite3.connect(zoo, isolation_level=None)
+    writer.execute("PRAGMA cache_size = 1")
+    writer.execute("BEGIN")
+    writer.execute(
+        "WITH RECURSIVE n(i) AS (SELECT 10 UNION ALL SELECT i + 1 FROM n LIMIT 20000)"
+        " INSERT INTO animal SELECT i, hex(randomblob(50)), 1, 1 FROM n"
+    )
+    try:
+        with pytest.raises(DatabaseBroken, match=r"zoo\.sqlite-journal: close the programs that write to it"):
+            run_query(zoo, "SELECT * FROM animal")
+    finally:
+        writer.close()
+
+
+def test_changes_in_a_write_ahead_log_are_not_missed_in_silence(zoo: Path) -> None:
+    writer = sqlite3.connect(zoo, isolation_level=None)
+    writer.execute("PRAGMA journal_mode = WAL")
+    writer.execute("DELETE FROM animal WHERE id = 1")
+    try:
+        with pytest.raises(DatabaseBroken, match=r"zoo\.sqlite-wal: close the programs .* wal_checkpoint"):
+            run_query(zoo, "SELECT count(*) FROM animal")
+        with pytest.raises(DatabaseBroken, match="wal"), connect(zoo):
+            pass
+    finally:
+        writer.close()  # the last one to leave writes the log into the file
+    assert run_query(zoo, "SELECT count(*) FROM animal").rows == [(3,)]
+
+
+TEXT8M = "replace(hex(zeroblob(4000000)), '00', 'aa')"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        f"SELECT instr({TEXT8M}, substr({TEXT8M}, 1, 4000000) || 'b')",
+        f"SELECT trim({TEXT8M}, replace(substr({TEXT8M}, 1, 4000000), 'a', 'b') || 'a')",
+        ENDLESS + "count(*) FROM (SELECT printf('%.*c', 15000000, 'x') || i AS t FROM n ORDER BY t)",
+        ENDLESS + "group_concat(hex(zeroblob(1000)) || i) FROM n",
+    ],
+)
+def test_one_slow_call_of_a_function_is_stopped_too(zoo: Path, query: str) -> None:
+    """SQLite looks at no clock inside one call; the sandbox's worker process is ended."""
+    start = time.monotonic()
+    text = run_query(zoo, query, timeout_s=0.5).text(200)
+    assert time.monotonic() - start < 0.5 + 1.5
+    assert text.startswith(("Error: the query was stopped after 0.5 s", "Error: the query needs too much memory")), text
+    assert run_query(zoo, "SELECT hex(1)").rows == [("31",)]
+
+
+def largest_temporary_file(done: threading.Event) -> int:
+    """Return the size in bytes of the largest of SQLite's temporary files, which have no name but in /proc."""
+    largest = 0
+    while not done.is_set():
+        for link in Path("/proc").glob("[0-9]*/fd/*"):
+            try:
+                if "etilqs" in str(link.readlink()):
+                    largest = max(largest, link.stat().st_size)
+            except OSError:
+                continue
+    return largest
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc to see which files are open")
+def test_sorting_writes_no_temporary_file(zoo: Path) -> None:
+    done = threading.Event()
+    with ThreadPoolExecutor(1) as watcher:
+        found = watcher.submit(largest_temporary_file, done)
+        try:
+            run_query(zoo, ENDLESS + "i, hex(zeroblob(2000)) || i AS t FROM n ORDER BY t DESC", timeout_s=1.0)
+        finally:
+            done.set()
+    assert found.result() == 0
+
+
+def test_a_function_that_reaches_out_is_refused(zoo: Path) -> None:
+    assert run_query(zoo, "SELECT fts3_tokenizer('simple')").text() in (
+        "Error: only a SELECT that reads the tables is allowed",
+        "Error: no such function: fts3_tokenizer",  # of a library without it
+    )
+
+
+@pytest.mark.parametrize("query", ["REINDEX", "DROP TABLE IF EXISTS none", "DROP VIEW IF EXISTS none", "VACUUM"])
+def test_a_statement_that_finds_nothing_to_do_is_no_query(zoo: Path, query: str) -> None:
+    assert run_query(zoo, query).text().startswith("Error: ")
+
+
+def test_what_a_query_provokes_is_not_taken_for_damage(zoo: Path) -> None:
+    broken = zoo.with_name("broken.sqlite")
+    content = bytearray(zoo.read_bytes())
+    content[4096 : 4096 + 40] = b"\xee" * 40  # the first page of species
+    broken.write_bytes(content)
+    with pytest.raises(DatabaseBroken, match=r"broken\.sqlite is damaged"):
+        run_query(broken, "SELECT * FROM species")
+
+
+def test_workers_end_with_a_runner_that_is_killed(zoo: Path) -> None:
+    """Their pipes close; the one in the middle of a query ends with its budget."""
+    code = (
+        "import sys, threading, time\n"
+        "from agentrig_langgraph_sql.database import run_query\n"
+        "from agentrig_spider.sandbox.pool import WORKERS\n"
+        f"run = lambda: run_query(sys.argv[1], {ENDLESS + 'count(*) FROM n'!r}, timeout_s=2.0)\n"
+        "run_query(sys.argv[1], 'SELECT hex(1)')\n"
+        "threads = [threading.Thread(target=run) for _ in range(2)]\n"
+        "[thread.start() for thread in threads]\n"
+        "time.sleep(0.5)\n"
+        "print(*[worker._process.pid for worker in WORKERS._all], flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    runner = subprocess.Popen([sys.executable, "-c", code, str(zoo)], stdout=subprocess.PIPE, text=True)
+    assert runner.stdout is not None
+    workers = [int(number) for number in runner.stdout.readline().split()]
+    runner.kill()
+    runner.communicate()
+    assert workers
+    end = time.monotonic() + 15
+    while any(alive(worker) for worker in workers):
+        assert time.monotonic() < end, "a worker outlived its runner"
+        time.sleep(0.05)
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_a_path_with_odd_characters_opens(zoo: Path) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig_spider import ExecMatch
-from agentrig_spider.rewards.sandbox import WORKERS
+from agentrig_spider.sandbox.pool import WORKERS
 
 ENDLESS = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) "
 TEXT8M = "replace(hex(zeroblob(4000000)), '00', 'aa')"

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from agentrig_spider import ExecMatch
-from agentrig_spider.rewards import sandbox, sqlite
-from agentrig_spider.rewards.execution import NeedsWorker, run_query
+from agentrig_spider.sandbox import NeedsWorker, fingerprint, open_read_only, pool, run_query
 
 BUDGET_S = 0.8
 SCRIPT = Path(__file__).with_name("hostile_queries.py")
@@ -172,7 +171,7 @@ def test_odd_paths(database: Path) -> None:
 
 
 def test_a_handle_can_not_write_even_without_its_authorizer(database: Path) -> None:
-    connection = sqlite.open_read_only(str(database))
+    connection = open_read_only(str(database))
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         connection.execute("DELETE FROM band")
     connection.close()
@@ -190,22 +189,89 @@ def test_a_handle_can_not_write_even_without_its_authorizer(database: Path) -> N
     ],
 )
 def test_risky_queries_are_kept_out_of_this_process(database: Path, sql: str) -> None:
-    mark = sqlite.fingerprint(str(database))
+    mark = fingerprint(str(database))
     with pytest.raises(NeedsWorker):
         run_query(str(database), mark, sql, max_rows=1, deadline=time.monotonic() + 5, workers=False)
+
+
+NO_QUERIES = [
+    "REINDEX",
+    "REINDEX band",
+    "DROP TABLE IF EXISTS none",
+    "DROP VIEW IF EXISTS none",
+    "DROP INDEX IF EXISTS none",
+    "DROP TRIGGER IF EXISTS none",
+    "VACUUM",
+    "ANALYZE",
+    "-- nothing",
+]
+"""SQLite's authorizer hears of hardly any of these, since they find nothing to do."""
+
+
+@pytest.mark.parametrize("sql", NO_QUERIES)
+@pytest.mark.parametrize("workers", [False, True])
+def test_what_is_no_query_does_not_match_an_empty_gold(
+    database: Path, sql: str, workers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if workers:
+        monkeypatch.setattr("agentrig_spider.sandbox.query.looks_plain", lambda sql: False)
+    score = ExecMatch().score(sql, "SELECT id FROM band WHERE id < 0", database)
+    assert (score.status, score.value) == ("ok", 0.0)
+    assert "fails" in score.details["reason"]
+
+
+@pytest.mark.parametrize("sql", ["BEGIN", "SAVEPOINT a", "PRAGMA no_such_name", "SELECT id FROM band WHERE 0"])
+def test_what_reads_and_finds_nothing_matches_an_empty_gold(database: Path, sql: str) -> None:
+    assert ExecMatch().score(sql, "SELECT id FROM band WHERE id < 0", database).value == 1.0
+
+
+def test_the_budget_holds_however_many_ask_at_once(database: Path) -> None:
+    """More callers than there are workers; each has an endless query of its own."""
+    endless = "WITH RECURSIVE r(i) AS (SELECT {} UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r"
+    match = ExecMatch(timeout_s=1.0)
+    assert match.score("SELECT count(id) FROM band", "SELECT count(*) FROM band", database).value == 1.0
+    found: list[tuple[float, Any]] = []
+
+    def ask(number: int) -> None:
+        start = time.monotonic()
+        score = match.score(endless.format(number), "SELECT count(*) FROM band", database)
+        found.append((time.monotonic() - start, score))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(pool.MAX_WORKERS + 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Half a second is the promise; the rest is for a machine that has others to serve.
+    assert max(seconds for seconds, _ in found) < 1.0 + 0.5 + 1.0
+    assert {score.status for _, score in found} <= {"timeout", "invalid"}
+    assert sum(score.status == "timeout" for _, score in found) >= 1
+    for _, score in found:
+        if score.status == "invalid":
+            assert "was not judged within 1 s" in score.details["reason"]
+    assert match.score("SELECT hex(1)", "SELECT hex(1) AS x", database).value == 1.0
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show another's environment")
+def test_workers_get_nobodys_keys(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    pool.WORKERS.close()
+    assert ExecMatch().score("SELECT hex(1)", "SELECT hex(1) AS x", database).value == 1.0
+    for worker in pool.WORKERS._all:
+        assert b"secret" not in Path(f"/proc/{worker._process.pid}/environ").read_bytes()
 
 
 def test_a_killed_worker_is_replaced(database: Path) -> None:
     match = ExecMatch()
     assert match.score("SELECT hex(name) FROM band", "SELECT hex(name) FROM band WHERE 1", database).value == 1.0
-    for worker in list(sandbox.WORKERS._all):
+    for worker in list(pool.WORKERS._all):
         worker._process.kill()
     assert match.score("SELECT hex(id) FROM band", "SELECT hex(id) FROM band WHERE 1", database).value == 1.0
 
 
 def test_workers_end_with_their_process(database: Path) -> None:
     code = (
-        "import sys; from agentrig_spider import ExecMatch; from agentrig_spider.rewards.sandbox import WORKERS\n"
+        "import sys; from agentrig_spider import ExecMatch; from agentrig_spider.sandbox.pool import WORKERS\n"
         "ExecMatch().score('SELECT hex(id) FROM band', 'SELECT hex(1)', sys.argv[1])\n"
         "print([worker._process.pid for worker in WORKERS._all][0])"
     )

@@ -1,14 +1,13 @@
-"""A read-only handle on an SQLite file, with budgets of time, rows and characters.
+"""The agent's SQL tool: one query on an SQLite file, read-only, with budgets of time, memory, rows and characters.
 
-Why not langchain-community's SQL tools: they open the file for writing through SQLAlchemy, put no
-limit on a query's time or rows, reflect the whole schema for every object made, and turn a broken
-database into the same text as a wrong query. Here a query can't write, can't hang, can't fill the
-memory, and what the query did wrong (text for the model) is kept apart from what the environment
-did wrong (an exception).
+It runs in `agentrig_spider.sandbox`, as the rewards' queries do: a query can't write, can't hang, can't fill the
+memory or a disk. What the query did wrong (text for the model) is kept apart from what the environment did wrong (an
+exception). docs/decisions/0005 says why this is not LangChain's `SQLDatabase`.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -17,15 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from agentrig_spider import sandbox
+from agentrig_spider.sandbox import Fingerprint, QueryFailed, QueryTimeout, Terms, WorkersBusy
 
-_READS = frozenset((sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE))
-# Codes that say nothing of the query: the file is missing, damaged, locked, or the machine is at its limits.
-_ENVIRONMENT = frozenset(
-    getattr(sqlite3, f"SQLITE_{name}")
-    for name in ("PERM", "BUSY", "LOCKED", "NOMEM", "IOERR", "CORRUPT", "FULL", "CANTOPEN", "NOTADB")
-)
-_LONGEST_VALUE = 16 * 2**20  # bytes; SQLite's own limit of 1e9 lets `zeroblob` eat the memory
-_OPCODES_A_CHECK = 10_000  # well below a millisecond of SQLite's work
+_LONGEST_VALUE = 16 * 2**20  # bytes; for what the agent itself reads: the schema and sample rows
+_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # how a journal begins that SQLite would roll back
 
 
 class DatabaseBroken(Exception):
@@ -98,31 +93,52 @@ def _cell(value: Any, limit: int) -> str:
 
 
 @contextmanager
-def connect(path: str | Path, *, wait_s: float = 5.0) -> Iterator[sqlite3.Connection]:
+def connect(path: str | Path) -> Iterator[sqlite3.Connection]:
     """Open an SQLite file that nothing done through the connection can change, and close it at the end.
 
-    Args:
-        path: The file.
-        wait_s: How long to wait for a writer elsewhere to let go of the file.
+    It is for statements of one's own, which are trusted to end; a model's queries go through `run_query`.
 
     Raises:
-        DatabaseBroken: SQLite can't open or read the file.
+        DatabaseBroken: SQLite can't open or read the file, or it is being written to.
     """
-    uri = f"{Path(path).absolute().as_uri()}?mode=ro"
+    absolute = os.path.abspath(path)
+    _at_rest(absolute)
     try:
-        connection = sqlite3.connect(uri, uri=True, timeout=wait_s, isolation_level=None, check_same_thread=False)
-    except sqlite3.OperationalError as error:
-        raise DatabaseBroken(f"{path}: {error}") from error
-    with closing(connection):
-        # Real data holds bytes that are no UTF-8 in text columns.
-        connection.text_factory = lambda raw: raw.decode(errors="replace")
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
-        try:
+        connection = sandbox.open_read_only(absolute)
+        with closing(connection):
+            # Real data holds bytes that are no UTF-8 in text columns.
+            connection.text_factory = lambda raw: raw.decode(errors="replace")
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
             yield connection
-        except sqlite3.DatabaseError as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _ENVIRONMENT:
-                raise DatabaseBroken(f"{path}: {error}") from error
-            raise
+    except sqlite3.DatabaseError as error:
+        if sandbox.is_damage(getattr(error, "sqlite_errorcode", None)):
+            raise DatabaseBroken(f"{path}: {error}") from error
+        raise
+
+
+def _at_rest(path: str) -> Fingerprint:
+    """Return the file's fingerprint; raise `DatabaseBroken` where what it says is not all that it holds.
+
+    It is read as it lies on the disk, without a lock, so changes that a writer has not yet put there would be missed.
+    """
+    try:
+        mark = sandbox.fingerprint(path)
+    except OSError as error:
+        raise DatabaseBroken(f"{path}: unable to open the database file ({error.strerror})") from None
+    for side in ("-wal", "-journal"):
+        try:
+            with open(path + side, "rb") as file:
+                start = file.read(len(_JOURNAL))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise DatabaseBroken(f"{path}{side}: {error.strerror}; let this user read it, or remove it") from None
+        if start and (side == "-wal" or start == _JOURNAL):
+            raise DatabaseBroken(
+                f"{path} has changes that are not finished, in {os.path.basename(path)}{side}: close the programs that"
+                f" write to it, then let SQLite finish them: sqlite3 {path} 'PRAGMA wal_checkpoint(TRUNCATE)'"
+            )
+    return mark
 
 
 def run_query(
@@ -133,7 +149,7 @@ def run_query(
     Args:
         database: The SQLite file.
         query: One statement. One that would write, change settings or attach files is refused.
-        timeout_s: The query is stopped after so many seconds.
+        timeout_s: The query is stopped after so many wall seconds, whatever it is doing.
         max_rows: So many rows are fetched at most.
         max_chars: No more rows are fetched once their values have so many characters together.
 
@@ -145,45 +161,31 @@ def run_query(
     """
     if not query.strip():
         return Result(error="the query is empty")
+    path = os.path.abspath(database)
+    mark = _at_rest(path)
     deadline = time.monotonic() + timeout_s
-    refused: list[int] = []
-
-    def authorize(action: int, _one: str | None, name: str | None, _three: str | None, _four: str | None) -> int:
-        if action in _READS and not (action == sqlite3.SQLITE_FUNCTION and name == "load_extension"):
-            return sqlite3.SQLITE_OK
-        refused.append(action)
-        return sqlite3.SQLITE_DENY
-
-    with connect(database, wait_s=timeout_s) as connection:
-        connection.set_authorizer(authorize)
-        connection.set_progress_handler(lambda: time.monotonic() > deadline, _OPCODES_A_CHECK)
-        try:
-            cursor = connection.execute(query)
-            if cursor.description is None:
-                return Result(error="the statement returns no rows; write a SELECT")
-            rows, more = _fetch(cursor, max_rows, max_chars)
-        except (sqlite3.Error, sqlite3.Warning, ValueError) as error:  # ValueError: null characters, lone surrogates
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _ENVIRONMENT:
-                raise
-            return Result(error=_in_words(error, refused, timeout_s))
-        columns = [column[0] for column in cursor.description]
-    return Result(columns=columns, rows=rows, more=more)
+    terms = Terms(max_bytes=min(max_chars, sandbox.MAX_RESULT_BYTES), cut=True, select_only=True, undecodable="replace")
+    try:
+        fetched = sandbox.run_query(path, mark, query, max_rows=max_rows + 1, deadline=deadline, terms=terms)
+    except QueryTimeout:
+        return Result(error=f"the query was stopped after {timeout_s:g} s")
+    except QueryFailed as error:
+        # A query can provoke errors that speak of the file; then the file itself is asked.
+        if error.damaged and (problem := sandbox.damage(path, mark, time.monotonic() + timeout_s)):
+            raise DatabaseBroken(problem) from error
+        return Result(error="only a SELECT that reads the tables is allowed" if error.refused else str(error))
+    except (WorkersBusy, OSError) as error:
+        raise DatabaseBroken(f"{path}: the query did not run: {error}") from error
+    rows = _within(fetched.rows, max_rows, max_chars)
+    return Result(columns=list(fetched.names), rows=rows, more=fetched.cut or len(rows) < len(fetched.rows))
 
 
-def _fetch(cursor: sqlite3.Cursor, max_rows: int, max_chars: int) -> tuple[list[Sequence[Any]], bool]:
-    """Return the rows within the budgets, and whether there were more."""
+def _within(fetched: Sequence[Sequence[Any]], max_rows: int, max_chars: int) -> list[Sequence[Any]]:
+    """Return the first rows, as many as the budgets let through."""
     rows: list[Sequence[Any]] = []
-    for row in cursor:
-        if len(rows) >= max_rows or max_chars <= 0:
-            return rows, True
+    for row in fetched[:max_rows]:
+        if max_chars <= 0:
+            break
         rows.append(row)
         max_chars -= sum(len(cell) for cell in row if isinstance(cell, (str, bytes)))
-    return rows, False
-
-
-def _in_words(error: Exception, refused: Sequence[int], timeout_s: float) -> str:
-    if refused:
-        return "only a SELECT that reads the tables is allowed"
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_INTERRUPT:
-        return f"the query was stopped after {timeout_s:g} s"
-    return str(error)
+    return rows

@@ -1,4 +1,4 @@
-"""The agent as a LangGraph: write → execute → check → (end | rewrite → execute). Knows nothing of agentrig."""
+"""The agent as a LangGraph: write → execute → check → (end | rewrite → execute). Needs no run of agentrig."""
 
 from __future__ import annotations
 

@@ -10,23 +10,31 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrig import Score
-from agentrig_spider.rewards.execution import (
-    HEAP_BYTES,
-    MAX_RESULT_BYTES,
-    MAX_ROWS,
-    NeedsWorker,
-    QueryTimeout,
-    QueryTooLarge,
-    WorkerDied,
-    run_query,
-)
 from agentrig_spider.rewards.golds import Gold, Golds, is_volatile
 from agentrig_spider.rewards.matching import OutOfTime
 from agentrig_spider.rewards.official import Official
 from agentrig_spider.rewards.rules import Query, Refused, Rules, Unsound
-from agentrig_spider.rewards.sqlite import Fetched, Fingerprint, QueryFailed, fingerprint
 from agentrig_spider.rewards.strict import Strict
 from agentrig_spider.rewards.suite import copies_of, databases
+from agentrig_spider.sandbox import (
+    HEAP_BYTES,
+    MAX_RESULT_BYTES,
+    Fetched,
+    Fingerprint,
+    NeedsWorker,
+    QueryFailed,
+    QueryTimeout,
+    QueryTooLarge,
+    Terms,
+    WorkerDied,
+    WorkersBusy,
+    damage,
+    fingerprint,
+    run_query,
+)
+
+MAX_ROWS = 500_000
+"""Most rows of a gold query."""
 
 MAX_REASON = 1_000
 
@@ -73,6 +81,7 @@ class ExecMatch:
         self._copies = copies
         self._rules: Rules = Strict() if mode == "strict" else Official(keep_distinct=keep_distinct)
         self._golds = Golds()
+        self._terms = Terms(heap_bytes=int(memory_mb * 2**20))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the golds; another process runs its own."""
@@ -129,6 +138,8 @@ class ExecMatch:
     ) -> Score:
         try:
             return self._score(predicted, gold, database, budget, workers)
+        except WorkersBusy as error:
+            return Score.invalid(f"the query was not judged within {budget:g} s: {error}")
         except Unsound as error:
             return Score.invalid(_plain(str(error)))
         except NeedsWorker:
@@ -173,8 +184,8 @@ class ExecMatch:
             except QueryTooLarge as error:
                 return _verdict(0.0, str(error), executes=False)
             except QueryFailed as error:
-                if error.damaged:
-                    _check_sound(path, mark, deadline)
+                if error.damaged and (problem := damage(path, mark, deadline)):
+                    raise Unsound(problem) from None
                 return _verdict(0.0, f"the prediction fails: {error}", executes=False)
             if difference:
                 on = f" on {Path(path).name}" if len(suite) > 1 else ""
@@ -182,8 +193,7 @@ class ExecMatch:
         return _verdict(1.0, "the results match")
 
     def _run(self, path: str, mark: Fingerprint, sql: str, max_rows: int, deadline: float, workers: bool) -> Fetched:
-        heap_bytes = int(self.memory_mb * 2**20)
-        return run_query(path, mark, sql, max_rows=max_rows, deadline=deadline, heap_bytes=heap_bytes, workers=workers)
+        return run_query(path, mark, sql, max_rows=max_rows, deadline=deadline, terms=self._terms, workers=workers)
 
     def _gold(self, path: str, mark: Fingerprint, query: Query, deadline: float, workers: bool) -> Gold:
         def run(sql: str, max_rows: int) -> Fetched:
@@ -217,18 +227,6 @@ def _mark(path: str) -> Fingerprint:
         return fingerprint(path)
     except OSError as error:
         raise Unsound(f"the database {path} can't be read: {error}") from None
-
-
-def _check_sound(path: str, mark: Fingerprint, deadline: float) -> None:
-    """Raise `Unsound` where the file was changed under the query, or is damaged."""
-    if _mark(path) != mark:
-        raise Unsound(f"the database {path} changed while it was in use")
-    try:
-        found = run_query(path, mark, "PRAGMA quick_check(1)", max_rows=1, deadline=deadline).rows
-    except (QueryFailed, QueryTimeout) as error:
-        raise Unsound(f"the database {path} is damaged: {error}") from None
-    if found != [("ok",)]:
-        raise Unsound(f"the database {path} is damaged: {found[0][0] if found else 'unknown'}")
 
 
 def _verdict(value: float, reason: str, *, executes: bool = True) -> Score:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import attrs
 
-from agentrig_spider.rewards.sqlite import Fetched, Row
+from agentrig_spider.sandbox import Fetched, Row
 
 _CLOCK = re.compile(r"""\bnow\b|\b(?:date|time|datetime|julianday|unixepoch)\s*\(\s*\)|\bstrftime\s*\([^,()]*\)""")
 _CHANGING = ("random", "current_date", "current_time", "changes(", "last_insert_rowid")

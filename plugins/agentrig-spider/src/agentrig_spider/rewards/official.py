@@ -6,7 +6,7 @@ from agentrig_spider.rewards.golds import Gold
 from agentrig_spider.rewards.lexing import TooLong, official_text, order_matters
 from agentrig_spider.rewards.matching import same_result
 from agentrig_spider.rewards.rules import Query, Refused, Run, Unsound
-from agentrig_spider.rewards.sqlite import Fetched
+from agentrig_spider.sandbox import Fetched
 
 
 class Official:

@@ -8,7 +8,7 @@ from typing import Protocol
 import attrs
 
 from agentrig_spider.rewards.golds import Gold
-from agentrig_spider.rewards.sqlite import Fetched
+from agentrig_spider.sandbox import Fetched
 
 Run = Callable[[str, int], Fetched]
 """`run(sql, max_rows)` on one database; raises what `execution.run_query` raises."""

@@ -13,7 +13,7 @@ from agentrig_spider.rewards.golds import Gold, Ties
 from agentrig_spider.rewards.matching import arrangeable
 from agentrig_spider.rewards.rules import Query, Refused, Run, Unsound
 from agentrig_spider.rewards.sql import NotAQuery, Select, Token, read_select
-from agentrig_spider.rewards.sqlite import Fetched, QueryFailed, Row
+from agentrig_spider.sandbox import Fetched, QueryFailed, Row
 
 RELATIVE_TOLERANCE = 1e-9
 """Two numbers of which at least one is a float are equal within this share of the larger."""

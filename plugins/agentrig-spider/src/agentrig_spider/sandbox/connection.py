@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import attrs
 
-from agentrig_spider.rewards.guard import PLAIN_FUNCTIONS, Guard, set_limits
+from agentrig_spider.sandbox.guard import PLAIN_FUNCTIONS, Guard, set_limits
 
 Row = tuple[Any, ...]
 
@@ -30,6 +30,9 @@ CHECKS = 16
 
 SLICE_S = 0.05
 """CPU seconds of the thread before a query goes to a worker."""
+
+CELLS_A_FETCH = 4_096
+"""Cells that are fetched between two looks at the size of a result; at most 8 MB."""
 
 MAX_CELL_BYTES = 2_000
 """Longest string, blob or record that is handled in this process."""
@@ -44,11 +47,13 @@ class QueryFailed(Exception):
 
     Attributes:
         damaged: Whether the error speaks of the file rather than of the query.
+        refused: What the query asked for and may not do, in words; empty where it failed otherwise.
     """
 
-    def __init__(self, message: str, *, damaged: bool = False) -> None:
+    def __init__(self, message: str, *, damaged: bool = False, refused: str = "") -> None:
         super().__init__(message)
         self.damaged = damaged
+        self.refused = refused
 
 
 @attrs.frozen
@@ -59,11 +64,13 @@ class Fetched:
         rows: At most as many as asked for.
         names: The columns' names; empty for a statement that returns no rows.
         tables: Names of the tables that it reads, lower case.
+        cut: Whether there were more rows, which would have made the result too large.
     """
 
     rows: list[Row]
     names: tuple[str, ...]
     tables: frozenset[str]
+    cut: bool = False
 
     @property
     def columns(self) -> int:
@@ -87,8 +94,14 @@ class Connection:
         self._checks += 1
         return self._checks >= CHECKS or time.thread_time() > self._slice_end
 
-    def run(self, sql: str, *, max_rows: int) -> Fetched:
+    def run(self, sql: str, *, max_rows: int, max_bytes: int, select_only: bool = False) -> Fetched:
         """Run one statement.
+
+        Args:
+            sql: The statement.
+            max_rows: Where to stop.
+            max_bytes: A result that may be larger is left to a worker process.
+            select_only: Refuse what is no SELECT, also where it only tells.
 
         Raises:
             Escalate: It needs a worker process.
@@ -96,12 +109,16 @@ class Connection:
         """
         self._checks = 0
         self._slice_end = time.thread_time() + SLICE_S
-        self._guard.reset()
+        self._guard.reset(select_only=select_only)
         cursor = self._connection.cursor()
         try:
             cursor.execute(sql)
             names = tuple([column[0] for column in cursor.description or ()])
-            rows = cursor.fetchmany(max_rows) if names else []
+            if problem := self._guard.no_query(names):
+                raise QueryFailed(problem)
+            rows = _fetch(cursor, len(names), max_rows, max_bytes)
+        except (Escalate, QueryFailed):
+            raise
         except Exception as error:
             raise self._translated(error) from None
         finally:
@@ -124,11 +141,29 @@ class Connection:
         # Both are wordings of this process's own limits, not of SQLite's defaults.
         if "LIKE or GLOB pattern too complex" in message or message.startswith("Could not decode to UTF-8"):
             return Escalate()
-        return QueryFailed(message, damaged=is_damage(code))
+        return QueryFailed(message, damaged=is_damage(code), refused=self._guard.refused)
 
     def close(self) -> None:
         """Close the handle."""
         self._connection.close()
+
+
+def _fetch(cursor: sqlite3.Cursor, columns: int, max_rows: int, max_bytes: int) -> list[Row]:
+    """Return the rows; raise `Escalate` where their texts could be more than `max_bytes` together."""
+    rows: list[Row] = []
+    if not columns:
+        return rows
+    size = 0
+    while len(rows) < max_rows:
+        wanted = min(max_rows - len(rows), max(1, CELLS_A_FETCH // columns))
+        some = cursor.fetchmany(wanted)
+        rows += some
+        if len(some) < wanted:
+            break
+        size += sum(len(cell) for row in some for cell in row if isinstance(cell, (str, bytes)))
+        if size > max_bytes:
+            raise Escalate
+    return rows
 
 
 def is_damage(code: int | None) -> bool:

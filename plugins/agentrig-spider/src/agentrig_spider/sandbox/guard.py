@@ -43,24 +43,42 @@ class Guard:
         refused: What the last refusal was about, in words; empty if there was none.
     """
 
-    def __init__(self, functions: Collection[str] | None, *, recursion: bool, virtual_tables: bool) -> None:
+    def __init__(
+        self, functions: Collection[str] | None, *, recursion: bool, virtual_tables: bool, select_only: bool = False
+    ) -> None:
         self._functions = functions
         self._recursion = recursion
         self._virtual_tables = virtual_tables
-        self.escalate = False
-        self.refused = ""
-        self._read: set[str | None] = set()
+        self.reset(select_only=select_only)
 
     @property
     def tables(self) -> frozenset[str]:
         """Tables read since `reset`, lower case."""
         return frozenset([name.lower() for name in self._read if name])
 
-    def reset(self) -> None:
-        """Forget the last query."""
+    def reset(self, *, select_only: bool = False) -> None:
+        """Forget the last query.
+
+        Args:
+            select_only: The next one may use no PRAGMA and no transaction either.
+        """
         self.escalate = False
         self.refused = ""
-        self._read = set()
+        self._read: set[str | None] = set()
+        self._select_only = select_only
+        self._without_rows = False
+
+    def no_query(self, names: Collection[str]) -> str:
+        """Return what a statement that ran is called, if it was no query; empty if it was one.
+
+        SQLite asks the authorizer nothing about a statement that finds nothing to do (`REINDEX` without an index,
+        `DROP TABLE IF EXISTS` without the table), so what it returns tells: a query has columns. Only a PRAGMA, a
+        transaction and a savepoint that were granted have none.
+
+        Args:
+            names: Its columns' names.
+        """
+        return "" if names or self._without_rows else "the statement returns no rows; write a SELECT"
 
     def decide(
         self, action: int, first: str | None, second: str | None, database: str | None, trigger: str | None
@@ -90,11 +108,14 @@ class Guard:
             return sqlite3.SQLITE_OK if self._virtual_tables else sqlite3.SQLITE_DENY
         if action == sqlite3.SQLITE_PRAGMA:
             name = (first or "").lower()
-            if name in _LOOKING_PRAGMAS or (second is None and name not in _ACTING_PRAGMAS):
+            looks = name in _LOOKING_PRAGMAS or (second is None and name not in _ACTING_PRAGMAS)
+            if looks and not self._select_only:
+                self._without_rows = True
                 return sqlite3.SQLITE_OK
             self.refused = f"PRAGMA {name}"
             return sqlite3.SQLITE_DENY
-        if action in (sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT):
+        if action in (sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT) and not self._select_only:
+            self._without_rows = True
             # Without writes a transaction is a no-op; it is rolled back after the statement.
             return sqlite3.SQLITE_OK
         self.refused = "a statement that is more than a query"

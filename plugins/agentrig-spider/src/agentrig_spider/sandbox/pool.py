@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-MAX_WORKERS = 8
-"""Queries in workers at once; one more waits, and its clock starts when it gets a worker."""
+MAX_WORKERS = 32
+"""Queries in workers at once; one more waits within its own budget. The machine decides how fast they are."""
 
 KEEP_IDLE = 4
 """Workers kept for the next query."""
@@ -23,18 +23,25 @@ KEEP_IDLE = 4
 GRACE_S = 0.1
 """How long after a query's budget its worker is killed."""
 
-START_S = 30.0
-"""How long a worker may take to start; a loaded machine is no reason to fail."""
+START_GRACE_S = 0.3
+"""How long after a query's budget a worker that is still starting is waited for."""
 
 UNCHARGED_START_S = 0.15
 """Of the time that a worker takes to start, how much does not count against the query's budget."""
 
 READY = b"ready"
+ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "LANG", "LC_ALL")
+"""Variables that a worker gets: what Python may need to start, and nobody's keys."""
+
 _SCRIPT = Path(__file__).with_name("worker.py")
 
 
 class WorkerLost(Exception):
     """The worker died under the query (killed for memory, or SQLite crashed)."""
+
+
+class WorkersBusy(Exception):
+    """The query got no worker, or too late: others have them, or the machine is too slow to start one."""
 
 
 class WorkerTimeout(Exception):
@@ -52,21 +59,28 @@ class Worker:
             stderr=subprocess.DEVNULL,
             bufsize=0,
             cwd="/",
+            env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
             start_new_session=True,
         )
         self._ready = False
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, end: float) -> None:
         """Wait for the process to start, where that was not done before.
 
+        Args:
+            end: `time.monotonic()` at which to give up.
+
         Raises:
+            WorkersBusy: It has not started by then; it goes on starting.
             OSError: It does not start.
         """
         if self._ready:
             return
         try:
-            self._read(len(READY), time.monotonic() + START_S)
-        except (WorkerLost, WorkerTimeout):
+            self._read(len(READY), end)
+        except WorkerTimeout:
+            raise WorkersBusy("no worker process started within the query's budget: the machine is too busy") from None
+        except WorkerLost:
             raise OSError(f"no worker process could be started: {sys.executable} {_SCRIPT} does not run") from None
         self._ready = True
 
@@ -134,49 +148,64 @@ class Workers:
         self._all: set[Worker] = set()
         self._free = threading.BoundedSemaphore(MAX_WORKERS)
 
-    def run(self, uri: str, sql: str, *, max_rows: int, max_bytes: int, heap_bytes: int, deadline: float) -> Any:
-        """Run one statement on the database at `uri` in a worker; returns what `worker.run` returns.
+    def run(self, request: tuple[Any, ...], *, deadline: float) -> Any:
+        """Run one statement in a worker; it is ended at `deadline` (`time.monotonic()`).
 
-        It is ended at `deadline` (`time.monotonic()`).
+        Args:
+            request: The arguments of `worker.run`, less its budget.
+            deadline: The time spent waiting for a worker counts too.
+
+        Returns:
+            What `worker.run` returns.
 
         Raises:
             WorkerTimeout: It did not come back within its budget.
             WorkerLost: The worker died.
+            WorkersBusy: It got no worker in its budget, or so late that less than half of it was left and did not do.
             OSError: No worker can be started.
         """
         asked = time.monotonic()
-        with self._free:
-            deadline += time.monotonic() - asked  # the wait for others is not this query's fault
-            request = (uri, sql, max_rows, max_bytes, heap_bytes)
-            with self._lock:
-                worker = self._idle.pop() if self._idle else None
-            if worker is not None:
-                # It may have died while it was idle; then a new one tells whether the query was to blame.
-                with contextlib.suppress(WorkerLost):
-                    return self._call(worker, request, deadline)
-            began = time.monotonic()
-            worker = self._new()
-            try:
-                worker.wait_until_ready()
-            except BaseException:
-                self._drop(worker)
-                raise
-            deadline += min(time.monotonic() - began, UNCHARGED_START_S)
-            return self._call(worker, request, deadline)
-
-    def _call(self, worker: Worker, request: tuple[Any, ...], deadline: float) -> Any:
+        if not self._free.acquire(timeout=max(deadline - asked, 0.0)):
+            raise WorkersBusy(f"other queries had all {MAX_WORKERS} worker processes for the whole of its budget")
         try:
-            worker.wait_until_ready()
+            late = time.monotonic() - asked > (deadline - asked) / 2
+            return self._run(request, deadline, late)
+        finally:
+            self._free.release()
+
+    def _run(self, request: tuple[Any, ...], deadline: float, late: bool) -> Any:
+        with self._lock:
+            worker = self._idle.pop() if self._idle else None
+        if worker is not None:
+            # It may have died while it was idle; then a new one tells whether the query was to blame.
+            with contextlib.suppress(WorkerLost, OSError):
+                return self._call(worker, request, deadline, late)
+        return self._call(self._new(), request, deadline, late)
+
+    def _call(self, worker: Worker, request: tuple[Any, ...], deadline: float, late: bool) -> Any:
+        began = time.monotonic()
+        try:
+            worker.wait_until_ready(deadline + START_GRACE_S)
+            deadline += min(time.monotonic() - began, UNCHARGED_START_S)
             budget_s = max(deadline - time.monotonic(), 0.0)
             reply = worker.call((*request, budget_s), budget_s + GRACE_S)
+        except WorkersBusy:
+            self._give(worker)
+            raise
         except WorkerTimeout:
             self._drop(worker)
             self._give(self._new())  # starts while the caller goes on
+            if late:
+                raise WorkersBusy(
+                    f"other queries had all {MAX_WORKERS} worker processes for most of its budget"
+                ) from None
             raise
         except BaseException:
             self._drop(worker)
             raise
         self._give(worker)
+        if reply[0] == "timeout" and late:
+            raise WorkersBusy(f"other queries had all {MAX_WORKERS} worker processes for most of its budget")
         return reply
 
     def _new(self) -> Worker:

@@ -1,6 +1,6 @@
-"""The worker process: runs the queries that are too risky or too long for the reward's own process.
+"""The worker process: runs the queries that are too risky or too long for the process that asks.
 
-Started by `sandbox.py` as a script, without site packages. It reads requests from stdin and writes
+Started by `pool.py` as a script, without site packages. It reads requests from stdin and writes
 replies to stdout, each a length (8 bytes, little endian) and `marshal` data. Its memory is limited,
 it can't write files of any size, and a timer of the kernel ends it if SQLite does not come back.
 """
@@ -51,24 +51,42 @@ def bound_memory(heap_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (BASE_BYTES + 2 * heap_bytes, hard))
 
 
-def run(uri: str, sql: str, max_rows: int, max_bytes: int, heap_bytes: int, budget_s: float) -> tuple[Any, ...]:
-    """Run one statement; return `("rows", rows, column names, tables)` or `(kind, message, error code)`."""
+def run(
+    uri: str,
+    sql: str,
+    max_rows: int,
+    max_bytes: int,
+    heap_bytes: int,
+    cut: bool,
+    select_only: bool,
+    undecodable: str,
+    budget_s: float,
+) -> tuple[Any, ...]:
+    """Run one statement; the arguments are those of `query.Terms`.
+
+    Returns:
+        `("rows", rows, column names, tables, whether the rows were cut at `max_bytes`)`, or
+        `(kind, message, error code, what was refused)`.
+    """
     end = time.monotonic() + budget_s
     signal.setitimer(signal.ITIMER_REAL, max(budget_s, 0.0) + KILL_AFTER_S)
-    connection = None
+    connection = authorizer = None
     try:
         bound_memory(heap_bytes)
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0, timeout=0)
-        connection.text_factory = lambda data: data.decode(errors="ignore")
+        connection.text_factory = lambda data: data.decode(errors=undecodable)
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA cache_size = -4096")
         connection.execute(f"PRAGMA hard_heap_limit = {heap_bytes}")
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
-        authorizer = guard.Guard(None, recursion=True, virtual_tables=True)
+        authorizer = guard.Guard(None, recursion=True, virtual_tables=True, select_only=select_only)
         guard.set_limits(connection, cell_bytes=CELL_BYTES, pattern_bytes=50_000)
         connection.set_authorizer(authorizer.decide)
         connection.set_progress_handler(lambda: time.monotonic() > end, STEPS_PER_CHECK)
         cursor = connection.execute(sql)
+        names = tuple(column[0] for column in cursor.description or ())
+        if problem := authorizer.no_query(names):
+            return "error", problem, None, ""
         rows: list[tuple[Any, ...]] = []
         size = 0
         for row in cursor:
@@ -77,17 +95,19 @@ def run(uri: str, sql: str, max_rows: int, max_bytes: int, heap_bytes: int, budg
                 break
             size += 16 + sum(16 + len(cell) if isinstance(cell, (str, bytes)) else 16 for cell in row)
             if size > max_bytes:
-                return "memory", f"the result is larger than {max_bytes} bytes", None
-        return "rows", rows, tuple(column[0] for column in cursor.description or ()), tuple(authorizer.tables)
+                if cut:
+                    return "rows", rows, names, tuple(authorizer.tables), True
+                return "memory", f"the result is larger than {max_bytes} bytes", None, ""
+        return "rows", rows, names, tuple(authorizer.tables), False
     except MemoryError:
-        return "memory", "the query needs too much memory", None
+        return "memory", "the query needs too much memory", None, ""
     except Exception as error:
         code = getattr(error, "sqlite_errorcode", None)
         if code == sqlite3.SQLITE_INTERRUPT:
-            return "timeout", "the query ran past its budget", code
+            return "timeout", "the query ran past its budget", code, ""
         if code in (sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_TOOBIG):
-            return "memory", f"the query needs too much memory: {error}", code
-        return "error", str(error), code
+            return "memory", f"the query needs too much memory: {error}", code, ""
+        return "error", str(error), code, authorizer.refused if authorizer else ""
     finally:
         if connection is not None:
             connection.close()
@@ -119,7 +139,7 @@ def main() -> None:
         try:
             reply = marshal.dumps(run(*request))
         except MemoryError:
-            reply = marshal.dumps(("memory", "the result needs too much memory", None))
+            reply = marshal.dumps(("memory", "the result needs too much memory", None, ""))
         stdout.write(len(reply).to_bytes(8, "little"))
         stdout.write(reply)
         stdout.flush()

@@ -1,0 +1,51 @@
+"""One query on one SQLite file: read-only, within a budget of time and memory, whatever it says.
+
+`run_query` is what the rewards and the SQL agent share. `query` decides where a query runs, `connection` runs it in
+this process, `pool` and `worker` in another one that can be killed; `guard` says what a query may do.
+"""
+
+from __future__ import annotations
+
+from agentrig_spider.sandbox.connection import (
+    Fetched,
+    Fingerprint,
+    QueryFailed,
+    Row,
+    fingerprint,
+    is_damage,
+    open_read_only,
+    read_only_uri,
+)
+from agentrig_spider.sandbox.pool import WorkersBusy
+from agentrig_spider.sandbox.query import (
+    HEAP_BYTES,
+    MAX_RESULT_BYTES,
+    NeedsWorker,
+    QueryTimeout,
+    QueryTooLarge,
+    Terms,
+    WorkerDied,
+    damage,
+    run_query,
+)
+
+__all__ = [
+    "HEAP_BYTES",
+    "MAX_RESULT_BYTES",
+    "Fetched",
+    "Fingerprint",
+    "NeedsWorker",
+    "QueryFailed",
+    "QueryTimeout",
+    "QueryTooLarge",
+    "Row",
+    "Terms",
+    "WorkerDied",
+    "WorkersBusy",
+    "damage",
+    "fingerprint",
+    "is_damage",
+    "open_read_only",
+    "read_only_uri",
+    "run_query",
+]
