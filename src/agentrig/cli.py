@@ -174,9 +174,14 @@ def warn_of_failures(registry: Registry) -> None:
 @main.command()
 @configured
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with a run directory.")
+@click.option(
+    "--from-step", type=click.IntRange(min=1), metavar="N", help="With --resume: from the checkpoint of step N."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end, and no display.")
 @click.option("--yes", is_flag=True, help="Stop what stands in the way (a stale Ray cluster) without asking.")
-def train(words: Sequence[str], resume: Path | None, as_json: bool, yes: bool, **options: Any) -> None:
+def train(
+    words: Sequence[str], resume: Path | None, from_step: int | None, as_json: bool, yes: bool, **options: Any
+) -> None:
     """Train, with the recipe `mini` unless another is named.
 
     \b
@@ -184,19 +189,22 @@ def train(words: Sequence[str], resume: Path | None, as_json: bool, yes: bool, *
     agentrig train mini algorithm.steps=20 run.seed=1 --reward spider-exec-strict
     agentrig train my-run.toml --plugin my_agent.py
     agentrig train --resume runs/mini-20260101-120000
+    agentrig train --resume runs/mini-20260101-120000 --from-step 20
     """
     from agentrig import run
     from agentrig.errors import ConfigError
 
     if yes:
         os.environ["AGENTRIG_YES"] = "1"
+    if from_step is not None and resume is None:
+        raise ConfigError("--from-step says where a resumed run goes on: it needs --resume RUN")
     if resume is not None:
         source = words[0] if words and "=" not in words[0] else None
         if source or any(options[k] for k in (*KINDS, "files", "active_agent", "strict_plugins")):
             raise ConfigError(
                 "a resumed run keeps its configuration; only section.key=value may be given with --resume"
             )
-        plan = run.resume_plan(resume, overrides=words)
+        plan = run.resume_plan(resume, overrides=words, from_step=from_step)
     else:
         plan = make_plan(words, options)
     if not as_json:
@@ -204,7 +212,7 @@ def train(words: Sequence[str], resume: Path | None, as_json: bool, yes: bool, *
 
         plan.registry.add_observer(LiveDisplay(), "display")
     with stdout_to_stderr(as_json):
-        summary = run.train(plan, resume=resume)
+        summary = run.train(plan, resume=resume, from_step=from_step)
     if as_json:
         click.echo(json.dumps(summary, indent=2))
 
@@ -505,7 +513,7 @@ def export(run: Path, target: Path) -> None:
     checkpoint = find_checkpoint(run)
     if target.exists():
         raise ConfigError(f"{target} is there already")
-    shutil.copytree(str(checkpoint), target, ignore=shutil.ignore_patterns("trainer", "keep"))
+    shutil.copytree(str(checkpoint), target, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
     click.echo(f"{checkpoint} -> {target}")
 
 

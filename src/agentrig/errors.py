@@ -7,6 +7,7 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class AgentrigError(Exception):
@@ -27,6 +28,23 @@ class LookupFailed(AgentrigError):
 
 class RunStopped(AgentrigError):
     """A run was ended on purpose because going on would learn nothing or learn from failures."""
+
+
+class RunInUse(AgentrigError):
+    """A living process works in the run directory already."""
+
+
+class CheckpointDamaged(AgentrigError):
+    """A checkpoint cannot be read; a run that goes on from it is told which one came before.
+
+    Args:
+        checkpoint: Its directory.
+        reason: Which file, and what is wrong with it.
+    """
+
+    def __init__(self, checkpoint: Path, reason: str) -> None:
+        super().__init__(f"the checkpoint {checkpoint} is damaged: {reason}")
+        self.checkpoint = checkpoint
 
 
 class AgentFailure(AgentrigError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -48,6 +49,10 @@ class BasePool(abc.ABC, Generic[W]):
         deadline_s: Wall seconds for a rollout. A runner that holds an overdue one is killed; the
             overdue rollout is a failure `deadline`, its neighbours in that runner start again.
         retries: How often a rollout is started again when its runner died; then it is `runner-died`.
+
+    Attributes:
+        replaced: How many runners were replaced.
+        built: Set once a runner has built the agent.
     """
 
     def __init__(self, plan: AgentPlan, *, n: int, threads: int, deadline_s: float, retries: int) -> None:
@@ -58,6 +63,7 @@ class BasePool(abc.ABC, Generic[W]):
         self._lost: dict[str, int] = {}
         self._died_early = 0
         self.replaced = 0
+        self.built = threading.Event()
 
     @abc.abstractmethod
     def wake(self) -> None:
@@ -148,6 +154,7 @@ class BasePool(abc.ABC, Generic[W]):
         """Note that a runner has built its agent."""
         worker.ready = True
         self._died_early = 0
+        self.built.set()
 
     def _ended(self, worker: W, result: Result) -> list[Result]:
         """Note a result; return it, unless nobody waits for it any more."""

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,14 @@ import attrs
 from agentrig.adapters import Adapter
 from agentrig.algorithms import Algorithm
 from agentrig.building import built
-from agentrig.config import Plan, resolve, to_toml
-from agentrig.errors import ConfigError, RunStopped
+from agentrig.config import Plan, resolve
+from agentrig.errors import CheckpointDamaged, ConfigError, RunStopped
 from agentrig.hardware import Hardware, select
 from agentrig.observers import RunEnd, RunError
+from agentrig.past import Past, begin, check_format, read_past, with_cure
 from agentrig.report import build_report
 from agentrig.rewards import Scorer
-from agentrig.rundir import RunDirectory, manifest, manifest_changes
+from agentrig.rundir import RunDirectory, agentrig_version, manifest, manifest_changes, run_name
 from agentrig.tasks import Task, Tasks, overlap
 from agentrig.workers import AgentPlan, Pool
 
@@ -36,12 +37,14 @@ log = logging.getLogger(__name__)
 ROLES = ("train", "validation", "report")
 
 
-def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
+def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = None) -> dict[str, Any]:
     """Train: load tasks, bring agent and algorithm up, roll out and learn, write everything down.
 
     Args:
         plan: What `agentrig.config.resolve` returned.
-        resume: A run directory to go on with; `plan` must then come from its `config.toml`.
+        resume: A run directory to go on with; `plan` must then come from its `config.toml`. Nothing in it changes
+            before the run has really started again.
+        from_step: Go on from the checkpoint of this step, and forget what came after it; None for the latest.
 
     Returns:
         The content of `summary.json`.
@@ -51,9 +54,24 @@ def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
         agentrig.errors.AgentrigError: Something that the user can mend.
         KeyboardInterrupt: Ctrl-C; the step under way was finished and a checkpoint is there.
     """
-    from agentrig.session import RunSession  # brings Agent Lightning, which takes seconds
+    with ExitStack() as ending:
+        return _train(plan, resume, from_step, ending)
 
+
+def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitStack) -> dict[str, Any]:
     start = time.perf_counter()
+
+    # The directory of a run that goes on is nobody else's from here on.
+    run, past = None, Past()
+    if resume is None:
+        run_name(plan)
+    else:
+        run = RunDirectory(resume)
+        run.lock()
+        ending.callback(run.release)
+        past = read_past(run, from_step=from_step)
+
+    from agentrig.session import RunSession  # brings Agent Lightning, which takes seconds
 
     # Hardware first: its variables must stand before torch is imported by whomever.
     hardware = ready_hardware(plan)
@@ -62,22 +80,20 @@ def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
     splits = load_splits(plan)
     warnings = split_warnings(splits, plan.build("tasks"))
 
-    # The run directory: new, or rewound to its last checkpoint.
-    run = RunDirectory(resume) if resume else RunDirectory.create(plan)
-    checkpoint, done = run.latest_checkpoint() if resume else (None, 0)
-    earlier = run.rewind(done) if resume else []
+    # The run directory: new, or changed by `begin_again` once the run has started.
     facts = manifest(plan, hardware, splits)
-    if resume:
+    if run is not None:
         before = run.read_json("manifest.json")
-        warnings += manifest_changes(before, facts)
+        warnings += [*manifest_changes(before, facts), *past.warnings]
         facts["resumed"] = [*before.get("resumed", []), facts["created"]]
         facts["created"] = before.get("created", facts["created"])
-        run.write("config.toml", to_toml(plan.as_dict()))  # overrides may have changed it
-        for name in ("error.json", "summary.json"):  # of an end that is no longer one
-            (run.path / name).unlink(missing_ok=True)
+    facts["warnings"] = warnings
     for warning in warnings:
         log.warning("%s", warning)
-    run.write_json("manifest.json", {**facts, "warnings": warnings})
+    if run is None:
+        run = RunDirectory.create(plan)
+        ending.callback(run.release)
+        run.write_json("manifest.json", facts)
 
     # Agent, reward, adapter, algorithm.
     scorer = Scorer(plan.build("reward"), budget_s=plan.run.reward_budget_s)
@@ -85,6 +101,11 @@ def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
     adapter = plan.build("adapter")
     algorithm: Algorithm = plan.build("algorithm")
     engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, algorithm=algorithm)
+
+    def begin_again() -> None:
+        runtime.wait_for_agent()
+        begin(run, plan, facts, past)
+
     session = RunSession(
         plan=plan,
         engine=engine,
@@ -95,26 +116,29 @@ def train(plan: Plan, *, resume: Path | None = None) -> dict[str, Any]:
         validation_tasks=splits["validation"][1],
         report_tasks=splits["report"][1],
         audit=audit,
-        checkpoint=checkpoint,
-        first_step=done + 1,
-        earlier=earlier,
+        past=past,
+        begin=begin_again if resume else lambda: None,
     )
 
     # Roll out and learn, until the algorithm is done.
-    complete = False
+    complete, report_error = False, ""
     try:
         with interrupt_stops(session):
             runtime.run(lambda: algorithm.run(session))
         complete = not session.stopping
     except BaseException as error:
         plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=error))
-        run.write_json("error.json", {"error": type(error).__name__, "message": str(error)})
+        if session.begun or not resume:
+            run.write_json("error.json", {"error": type(error).__name__, "message": str(error)})
+        elif isinstance(error, CheckpointDamaged):
+            raise with_cure(error, run) from error.__cause__
         raise
     finally:
-        wall_s = time.perf_counter() - start + sum(line["step_s"] for line in earlier)
-        if session.lines:
-            run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
-        report_error = try_report(run.path)
+        if session.begun or not resume:
+            wall_s = time.perf_counter() - start + sum(line["step_s"] for line in past.lines)
+            if session.lines:
+                run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
+            report_error = try_report(run.path)
     summary: dict[str, Any] = run.read_json("summary.json")
     if session.stopping:
         plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=KeyboardInterrupt()))
@@ -136,19 +160,33 @@ def try_report(directory: Path) -> str:
     return ""
 
 
-def resume_plan(directory: Path, *, overrides: Sequence[str] = ()) -> Plan:
+def resume_plan(directory: Path, *, overrides: Sequence[str] = (), from_step: int | None = None) -> Plan:
     """Return the plan of a run directory, to go on with it.
 
+    Args:
+        directory: The run directory.
+        overrides: `section.key=value`.
+        from_step: The step of the checkpoint to go on from; then a run that has ended may be run again from there.
+
     Raises:
-        ConfigError: It is no run directory, or the run has ended and nothing is to be different.
+        ConfigError: It is no run directory, or of a later version, or one whose settings this version has not; or the
+            run has ended and nothing is to be different.
     """
     if not (directory / "config.toml").is_file():
         raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
     run = RunDirectory(directory)
-    plan = resolve(str(directory / "config.toml"), overrides=overrides)
+    facts = run.read_json("manifest.json")
+    check_format(directory, facts)
+    try:
+        plan = resolve(str(directory / "config.toml"), overrides=overrides)
+    except ConfigError as error:
+        if overrides or facts.get("agentrig", agentrig_version()) == agentrig_version():
+            raise
+        raise ConfigError(f"{error}\n  {directory}/config.toml is of agentrig {facts['agentrig']}") from None
     summary = run.read_json("summary.json")
     steps = getattr(plan.configs["algorithm"], "steps", None)
-    if summary.get("complete") and (not overrides or (steps is not None and steps <= summary["steps"])):
+    ended = from_step is None and bool(summary.get("complete"))
+    if ended and (not overrides or (steps is not None and steps <= summary["steps"])):
         name = plan.components["algorithm"].spec.name
         more = (
             "algorithm.steps=N"
@@ -159,7 +197,7 @@ def resume_plan(directory: Path, *, overrides: Sequence[str] = ()) -> Plan:
             f"{directory} has ended: its {summary['steps']} steps are done. To train on, say how many there shall be "
             f"in all: agentrig train --resume {directory} {more}"
         )
-    return attrs.evolve(plan, recipe=run.read_json("manifest.json").get("recipe", directory.name))
+    return attrs.evolve(plan, recipe=facts.get("recipe", directory.name))
 
 
 def ready_hardware(plan: Plan) -> Hardware:

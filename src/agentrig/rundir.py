@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,16 +17,22 @@ from typing import Any
 import attrs
 
 from agentrig.algorithms import Rollout
+from agentrig.checkpoints import Checkpoints
 from agentrig.config import Plan, to_toml
-from agentrig.errors import ConfigError
+from agentrig.errors import ConfigError, RunInUse
+from agentrig.files import append_line, put, write_whole
 from agentrig.hardware import Hardware
+from agentrig.locks import Lock
 from agentrig.rewards import Score
 from agentrig.tasks import Task, fingerprint
 from agentrig.text import json_text, storable
 from agentrig.traces import Span
 
-KEPT_CHECKPOINTS = 2
-"""How many of the latest checkpoints stay, beside those that the algorithm asked to keep."""
+FORMAT = 1
+"""Of run directories; a later one is refused. Manifests of the first version name none."""
+
+LONGEST_NAME = 200
+"""Bytes of a run's name; file systems end at 255, and files beside it have longer ones."""
 
 PACKAGES = (
     "torch", "transformers", "agentlightning", "langgraph", "langchain-openai", "openai", "verl", "vllm", "ray",
@@ -45,30 +51,44 @@ class RunDirectory:
         self.path = path
         for part in ("rollouts", "checkpoints", "plots"):
             (path / part).mkdir(parents=True, exist_ok=True)
+        self.checkpoints = Checkpoints(path / "checkpoints")
+        self._lock = Lock(path / "run.lock")
 
     @classmethod
     def create(cls, plan: Plan) -> RunDirectory:
-        """Make a fresh directory for a run.
+        """Make a fresh directory for a run, locked; runs without a `run.name` that start at once get one each.
 
         Raises:
-            ConfigError: A run of that name is there already.
+            ConfigError: The name would not do, or a run of that name is there already.
+            RunInUse: A run of that name is just being made.
         """
-        name = plan.run.name or f"{plan.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-        path = Path(plan.run.directory) / name
-        if (path / "config.toml").exists():
-            raise ConfigError(
-                f"there is a run in {path} already; go on with it by --resume {path}, or give another run.name"
-            )
+        parent = Path(plan.run.directory)
+        name = run_name(plan)
+        parent.mkdir(parents=True, exist_ok=True)
+        path = parent / name if plan.run.name else _own_folder(parent, name)
+        _check_vacant(path)
         run = cls(path)
+        run.lock()
+        _check_vacant(path)  # another one may have come and gone since
         run.write("config.toml", to_toml(plan.as_dict()))
         return run
 
+    def lock(self) -> None:
+        """Keep other runs out of this directory until `release`, or until this process ends.
+
+        Raises:
+            RunInUse: A living process works in it; the message says which.
+        """
+        if not self._lock.take():
+            raise RunInUse(f"a run is at work in {self.path}: {self._lock.holder()}. Wait for its end, or end it")
+
+    def release(self) -> None:
+        """Let other runs into this directory."""
+        self._lock.release()
+
     def write(self, name: str, text: str) -> None:
-        """Write a file whole or not at all."""
-        target = self.path / name
-        part = target.with_name(f".{target.name}.part")
-        part.write_text(storable(text), "utf-8")
-        os.replace(part, target)
+        """Write a file whole or not at all; it is on the disk when this returns."""
+        write_whole(self.path / name, storable(text))
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file whole or not at all."""
@@ -82,34 +102,38 @@ class RunDirectory:
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add a step's line to `metrics.jsonl`."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, default=float) + "\n")
+        append_line(self.path / "metrics.jsonl", json.dumps(line, default=float))
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of `metrics.jsonl`; a last line cut short by a crash is left out."""
-        lines = []
-        with contextlib.suppress(FileNotFoundError):
-            for text in (self.path / "metrics.jsonl").read_text("utf-8").splitlines():
-                with contextlib.suppress(json.JSONDecodeError):
-                    lines.append(json.loads(text))
-        return lines
+        return read_metrics(self.path / "metrics.jsonl")[0]
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
-        """Forget what happened after a step, for a resumed run; return the metrics that stay."""
+        """Forget what happened after a step's checkpoint, for a resumed run; return the metrics that stay.
+
+        What was measured at the end of the run, after that checkpoint, goes too.
+        """
         kept = [line for line in self.metrics() if line["step"] <= step]
+        self.checkpoints.drop_after(step)
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
-        for file in (self.path / "rollouts").glob("*.parquet"):
-            if int(file.stem.rsplit("-", 1)[1]) > step:
+        for file in (self.path / "rollouts").iterdir():
+            if file.suffix == ".part" or (file.suffix == ".parquet" and not _stays(file, step)):
                 file.unlink()
+        for part in self.path.glob(".*.part"):
+            part.unlink()
         return kept
 
-    def measured(self) -> dict[str, int]:
-        """Return how many rollouts are there that nothing was learned from, by failure; `""` for those without."""
+    def measured(self, step: int) -> dict[str, int]:
+        """Return how many rollouts nothing was learned from, by failure; `""` for those without.
+
+        Args:
+            step: Of its checkpoint; what `rewind` would forget is not counted.
+        """
         import pyarrow.parquet as pq
 
         found: Counter[str] = Counter()
         for file in (self.path / "rollouts").glob("*.parquet"):
-            if not file.name.startswith("train-"):
+            if not file.name.startswith("train-") and _stays(file, step):
                 found.update(kind or "" for kind in pq.read_table(file, columns=["failure"])["failure"].to_pylist())
         return dict(found)
 
@@ -131,47 +155,89 @@ class RunDirectory:
         target = self.path / "rollouts" / f"{mode}-{step:05d}.parquet"
         part = target.with_suffix(".part")
         pq.write_table(table, part, compression="zstd")
-        os.replace(part, target)
+        put(part, target)
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool) -> Path:
         """Let `write` fill a checkpoint, make it the latest, and drop old ones."""
-        folder = self.path / "checkpoints"
-        target = folder / f"step-{step:05d}"
-        part = folder / f".step-{step:05d}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        write(part)
-        if keep:
-            (part / "keep").touch()
-        stale = folder / f".step-{step:05d}.old"
-        shutil.rmtree(stale, ignore_errors=True)
-        if target.exists():
-            os.replace(target, stale)  # a crash must never leave half a checkpoint under a good name
-        os.replace(part, target)
-        self.write("checkpoints/latest", target.name)
-        shutil.rmtree(stale, ignore_errors=True)
-        old = [c for c in sorted(folder.glob("step-*")) if not (c / "keep").exists() and c != target]
-        for checkpoint in old[: -(KEPT_CHECKPOINTS - 1) or None]:
-            shutil.rmtree(checkpoint)
-        return target
+        return self.checkpoints.save(step, write, keep=keep)
 
     def latest_checkpoint(self) -> tuple[Path | None, int]:
-        """Return the latest checkpoint and its step, or (None, 0).
+        """Return the latest checkpoint and its step, or (None, 0)."""
+        return self.checkpoints.latest()
 
-        When `latest` names one that is gone, the newest that is there counts: each came under its name whole.
-        """
-        folder = self.path / "checkpoints"
-        found = sorted(c for c in folder.glob("step-*") if c.is_dir())
-        with contextlib.suppress(FileNotFoundError):
-            named = folder / (folder / "latest").read_text("utf-8").strip()
-            found += [named] if named in found else []
-        return (found[-1], int(found[-1].name.rsplit("-", 1)[1])) if found else (None, 0)
+
+def run_name(plan: Plan) -> str:
+    """Return the name of a new run's directory: `run.name`, or one of recipe and time.
+
+    Raises:
+        ConfigError: It is no plain name of a folder.
+    """
+    name = plan.run.name or f"{plan.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    wrong = None
+    if any(c in name for c in {"/", "\\", os.sep}):
+        wrong = "it holds a path; say where runs are made by run.directory"
+    elif name in (".", "..") or name.startswith((".", "-")):
+        wrong = 'it begins with "." or "-"'
+    elif name != name.strip() or not name.isprintable():
+        wrong = "it holds blanks at an end, or characters that cannot be shown"
+    elif len(os.fsencode(name)) > LONGEST_NAME:
+        wrong = f"it is longer than {LONGEST_NAME} bytes"
+    if wrong:
+        raise ConfigError(f"run.name = {name!r} cannot name a run's folder: {wrong}")
+    return name
+
+
+def _check_vacant(path: Path) -> None:
+    if (path / "config.toml").exists():
+        raise ConfigError(
+            f"there is a run in {path} already; go on with it by --resume {path}, or give another run.name"
+        )
+
+
+def _own_folder(parent: Path, name: str) -> Path:
+    """Make a folder that nobody else has made: of that name, or with -2, -3 … behind it."""
+    for n in itertools.count(1):
+        path = parent / (name if n == 1 else f"{name}-{n}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise AssertionError
+
+
+def _stays(file: Path, step: int) -> bool:
+    """Whether a file of rollouts is of the time before a step's checkpoint; the end's measurement is after it."""
+    mode, _, of = file.stem.rpartition("-")
+    return int(of) < step if mode == "report" and step else int(of) <= step
+
+
+def read_metrics(file: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """Read `metrics.jsonl`.
+
+    Returns:
+        The lines that hold a step, and the numbers, from 1, of those that are damaged or cut short.
+    """
+    lines: list[dict[str, Any]] = []
+    damaged = []
+    with contextlib.suppress(FileNotFoundError):
+        for i, text in enumerate(file.read_text("utf-8", errors="replace").split("\n"), 1):
+            if not text.strip():
+                continue
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:
+                line = None
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                lines.append(line)
+            else:
+                damaged.append(i)
+    return lines, damaged
 
 
 def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Sequence[Task]]]) -> dict[str, Any]:
     """Return what makes a run reproducible: versions, components, seeds, data, hardware."""
     probe = hardware.probe()
     return {
+        "format": FORMAT,
         "agentrig": _version("agentrig"),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "recipe": plan.recipe,
@@ -223,6 +289,11 @@ def _versions() -> Iterator[tuple[str, str]]:
         version = _version(name)
         if version is not None:
             yield name, version
+
+
+def agentrig_version() -> str | None:
+    """Return the version of this agentrig."""
+    return _version("agentrig")
 
 
 def _version(name: str) -> str | None:

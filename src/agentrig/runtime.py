@@ -402,6 +402,18 @@ class Runtime:
         self._aborted = True
         self.results.put(AgentrigError("the run was interrupted"))
 
+    def wait_for_agent(self) -> None:
+        """Wait until a runner has built the agent; the pool itself limits how long that may take.
+
+        Raises:
+            AgentrigError: It cannot be built, or the run was interrupted.
+        """
+        while not self.pool.built.wait(0.05):
+            if not self.results.empty():
+                broken = self.results.get()
+                if isinstance(broken, Exception):
+                    raise broken
+
     def enqueue(self, inputs: Sequence[tuple[Mapping[str, Any], Endpoint]], *, mode: str) -> list[str]:
         """Put rollouts into the store, each with its endpoint; returns their ids, in order."""
 

@@ -27,6 +27,7 @@ from agentrig.config import Plan
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.hardware import Hardware
 from agentrig.observers import RunStart, StepEnd
+from agentrig.past import Past
 from agentrig.rewards import Score, Scorer
 from agentrig.rollouts import RolloutEngine
 from agentrig.rundir import RunDirectory
@@ -60,40 +61,48 @@ class RunSession:
         validation_tasks: Sequence[Task],
         report_tasks: Sequence[Task],
         audit: Scorer | None,
-        checkpoint: Path | None,
-        first_step: int,
-        earlier: Sequence[Mapping[str, Any]] = (),
+        past: Past | None = None,
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
+        past = past or Past()
         self.train_tasks = train_tasks
         self.directory = run.path
         self.hardware = hardware
         self.seed = plan.run.seed
-        self.first_step = first_step
-        self.checkpoint = checkpoint
+        self.first_step = past.step + 1
+        self.checkpoint = past.checkpoint
         self.stopping = False
         self.plan, self.engine, self.runtime = plan, engine, runtime
         self._run = run
         self.validation_tasks, self._report_tasks = validation_tasks, report_tasks
         self._audit = audit
-        self._progress: dict[str, Any] = run.read_json("progress.json") if first_step > 1 else {}
-        if self._progress.pop("after", None) is not None:  # of the end that this run had before it was made longer
-            run.write_json("progress.json", self._progress)
-        self.lines: list[Mapping[str, Any]] = list(earlier)
+        self._begin_run, self.begun = begin, False
+        self._progress: dict[str, Any] = dict(past.progress)
+        self.lines: list[Mapping[str, Any]] = list(past.lines)
         self._step_rollouts: list[Rollout] = []
         self._step_audits: dict[str, Score] = {}
         self._step_time: dict[str, float] = defaultdict(float)
         self._validated: float | None = None
         self._step_start = time.perf_counter()
-        self._changes: list[float] = [line["algorithm"].get("weight_change", 1.0) for line in earlier]
+        self._changes: list[float] = [line["algorithm"].get("weight_change", 1.0) for line in past.lines]
         self._same_rewards = 0
         self._failures: Counter[str] = Counter()
-        for line in earlier:
+        for line in past.lines:
             self._failures.update(line["failures"])
-        measured = run.measured() if first_step > 1 else {}
-        self._failures.update({kind: count for kind, count in measured.items() if kind})
-        self._measured = sum(measured.values())
+        self._failures.update({kind: count for kind, count in past.measured.items() if kind})
+        self._measured = sum(past.measured.values())
         self._unsound = 0
         self._warned = self._constrained = False
+
+    def begin(self) -> None:
+        """Note that the plan has really started; only then a resumed run changes its directory.
+
+        `plan_steps` does it, which algorithms call once the checkpoint is read and the model is served; else the
+        first rollouts.
+        """
+        if not self.begun:
+            self._begin_run()
+            self.begun = True
 
     # --- what algorithms call ---------------------------------------------------------------------
 
@@ -107,6 +116,7 @@ class RunSession:
             raise ConfigError(
                 f"{self.directory} has {self.first_step - 1} steps already, and is to have {steps} in all"
             )
+        self.begin()
         self.plan.registry.notify(
             "on_run_start",
             event=RunStart(
@@ -126,6 +136,7 @@ class RunSession:
         on_groups: OnGroups | None = None,
     ) -> list[Rollout]:
         """Run, score, adapt, check and file a batch of rollouts."""
+        self.begin()
         start = time.perf_counter()
         sampling = (endpoint if isinstance(endpoint, Endpoint) else endpoint[0]).sampling
         rollouts = self.engine.run(tasks, n=n, endpoint=endpoint, step=step, mode=mode, on_groups=on_groups)
@@ -200,6 +211,7 @@ class RunSession:
 
     def end_foreign(self, rollouts: Sequence[Rollout]) -> None:
         """File what an algorithm rolled out that does not know this session (Agent Lightning's own)."""
+        self.begin()
         self._run.write_rollouts(rollouts, mode="train", step=1, audits=self._audited(rollouts))
         self._failures.update(count_failures(rollouts))
         self._step_rollouts = list(rollouts)
@@ -237,7 +249,7 @@ class RunSession:
             },
             "validation_before": self._progress.get("validation_before"),
             "reward": {"before": before.get("reward"), "after": after.get("reward")},
-            "steps": len(self.lines),
+            "steps": self.lines[-1]["step"] if self.lines else 0,  # a line may have been lost
             "wall_s": wall_s,
             "rollouts": sum(line["rollouts"] for line in self.lines) + self._measured,
             "train_rollouts": sum(line["rollouts"] for line in self.lines),

@@ -64,8 +64,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         validation_tasks=tasks,
         report_tasks=tasks,
         audit=strict,
-        checkpoint=None,
-        first_step=1,
     )
     run.write_json("manifest.json", manifest(plan, hardware, {"report": ("test", tasks)}))
     session.validate(endpoint, step=0)

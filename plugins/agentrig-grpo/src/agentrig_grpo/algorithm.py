@@ -20,6 +20,7 @@ import torch  # noqa: TID253  (imported when the algorithm is built)
 
 from agentrig import Endpoint
 from agentrig.algorithms import Rollout, Session
+from agentrig.checkpoints import reading
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.hardware import Hardware
 from agentrig_grpo import checkpoint
@@ -63,7 +64,8 @@ class Grpo:
         learner = Learner(model, config, dtype=dtype, seed=session.seed)
         best = Best()
         if session.checkpoint is not None:
-            best = self._resume(learner, session.checkpoint)
+            with reading(session.checkpoint):
+                best = self._resume(learner, session.checkpoint)
         log_file = session.directory / "server.log"
         with (
             self._server(session.checkpoint or source, session.hardware, dtype, session.seed, log_file) as server,

@@ -173,6 +173,7 @@ class PlacedPool:
 
     def __init__(self, plan: AgentPlan, **settings: Any) -> None:
         self._plan, self._settings = plan, settings
+        self.built = threading.Event()
         self._inner: Pool | RayPool | None = None
         self._waiting: deque[Job] = deque()
         self._polling = threading.Lock()
@@ -180,6 +181,7 @@ class PlacedPool:
     def place(self, on_ray: bool, *, cpus: float) -> None:
         """Start the runners, as Ray actors or as local processes."""
         inner = RayPool(self._plan, cpus=cpus, **self._settings) if on_ray else Pool(self._plan, **self._settings)
+        inner.built = self.built
         inner.start()
         self._inner = inner
 

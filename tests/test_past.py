@@ -1,0 +1,241 @@
+"""Resuming: what is lost is said, what cannot start changes nothing, a damaged checkpoint names the one before."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_server import ModelServer
+
+from agentrig import checkpoints, files
+from agentrig.config import Plan
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunInUse
+from agentrig.past import read_past
+from agentrig.run import resume_plan, train
+from agentrig.rundir import RunDirectory
+
+MakePlan = Callable[..., Plan]
+
+
+@pytest.fixture
+def finished(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> Path:
+    """A run of three steps that has ended; the last two have a checkpoint."""
+    train(toy_plan("algorithm.steps=3", "run.validation_tasks=1"))
+    return tmp_path / "runs" / "toy"
+
+
+def content(run: Path) -> dict[str, bytes]:
+    """Every file but the lock, which names whoever looked last."""
+    return {str(f.relative_to(run)): f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != "run.lock"}
+
+
+def steps_of(run: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["agent.use=toy-broken", "algorithm.steps=4"], "the agent toy-broken cannot be built"),
+        (["algorithm.steps=1", "run.seed=2"], "has 3 steps already, and is to have 1 in all"),
+        (["run.report=tst", "algorithm.steps=4"], 'there is no split "tst"'),
+    ],
+)
+def test_a_resume_that_fails_changes_nothing(finished: Path, overrides: Sequence[str], said: str) -> None:
+    before = content(finished)
+    with pytest.raises(AgentrigError, match=said):
+        train(resume_plan(finished, overrides=overrides, from_step=3), resume=finished)
+    assert content(finished) == before
+    assert json.loads(before["summary.json"])["accuracy"]["after"] == 0.5
+
+
+def test_two_resumes_at_once_are_refused(finished: Path) -> None:
+    before = content(finished)
+    other = RunDirectory(finished)
+    other.lock()
+    with pytest.raises(RunInUse, match=f"a run is at work in .*toy: process {os.getpid()} on"):
+        train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
+    assert content(finished) == before
+    other.release()
+    train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
+    assert steps_of(finished) == [1, 2, 3, 4]
+    RunDirectory(finished).lock()  # a run that has ended lets go
+
+
+def test_lost_and_damaged_lines_are_said(finished: Path) -> None:
+    lines = (finished / "metrics.jsonl").read_text().splitlines()
+    (finished / "metrics.jsonl").write_text("\n".join(["{" + lines[0], lines[2], lines[2], lines[2][:40]]))
+    (finished / "rollouts" / "train-00002.parquet").unlink()
+    warnings = read_past(RunDirectory(finished)).warnings
+    assert [w.split(":")[0] for w in warnings[:1]] == ["metrics.jsonl"]
+    assert "line 1 and 4 cannot be read" in warnings[0]
+    assert "has no line of step 1 and 2, though the checkpoint is of step 3" in warnings[1]
+    assert "has step 3 more than once" in warnings[2]
+    assert "no file of the training rollouts of step 2" in warnings[3]
+    train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
+    told = json.loads((finished / "manifest.json").read_text())["warnings"]
+    assert set(warnings) <= set(told)
+    assert json.loads((finished / "summary.json").read_text())["steps"] == 4
+
+
+def test_an_unharmed_run_is_resumed_without_a_word(finished: Path) -> None:
+    assert read_past(RunDirectory(finished)).warnings == []
+
+
+def shorten(checkpoint: Path) -> None:
+    (checkpoint / "number.json").write_text("{")
+
+
+def lose(checkpoint: Path) -> None:
+    (checkpoint / "config.json").unlink()
+
+
+def cut_weights(checkpoint: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    (checkpoint / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(7))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (shorten, r"number\.json has 1 bytes; \d+ were saved"),
+        (lose, r"config\.json is missing"),
+        (cut_weights, r"model\.safetensors has \d+ bytes; its header says \d+"),
+    ],
+)
+def test_a_damaged_checkpoint_names_the_one_before_which_can_be_taken(
+    finished: Path, model: ModelServer, harm: Callable[[Path], None], said: str
+) -> None:
+    harm(finished / "checkpoints" / "step-00003")
+    before = content(finished)
+    again = ["algorithm.steps=4"]
+    command = [sys.executable, "-m", "agentrig", "train", "--json", "--resume", str(finished)]
+    failed = subprocess.run([*command, *again], capture_output=True, text=True, timeout=120)
+    assert failed.returncode == 1
+    assert "Traceback" not in failed.stderr
+    with pytest.raises(CheckpointDamaged, match=said):
+        train(resume_plan(finished, overrides=again), resume=finished)
+    assert content(finished) == before
+    assert f"agentrig train --resume {finished} --from-step 2" in failed.stderr
+    done = subprocess.run([*command, "--from-step", "2", *again], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert steps_of(finished) == [1, 2, 3, 4]
+    assert json.loads(done.stdout)["complete"] is True
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["algorithm"]["number"] == 0.5 * (1 + 2 + 3 + 4)  # went on from step 2's number
+
+
+def test_a_checkpoint_that_the_algorithm_cannot_read_is_told_with_its_cure(finished: Path) -> None:
+    (finished / "checkpoints" / "step-00003" / checkpoints.LIST).unlink()  # of an earlier version
+    before = content(finished)
+    with (
+        pytest.raises(CheckpointDamaged, match=r"step-00003 is damaged: ValueError: no number"),
+        checkpoints.reading(finished / "checkpoints" / "step-00003"),
+    ):
+        raise ValueError("no number")
+    assert content(finished) == before
+
+
+def test_without_a_checkpoint_before_it_there_is_no_command_to_offer(finished: Path) -> None:
+    checkpoints.Checkpoints(finished / "checkpoints").drop_after(2)
+    shorten(finished / "checkpoints" / "step-00002")
+    with pytest.raises(CheckpointDamaged, match="There is no checkpoint before it"):
+        read_past(RunDirectory(finished))
+
+
+def test_only_steps_with_a_checkpoint_can_be_gone_on_from(finished: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no checkpoint of step 1; the steps that have one: 2, 3"):
+        read_past(RunDirectory(finished), from_step=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrig", "train", "--from-step", "2"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "it needs --resume RUN" in done.stderr
+
+
+def test_directories_of_other_versions_are_refused_in_words(finished: Path) -> None:
+    facts = json.loads((finished / "manifest.json").read_text())
+    config = (finished / "config.toml").read_text()
+    (finished / "manifest.json").write_text(json.dumps({**facts, "agentrig": "0.0.9"}))
+    (finished / "config.toml").write_text(config.replace("[runners]", "[runners]\nspeed = 3"))
+    with pytest.raises(ConfigError, match=r'no key "speed"[\s\S]*config\.toml is of agentrig 0\.0\.9'):
+        resume_plan(finished)
+    (finished / "config.toml").write_text(config)
+    (finished / "manifest.json").write_text(json.dumps({**facts, "agentrig": "9.1", "format": 2}))
+    with pytest.raises(ConfigError, match=r"written by agentrig 9\.1 in format 2; this version reads formats up to 1"):
+        resume_plan(finished)
+
+
+def test_what_a_resume_relies_on_is_on_the_disk_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def flushed(descriptor: int) -> None:
+        events.append(("flush", os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(f"{tmp_path}/")))
+        fsync(descriptor)
+
+    def renamed(source: Any, target: Any) -> None:
+        events.append(("rename", str(Path(target).relative_to(tmp_path))))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(os, "replace", renamed)
+    run = RunDirectory(tmp_path / "run")
+    run.append_metrics({"step": 1})
+    assert events == [("flush", "run/metrics.jsonl"), ("flush", "run")]
+    events.clear()
+
+    def write(folder: Path) -> None:
+        (folder / "trainer").mkdir()
+        (folder / "trainer" / "state").write_text("1")
+
+    run.save_checkpoint(1, write, keep=False)
+    there = events.index(("rename", "run/checkpoints/step-00001"))
+    before = {name for what, name in events[:there] if what == "flush"}
+    part = "run/checkpoints/.step-00001.part"
+    assert before == {f"{part}/trainer/state", f"{part}/trainer", f"{part}/.files.json", part}
+    assert events[there + 1 :] == [
+        ("flush", "run/checkpoints"),
+        ("flush", "run/checkpoints/.latest.part"),
+        ("rename", "run/checkpoints/latest"),
+        ("flush", "run/checkpoints"),
+    ]
+    events.clear()
+    run.write_rollouts([], mode="train", step=1)
+    assert [what for what, _ in events] == ["flush", "rename", "flush"]
+    events.clear()
+    run.write_json("progress.json", {})
+    assert [what for what, _ in events] == ["flush", "rename", "flush"]
+
+
+def test_a_full_disk_is_an_error_and_no_folder_that_cannot_be_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    files.flush(tmp_path)  # some network file systems cannot
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="Invalid argument"):
+        files.flush(tmp_path / "file")
+
+
+def test_what_a_crash_left_in_the_middle_of_a_checkpoint_is_put_right(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    for step in (1, 2):
+        run.save_checkpoint(step, lambda folder: (folder / "model").write_text("whole") and None, keep=False)
+    folder = run.path / "checkpoints"
+    os.replace(folder / "step-00002", folder / ".step-00002.old")  # killed between the two renames
+    for left in (".step-00003.part", ".step-00001.gone"):
+        (folder / left).mkdir()
+    assert read_past(run).step == 2
+    assert sorted(f.name for f in folder.iterdir()) == ["latest", "step-00001", "step-00002"]
