@@ -255,6 +255,15 @@ def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any)
             f'this run validates on "{validation}", a split that is held out for final figures: what is chosen by it '
             "can't be reported on it"
         )
+    if splits["report"][0] == validation:
+        warnings.append(
+            f'this run validates and reports on one split, "{validation}": what is chosen by it looks better there '
+            f"than it is; set run.report to another of {', '.join(tasks.splits)}"
+        )
+    else:
+        shared = overlap(splits["validation"][1], splits["report"][1])
+        if shared:
+            warnings.append(f"{shared} of {len(splits['report'][1])} report tasks are in the validation split too")
     for role in ("validation", "report"):
         shared = overlap(splits["train"][1], splits[role][1])
         if shared:

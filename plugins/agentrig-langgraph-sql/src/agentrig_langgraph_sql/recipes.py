@@ -46,7 +46,7 @@ MINI = RecipeSpec(
 
 SPIDER = RecipeSpec(
     name="spider",
-    summary="The SQL agent on Spider's train and dev splits; name an instruct model: algorithm.model=DIR.",
+    summary="The SQL agent on Spider, reported on 500 rows of test; name an instruct model: algorithm.model=DIR.",
     settings={
         "run": {"validation_tasks": 200},
         "tasks": {"use": "spider"},

@@ -71,7 +71,9 @@ DEPARTURES: Mapping[str, str] = {
     "actor_rollout_ref.model.lora.merge": "true with LoRA: the servers' OpenAI endpoint serves the merged weights",
     "actor_rollout_ref.model.use_remove_padding": "false, with sdpa, where flash-attn is missing and no attention is "
     "named: packed sequences have no kernel then",
-    "run.validation": "dev: the reference validates on samples of the test set while it trains",
+    "run.validation": "dev where it is there; the reference validates on samples of the test set while it trains",
+    "run.report": "test_dev_500, on which the reference validates; its own report is on test_dev, 100 rows of which 25 "
+    "are in test_dev_500 too",
     "runners.n": "10, as the newer reference runs; 16 in older ones",
 }
 """What differs from the reference, and why."""

@@ -1,8 +1,8 @@
 """The tasks `spider`: Spider 1.0 (Yu et al. 2018, arXiv:1809.08887) from its Parquet layout.
 
-A folder holds `train_spider.parquet`, `dev.parquet`, perhaps `test.parquet`, `test_dev_500.parquet` and
-`test_dev.parquet` (columns `db_id`, `question`, `query`), databases as `database/DB/DB.sqlite`, those of the test
-splits as `test_database/DB/DB.sqlite`.
+A folder holds some of `train_spider.parquet`, `dev.parquet`, `test.parquet`, `test_dev_500.parquet` and
+`test_dev.parquet` (columns `db_id`, `question`, `query`; others are left alone), databases as `database/DB/DB.sqlite`,
+those of the test splits as `test_database/DB/DB.sqlite` or there too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,13 @@ FILES: Mapping[str, str] = {
 }
 """Split to file."""
 
+CHOICES: Mapping[str, Sequence[str]] = {
+    "train": ("train",),
+    "validation": ("dev", "test_dev_500", "test_dev", "test"),
+    "report": ("test_dev_500", "test", "test_dev", "dev"),
+}
+"""Role to splits: it is served by the first one that is there, the report by another one than validation if it can."""
+
 COLUMNS = ("db_id", "question", "query")
 CURE = "make it from an official download with: agentrig data spider --from DIR_OR_ZIP --to FOLDER"
 
@@ -44,25 +51,45 @@ class Spider:
     """Implements `agentrig.tasks.Tasks`. Train, dev and test are apart; `held_out` are for final figures only."""
 
     splits: Sequence[str] = tuple(FILES)
-    roles: Mapping[str, str] = MappingProxyType({"train": "train", "validation": "dev", "report": "dev"})
     held_out: Sequence[str] = ("test", "test_dev_500", "test_dev")
 
     def __init__(self, config: SpiderConfig) -> None:
         self._config = config
 
+    @property
+    def roles(self) -> Mapping[str, str]:
+        """Which split serves which role, by the files that are there: see `CHOICES`."""
+        try:
+            there = splits_in(find_folder(self._config.dir))
+        except AgentrigError:
+            there = tuple(FILES)  # `load` says what is wrong with the folder
+        chosen: dict[str, str] = {}
+        for role, choices in CHOICES.items():
+            fit = [split for split in choices if split in there] or choices[:1]
+            other = [split for split in fit if split not in chosen.values()]
+            chosen[role] = (other or fit)[0]
+        return MappingProxyType(chosen)
+
     def load(self, split: str) -> Sequence[Task]:
         """Return a split's tasks in the order of the file.
 
         Raises:
-            AgentrigError: Folder, file or a database is missing; says how to make it.
+            AgentrigError: Folder, file or a database is missing; says how to make it, or which settings choose others.
         """
         folder = find_folder(self._config.dir)
-        rows = read_rows(folder / FILES[split])
-        databases = folder / database_folder(split)
-        missing = sorted({r["db_id"] for r in rows if not database_of(databases, r["db_id"]).is_file()})
-        if missing:
+        if not (folder / FILES[split]).is_file():
             raise AgentrigError(
-                f"{databases} lacks {len(missing)} databases of split {split}, the first is {missing[0]}; {CURE}"
+                f"{folder} has no split {split}: {FILES[split]} is not there. It has "
+                f"{', '.join(splits_in(folder)) or 'none'}: choose by run.train, run.validation and run.report, "
+                f"or {CURE}"
+            )
+        rows = read_rows(folder / FILES[split])
+        missing = sorted({r["db_id"] for r in rows if not database_of(folder, split, r["db_id"]).is_file()})
+        if missing:
+            databases = " and ".join(f"{name}/" for name in database_folders(split))
+            raise AgentrigError(
+                f"{folder}: {databases} lacks {len(missing)} databases of split {split}, the first is {missing[0]};"
+                f" {CURE}"
             )
         return [
             Task(
@@ -70,7 +97,7 @@ class Spider:
                 input={
                     "question": row["question"],
                     "db_id": row["db_id"],
-                    "database": str(database_of(databases, row["db_id"])),
+                    "database": str(database_of(folder, split, row["db_id"])),
                 },
                 private={"gold": row["query"]},
             )
@@ -96,14 +123,20 @@ def find_folder(configured: str) -> Path:
     return folder
 
 
-def database_folder(split: str) -> str:
-    """Return the folder of a split's databases, relative to Spider's."""
-    return "test_database" if split.startswith("test") else "database"
+def splits_in(folder: Path) -> Sequence[str]:
+    """Return the splits whose files are in a folder."""
+    return tuple(split for split, file in FILES.items() if (folder / file).is_file())
 
 
-def database_of(databases: Path, name: str) -> Path:
-    """Return the file of a database."""
-    return databases / name / f"{name}.sqlite"
+def database_folders(split: str) -> Sequence[str]:
+    """Return the folders that may hold a split's databases, relative to Spider's, the first choice first."""
+    return ("test_database", "database") if split.startswith("test") else ("database",)
+
+
+def database_of(folder: Path, split: str, name: str) -> Path:
+    """Return the file of a split's database; where it is nowhere, the place of the first choice."""
+    places = [folder / databases / name / f"{name}.sqlite" for databases in database_folders(split)]
+    return next((place for place in places if place.is_file()), places[0])
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -117,7 +150,10 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         there = sorted(p.name for p in path.parent.glob("*.parquet"))
         raise AgentrigError(f"{path} is not there (Parquet files there: {', '.join(there) or 'none'}); {CURE}")
-    table = pq.read_table(path)
+    try:
+        table = pq.read_table(path)
+    except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
+        raise AgentrigError(f"{path} is damaged, for it can't be read as Parquet: {error}; {CURE}") from error
     absent = [c for c in COLUMNS if c not in table.column_names]
     if absent:
         raise AgentrigError(
