@@ -1,11 +1,12 @@
-"""Tokens and requests a second of agentrig-grpo's server, beside transformers' `generate` with the same weights.
+"""Tokens and requests a second of agentrig-grpo's server, beside transformers with the same weights.
 
     python tests/benchmarks/embedded_server.py [--model DIR] [--device cpu] [--threads 1] [--json]
 
 Without --model it is a random Qwen2 of the size of `mini` (hidden 128, 4 layers, 4 heads, 2 KV heads, FFN 384,
 1300 tokens). Requests come in groups of 8 with the same prompt of 100 tokens and ask for 25 tokens, log-probabilities
-and token ids. The server is asked over HTTP by a client of a few lines in this process; `generate` gets token ids and
-gives token ids, without HTTP, text or log-probabilities. CPU seconds are the server's own, or this process's.
+and token ids. The server is asked over HTTP by a client of a few lines in this process. Beside it, `generate` (padded
+batches) and `generate_batch` (transformers' continuous batching) get token ids and give token ids, without HTTP, text
+or log-probabilities. CPU seconds are the server's own, or this process's.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def prompts(n: int) -> list[str]:
     return [text for text in texts for _ in range(GROUP)][:n]
 
 
-async def ask(port: int, texts: list[str], connections: int, reply: int) -> int:
+async def ask(server: Any, texts: list[str], connections: int, reply: int) -> int:
     """Send all requests over so many keep-alive connections; returns the tokens that came back."""
     left = [
         json.dumps(
@@ -76,16 +77,17 @@ async def ask(port: int, texts: list[str], connections: int, reply: int) -> int:
         ).encode()
         for text in reversed(texts)
     ]
-    tokens = 0
+    tokens, port = 0, server.port
+    head_of = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {server.api_key}\r\n"
+    )
 
     async def one() -> None:
         nonlocal tokens
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while left:
             body = left.pop()
-            writer.write(
-                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-            )
+            writer.write(head_of.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             if b" 200 " not in head[:20]:
                 raise RuntimeError((await reader.read(2000)).decode())
@@ -114,12 +116,12 @@ def server_side(directory: Path, arguments: argparse.Namespace) -> list[dict[str
     rows = []
     with LLMServer(settings, environment={"OMP_WAIT_POLICY": "PASSIVE"}) as server:
         pid = server.pid
-        asyncio.run(ask(server.port, prompts(64), 64, REPLY))
+        asyncio.run(ask(server, prompts(64), 64, REPLY))
         for connections, n, reply in ((1, 64, REPLY), (8, 256, REPLY), (64, 1024, REPLY), (64, 2048, 1)):
             # New prompts, so that nothing is left over from the round before.
             texts = [f"w{connections} {text.split(' ', 1)[1]}" for text in prompts(n)]
             start, cpu = time.perf_counter(), cpu_seconds(pid)
-            tokens = asyncio.run(ask(server.port, texts, connections, reply))
+            tokens = asyncio.run(ask(server, texts, connections, reply))
             wall, cpu = time.perf_counter() - start, cpu_seconds(pid) - cpu
             rows.append(row(f"server, {connections} at once, {reply} tokens", tokens, n, wall, cpu))
     return rows
@@ -147,6 +149,31 @@ def generate_side(directory: Path, arguments: argparse.Namespace) -> list[dict[s
     return rows
 
 
+def continuous_side(directory: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure transformers' continuous batching, sampling as the server does."""
+    import torch
+    from agentrig_grpo import checkpoint
+    from transformers import GenerationConfig
+
+    torch.set_num_threads(arguments.threads)
+    dtype = torch.float32 if arguments.device == "cpu" else torch.bfloat16
+    tokenizer = checkpoint.load_tokenizer(directory)
+    model = checkpoint.load_model(directory, dtype=dtype, device=arguments.device)
+    config = GenerationConfig(
+        max_new_tokens=REPLY, min_new_tokens=REPLY, do_sample=True, eos_token_id=-1, pad_token_id=0
+    )
+    rows = []
+    for n in (64, 256):
+        ids = [tokenizer(text)["input_ids"] for text in prompts(n)]
+        start, cpu = time.perf_counter(), sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+        answers = model.generate_batch(inputs=ids, generation_config=config)
+        wall = time.perf_counter() - start
+        cpu = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - cpu
+        tokens = sum(len(answer.generated_tokens) for answer in answers.values())
+        rows.append(row(f"generate_batch, {n} requests, {REPLY} tokens", tokens, n, wall, cpu))
+    return rows
+
+
 def row(what: str, tokens: int, requests: int, wall: float, cpu: float) -> dict[str, Any]:
     """Return one line of the table."""
     return {
@@ -168,7 +195,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         directory = arguments.model or random_model(Path(folder))
-        rows = server_side(directory, arguments) + generate_side(directory, arguments)
+        rows = [r for side in (server_side, generate_side, continuous_side) for r in side(directory, arguments)]
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return
