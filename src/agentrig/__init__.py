@@ -10,6 +10,7 @@ from agentrig.config import setting
 from agentrig.errors import AgentFailure, AgentrigError
 from agentrig.recording import span
 from agentrig.rewards import Score
+from agentrig.secrets import Secret
 from agentrig.specs import (
     AdapterSpec,
     AgentSpec,
@@ -39,6 +40,7 @@ __all__ = [
     "RecipeSpec",
     "RewardSpec",
     "Score",
+    "Secret",
     "Span",
     "Task",
     "TasksSpec",

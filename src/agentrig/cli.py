@@ -76,7 +76,9 @@ class Group(NearestGroup):
         try:
             return super().invoke(ctx)
         except AgentrigError as error:
-            click.echo(f"agentrig: {error}", err=True)
+            from agentrig.text import storable
+
+            click.echo(f"agentrig: {storable(str(error))}", err=True)
             ctx.exit(1)
         except KeyboardInterrupt as error:
             click.echo(f"agentrig: {str(error) or 'interrupted'}", err=True)

@@ -13,6 +13,7 @@ import attrs
 from agentrig.building import built
 from agentrig.deferred import Deferred
 from agentrig.errors import ConfigError, nearest
+from agentrig.secrets import Secret, sources
 
 if TYPE_CHECKING:
     import cattrs
@@ -32,6 +33,7 @@ def setting(
     lt: float | None = None,
     choices: Sequence[Any] | None = None,
     validator: Callable[[Any, Any, Any], None] | None = None,
+    secret: bool = False,
 ) -> Any:
     """Declare one key of a component's config class, with its bounds.
 
@@ -44,6 +46,9 @@ def setting(
         lt: The value must be less than this.
         choices: The only allowed values.
         validator: One more `attrs` validator.
+        secret: Whether it is a password or a key. Declare its type as `Secret | None` (or `Secret`, without a default)
+            and read it by `reveal()`. A run file or an override names where it lies: `{env = "NAME"}` or
+            `{file = "PATH"}`; the value itself is refused there, and is kept out of all that a run writes or shows.
 
     Returns:
         An `attrs.field`, to be used in a class decorated with `@attrs.frozen(kw_only=True)`.
@@ -57,7 +62,7 @@ def setting(
         checks.append(v.in_(list(choices)))
     if validator is not None:
         checks.append(validator)
-    metadata = {"help": help, "choices": choices}
+    metadata = {"help": help, "choices": choices, "secret": secret}
     if callable(default) and default is not attrs.NOTHING:
         return attrs.field(factory=default, validator=checks, metadata=metadata)
     return attrs.field(default=default, validator=checks, metadata=metadata)
@@ -95,6 +100,9 @@ class RunnerSettings:
         120.0, help="seconds a rollout may take; then its runner is killed and the rollout is a failure", gt=0
     )
     retries: int = setting(1, help="how often a rollout is run again when its runner dies", ge=0)
+    environment: list[str] = setting(
+        list, help="environment variables, or patterns, that runners get beside those that the agent declares"
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -128,7 +136,7 @@ class Plan:
         sections: dict[str, dict[str, Any]] = {"run": attrs.asdict(self.run)}
         for kind in COMPONENT_SECTIONS:
             use = self.registry.reference(self.components[kind])
-            sections[kind] = {"use": use, **attrs.asdict(self.configs[kind])}
+            sections[kind] = {"use": use, **sources(attrs.asdict(self.configs[kind]))}
         sections["runners"] = attrs.asdict(self.runners)
         return sections
 
@@ -223,6 +231,9 @@ def structure(cls: type[C], keys: Mapping[str, Any], *, owner: str, section: str
                 f'[{section}] {owner} has no key "{key}".{nearest(key, fields)}\n'
                 f"  its keys: {', '.join(fields) or 'none'}"
             )
+        if fields[key].metadata.get("secret"):
+            values[key] = _secret(value, f"[{section}] {key} of {owner}")
+            continue
         try:
             values[key] = _converter().structure(value, fields[key].type)
         except Exception as error:
@@ -238,6 +249,13 @@ def structure(cls: type[C], keys: Mapping[str, Any], *, owner: str, section: str
         return cls(**values)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"[{section}] {owner}: {error.args[0] if error.args else error}") from error
+
+
+def _secret(source: Any, where: str) -> Secret | None:
+    try:
+        return None if source is None else Secret.read(source)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _type_name(type_: Any) -> str:

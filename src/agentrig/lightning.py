@@ -30,6 +30,7 @@ from agentrig.errors import AgentrigError
 from agentrig.hardware import Hardware
 from agentrig.lightning_import import open_door
 from agentrig.recording import current
+from agentrig.secrets import Secret
 from agentrig.specs import AdapterSpec, AgentSpec, AlgorithmSpec
 from agentrig.tasks import Task, fingerprint
 from agentrig.traces import Trace
@@ -40,7 +41,13 @@ Factory = Callable[[], Any]
 
 
 def agent(
-    cls: Factory, *, name: str, summary: str, resource: str = "main_llm", tracer: Factory | None = None
+    cls: Factory,
+    *,
+    name: str,
+    summary: str,
+    resource: str = "main_llm",
+    tracer: Factory | None = None,
+    environment: Sequence[str] = (),
 ) -> AgentSpec:
     """Return the spec of a `LitAgent`.
 
@@ -53,12 +60,14 @@ def agent(
         summary: One line about it.
         resource: Under which name the agent looks for the endpoint.
         tracer: A tracer class of Agent Lightning's, to be used instead of agentrig's own.
+        environment: Environment variables that the agent needs; see `AgentSpec`.
     """
 
     def build(config: Any) -> Any:
         return _LitAgentCall(cls(), resource, tracer() if tracer is not None else None)
 
-    return AgentSpec(name=name, summary=summary, build=build, preload=("agentrig.runtime", "openai"))
+    preload = ("agentrig.runtime", "openai")
+    return AgentSpec(name=name, summary=summary, build=build, preload=preload, environment=environment)
 
 
 def adapter(cls: Factory, *, name: str, summary: str) -> AdapterSpec:
@@ -83,9 +92,17 @@ def algorithm(cls: Factory, *, name: str, summary: str, resource: str = "main_ll
     return AlgorithmSpec(name=name, summary=summary, config=LightningAlgorithmConfig, build=build)
 
 
-def tracer(cls: Factory, agent_cls: Factory, *, name: str, summary: str, resource: str = "main_llm") -> AgentSpec:
+def tracer(
+    cls: Factory,
+    agent_cls: Factory,
+    *,
+    name: str,
+    summary: str,
+    resource: str = "main_llm",
+    environment: Sequence[str] = (),
+) -> AgentSpec:
     """Return the spec of a `LitAgent` that is traced by a tracer of Agent Lightning's."""
-    return agent(agent_cls, name=name, summary=summary, resource=resource, tracer=cls)
+    return agent(agent_cls, name=name, summary=summary, resource=resource, tracer=cls, environment=environment)
 
 
 class _LitAgentCall:
@@ -223,7 +240,15 @@ class LightningAlgorithmConfig:
 
     endpoint: str = setting("", help="an OpenAI-compatible server (…/v1); empty for OPENAI_BASE_URL, if that is set")
     model: str = setting("", help="the model to ask it for; empty for its first")
+    api_key: Secret | None = setting(None, secret=True, help="the server's key; OPENAI_API_KEY when it is not set")
     temperature: float = setting(1.0, help="sampling temperature", ge=0)
+
+    def served(self) -> Endpoint | None:
+        """Return the server that the run or the environment names, or None."""
+        from agentrig.evaluate import environment_endpoint
+
+        key = self.api_key.reveal() if self.api_key else None
+        return environment_endpoint(self.endpoint or None, model=self.model or None, api_key=key)
 
 
 class _AlgorithmCall:
@@ -234,11 +259,10 @@ class _AlgorithmCall:
 
     def run(self, session: Any) -> None:
         """Lend store, adapter and resources; file what was rolled out as one step."""
-        from agentrig.evaluate import environment_endpoint
         from agentrig.runtime import SpanAdapter, lightning_llm
 
         session.plan_steps(1)
-        endpoint = environment_endpoint(self._config.endpoint or None, model=self._config.model or None)
+        endpoint = self._config.served()
         known = {_key(t.input): t for t in (*session.train_tasks, *session.validation_tasks)}
         ended: list[Rollout] = []
 
@@ -273,9 +297,7 @@ class _AlgorithmCall:
         Raises:
             AgentrigError: It names none, or a checkpoint was asked for.
         """
-        from agentrig.evaluate import environment_endpoint
-
-        endpoint = environment_endpoint(self._config.endpoint or None, model=self._config.model or None)
+        endpoint = self._config.served()
         if endpoint is None or checkpoint is not None:
             raise AgentrigError("this algorithm serves no checkpoints; give algorithm.endpoint or OPENAI_BASE_URL")
         yield endpoint

@@ -306,11 +306,13 @@ def make_engine(
 
 def agent_plan(plan: Plan) -> AgentPlan:
     """Return how runner processes build this plan's agent."""
+    spec: Any = plan.components["agent"].spec
     return AgentPlan(
         name=plan.registry.reference(plan.components["agent"]),
         config=attrs.asdict(plan.configs["agent"]),
         files=tuple(plan.run.plugins),
         block=tuple(plan.run.block),
+        environment=(*spec.environment, *plan.runners.environment),
     )
 
 

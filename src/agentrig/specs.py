@@ -91,12 +91,15 @@ class AgentSpec(Spec):
     Attributes:
         graph: `graph(config)` returns the agent's picture as Mermaid text; None when it has none.
         preload: Modules that the runners import once, before they fork; makes runners start fast.
+        environment: Names of environment variables that the agent needs, or patterns (`MY_TOOL_*`). Runners get these
+            and a small base (`agentrig.confine.BASE`), nothing else of the run's environment: no API keys.
     """
 
     kind: ClassVar[str] = "agent"
     build: Callable[[Any], Agent]
     graph: Callable[[Any], str] | None = None
     preload: Sequence[str] = ()
+    environment: Sequence[str] = ()
 
 
 @attrs.frozen(kw_only=True)

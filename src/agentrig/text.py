@@ -13,8 +13,27 @@ MESSAGE_LIMIT = 20_000
 """Longest message of a failure that is kept, in characters."""
 
 
+SHORTEST_MASKED = 6
+"""A shorter secret is not looked for in text: it would be found in innocent words."""
+
+_masks: dict[str, str] = {}
+
+
+def mask(secret: str, name: str) -> None:
+    """Let `storable` put a name where it finds this secret."""
+    if len(secret) >= SHORTEST_MASKED:
+        _masks.setdefault(secret, name)
+
+
 def storable(text: str) -> str:
-    """Return text as UTF-8 can hold it: each lone surrogate becomes U+FFFD, the replacement character."""
+    """Return text as it may be kept and as UTF-8 can hold it.
+
+    Each lone surrogate becomes U+FFFD, the replacement character; a secret of this process's settings, as a server's
+    error message may quote one, becomes its name.
+    """
+    for secret, name in _masks.items():
+        if secret in text:
+            text = text.replace(secret, name)
     return text if text.isascii() else LONE_SURROGATE.sub("\ufffd", text)
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import attrs
 
 from agentrig.agents import Agent, Endpoint, Outcome, without_proxy
+from agentrig.confine import BASE, confine, declared, hint, start_forkserver, withheld
 from agentrig.errors import AgentFailure, AgentrigError, place_of
 from agentrig.pools import BasePool, Worker
 from agentrig.text import cut, storable, words_of
@@ -49,12 +50,21 @@ PRELOAD = (
 
 @attrs.frozen(kw_only=True)
 class AgentPlan:
-    """How a runner process gets its agent: by name, so that nothing but plain values crosses over."""
+    """How a runner process gets its agent: by name, so that nothing but plain values crosses over.
+
+    Attributes:
+        name: The agent's.
+        config: Its settings.
+        files: Plugin files to load.
+        block: Plugins not to load.
+        environment: Names or patterns of the variables that the agent gets beside `agentrig.confine.BASE`.
+    """
 
     name: str
     config: Mapping[str, Any]
     files: Sequence[str] = ()
     block: Sequence[str] = ()
+    environment: Sequence[str] = ()
 
     def build(self) -> Agent:
         """Load the plugins and build the agent.
@@ -140,7 +150,8 @@ def _failed(error: BaseException) -> Outcome:
     if not KIND.fullmatch(kind):
         named = f"(its kind {cut(storable(kind), 60)!r} is no short name: letters, digits, -, _ and ., at most 40)"
         kind, message = "agent-error", f"{message} {named}"
-    return Outcome(failure=kind, message=message + (place_of(error) if kind == "agent-error" else ""))
+    place = place_of(error) if kind == "agent-error" else ""
+    return Outcome(failure=kind, message=message + place + hint(message))
 
 
 def json_values(answer: Any) -> Any:
@@ -203,18 +214,21 @@ def failure_kind(error: BaseException) -> str:
     return "agent-error"
 
 
-def worker_main(pipe: Connection, plan: AgentPlan, threads: int, environment: Mapping[str, str]) -> None:
+def worker_main(
+    pipe: Connection, plan: AgentPlan, threads: int, environment: Mapping[str, str], absent: Sequence[str]
+) -> None:
     """Run in a runner process: build the agent, then run what comes through the pipe, until it closes."""
     from agentrig.recording import install
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the runners
-    os.environ.update(environment)
+    confine(plan.environment, environment, absent)
     try:
         install()  # now, so that no rollout's deadline pays for its imports
         agent = plan.build()
     except BaseException as error:
         own = isinstance(error, AgentrigError)
-        pipe.send(("failed", storable(str(error)) if own else f"no runner can start: {words_of(error)}"))
+        text = storable(str(error)) if own else f"no runner can start: {words_of(error)}"
+        pipe.send(("failed", text + hint(text)))
         return
     pipe.send(("ready", os.getpid()))
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -254,7 +268,7 @@ class Pool(BasePool[_Worker]):
         plan: The agent; like the limits, as in `BasePool`.
         n: Processes.
         preload: Modules to import once, in the process that the runners are forked from.
-        environment: Set in the runners before the agent is built.
+        environment: Set in the runners before the agent is built, beside what `plan` lets through.
     """
 
     def __init__(
@@ -269,7 +283,13 @@ class Pool(BasePool[_Worker]):
         environment: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(plan, n=n, threads=threads, deadline_s=deadline_s, retries=retries)
-        self._environment = {"OMP_NUM_THREADS": "1", "LANGSMITH_TRACING": "false", **(environment or {})}
+        self._environment = {
+            **declared((*BASE, *plan.environment)),
+            "OMP_NUM_THREADS": "1",
+            "LANGSMITH_TRACING": "false",
+            **(environment or {}),
+        }
+        self._absent = withheld(plan.environment)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*PRELOAD, *preload])
         self._wake_out, self._wake_in = self._context.Pipe(duplex=False)
@@ -294,8 +314,9 @@ class Pool(BasePool[_Worker]):
     def _spawn(self) -> _Worker:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=worker_main, args=(theirs, self._plan, self._threads, self._environment), daemon=True
+            target=worker_main, args=(theirs, self._plan, self._threads, self._environment, self._absent), daemon=True
         )
+        start_forkserver()
         process.start()
         theirs.close()
         return _Worker(process, ours, title=f"runner {process.pid}")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -55,9 +56,10 @@ def ray_cluster(composed):
 
     from agentrig.hardware import cpu_spec
 
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TOY_NODE_KEY", "secret-of-the-node")  # as a node has it whose Ray was started in a shell with keys
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
     nodes.add_node(num_cpus=4)
-    patch = pytest.MonkeyPatch()
     patch.setenv("RAY_ADDRESS", nodes.address)
     patch.setenv("PYTHONPATH", str(Path(TOY).parent))
     try:
@@ -362,6 +364,30 @@ def test_a_cluster_that_lacks_a_secret_is_told_node_by_node(ray_cluster):
     assert "--yes" in cluster._explain("127.0.0.1:1", lines, [], stoppable=True)
     named = cluster._explain("127.0.0.1:1", lines, [], stoppable=False)
     assert ("--yes" in named, "RAY_ADDRESS" in named) == (False, True)
+
+
+def test_actors_get_the_variables_that_their_agent_declares(ray_cluster, monkeypatch):
+    from agentrig_verl.pool import PlacedPool
+
+    from agentrig.workers import AgentPlan, Job
+
+    monkeypatch.setenv("TOY_DECLARED", "declared")
+    monkeypatch.setenv("WANDB_API_KEY", "secret-of-the-run")
+    plan = AgentPlan(name="toy-variables", config={}, files=(TOY, TALKER), environment=("TOY_DECLARED",))
+    pool = PlacedPool(plan, n=1, threads=1, deadline_s=100, retries=0)
+    pool.place(True, cpus=0.5)
+    try:
+        pool.submit(Job(id="a", input={}, endpoint=Endpoint(base_url="http://127.0.0.1:9/v1", model="m")))
+        end = time.monotonic() + 100
+        results = []
+        while not results and time.monotonic() < end:
+            results = pool.poll(0.2)
+    finally:
+        pool.close()
+    found = results[0].outcome.answer
+    assert found["TOY_DECLARED"] == "declared"
+    assert {"PATH", "HOME"} <= set(found)
+    assert "secret-of" not in str(found)
 
 
 WITHDRAWN = """

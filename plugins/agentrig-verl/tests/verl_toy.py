@@ -34,6 +34,12 @@ def talker(task_input, endpoint):
     return chance.choice(["odd", "even"])
 
 
+def variables(task_input, endpoint):
+    """Return the environment of this runner."""
+    return dict(os.environ)
+
+
 @hookimpl
 def register_agents():
     yield AgentSpec(name="toy-talker", summary="Talks.", build=lambda config: talker)
+    yield AgentSpec(name="toy-variables", summary="Names them.", build=lambda config: variables)

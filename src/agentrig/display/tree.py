@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from agentrig.algorithms import Rollout
+from agentrig.text import json_text, storable
 from agentrig.traces import LLM_CALL, Span
 
 _HIDDEN = frozenset({"langchain.chain.type", "agent.name", "tool.name"})  # the heading says them
@@ -110,7 +110,7 @@ def _call(branch: Tree, span: Span) -> None:
 
 
 def _content(content: Any) -> str:
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
+    return storable(content) if isinstance(content, str) else json_text(content)
 
 
 def _fields(branch: Tree, items: Iterable[tuple[str, Any]], *, skip: Sequence[str] | frozenset[str]) -> None:
@@ -127,7 +127,7 @@ def _fields(branch: Tree, items: Iterable[tuple[str, Any]], *, skip: Sequence[st
 def _field(branch: Tree, key: str, value: str, *, style: str = "") -> None:
     text = Text(f"{key}: ", style="dim")
     text.append("\n" if "\n" in value else "")
-    text.append(value, style=f"not dim {style}".strip())
+    text.append(storable(value), style=f"not dim {style}".strip())
     branch.add(text)
 
 
@@ -135,7 +135,7 @@ def _verdict(rollout: Rollout) -> Text:
     if rollout.failure is not None:
         details = rollout.score.details if rollout.score is not None else {}
         reason = rollout.outcome.message or details.get("reason") or ""
-        return Text(f"failed: {rollout.failure}  {reason}".rstrip(), style="bold red")
+        return Text(storable(f"failed: {rollout.failure}  {reason}".rstrip()), style="bold red")
     score = rollout.score
     assert score is not None  # a rollout without a failure has one
     text = Text(f"score {score.value:g}", style="bold green" if (score.value or 0) > 0 else "bold yellow")

@@ -7,10 +7,12 @@ import pickle
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from agentrig.confine import RAY, confine, declared, withheld
 from agentrig.errors import AgentrigError
 from agentrig.pools import READY_S, BasePool, Worker
 from agentrig.workers import AgentPlan, Job, Pool, Result, packed, running_loop
@@ -24,7 +26,8 @@ SLICE_S = 0.02
 class Runner:
     """Lives in a Ray actor: builds the agent once, then runs rollouts, each in a thread of its own."""
 
-    def __init__(self, plan: AgentPlan) -> None:
+    def __init__(self, plan: AgentPlan, variables: Mapping[str, str], absent: Sequence[str]) -> None:
+        confine((*RAY, *plan.environment), variables, absent)
         self._agent = plan.build()
         self._loop = running_loop()
 
@@ -54,14 +57,21 @@ class RayPool(BasePool[_Actor]):
         plan: The agent.
         cpus: What an actor asks of Ray.
         preload: Not used: an actor imports on its own.
-        environment: Not used: actors inherit the job's environment.
+        environment: Set in the actors before the agent is built, beside what `plan` lets through.
         **limits: `n`, `threads`, `deadline_s` and `retries`, as `BasePool` has them.
     """
 
     def __init__(
-        self, plan: AgentPlan, *, cpus: float = 0.5, preload: object = (), environment: object = None, **limits: Any
+        self,
+        plan: AgentPlan,
+        *,
+        cpus: float = 0.5,
+        preload: object = (),
+        environment: Mapping[str, str] | None = None,
+        **limits: Any,
     ) -> None:
         super().__init__(plan, **limits)
+        self._variables = {**declared(plan.environment), **(environment or {})}  # the base is each node's own
         self._cpus = cpus
         self._woken = threading.Event()
 
@@ -91,7 +101,7 @@ class RayPool(BasePool[_Actor]):
         remote = ray.remote(Runner).options(
             num_cpus=self._cpus, max_concurrency=self._threads + 1, scheduling_strategy="SPREAD"
         )
-        handle = remote.remote(self._plan)
+        handle = remote.remote(self._plan, self._variables, withheld(self._plan.environment))
         return _Actor(handle, handle.ready.remote(), title="a runner on (no node yet)")
 
     def _kill(self, worker: _Actor) -> None:
