@@ -178,7 +178,7 @@ def test_an_agent_that_misses_a_variable_is_told_where_to_declare_it(
 ) -> None:
     monkeypatch.setenv("TOY_UNDECLARED", "x")
     with pytest.raises(
-        AgentrigError, match=r"KeyError: 'TOY_UNDECLARED' \(the run has TOY_UNDECLARED, .*AgentSpec\.env"
+        AgentrigError, match=r"KeyError: 'TOY_UNDECLARED'(.|\n)*\(the run has TOY_UNDECLARED, .*AgentSpec\.env"
     ):
         train(plan(agent="eager"))
 
