@@ -66,6 +66,22 @@ def test_an_architecture_without_shared_prompts_still_gets_its_numbers(make_mode
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
+def test_a_family_of_the_fallback_gets_the_numbers_of_its_own_forward(make_model):
+    settings = {"head_dim": 16, "query_pre_attn_scalar": 16, "final_logit_softcapping": 5.0}
+    model, samples = make_model("gemma2", **settings), triplets()
+    shapes = []
+    model.lm_head.register_forward_hook(lambda _module, _input, output: shapes.append(output.shape))
+    with torch.no_grad():
+        found = scattered(model, samples, share=False, budget=10_000)
+        (shape,) = shapes
+        longest = max(len(s.prompt_ids) + len(s.response_ids) for s in samples)
+        assert shape[1] < longest, "prompts' logits are left out"
+        for s, logprobs in zip(samples, found, strict=True):
+            logits = model(torch.tensor([[*s.prompt_ids, *s.response_ids]])).logits[0, len(s.prompt_ids) - 1 : -1]
+            expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(s.response_ids)[:, None])[:, 0]
+            torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_batches_keep_the_budget_and_lose_nothing():
     samples = triplets(60)
     rows = rows_of(samples, limit=40)
@@ -83,7 +99,8 @@ def test_an_empty_response_is_refused():
         rows_of([Triplet(prompt_ids=[1], response_ids=[2]), Triplet(prompt_ids=[1, 2], response_ids=[])])
 
 
-def test_temperature_and_entropy_follow_the_definition():
+def test_temperature_and_entropy_follow_the_definition(monkeypatch):
+    monkeypatch.setattr("agentrig_grpo.scoring.ENTROPY_ROWS", 3)
     logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(1))
     targets = torch.arange(7)
     for temperature in (0.5, 1.0, 2.0):

@@ -121,6 +121,34 @@ def test_weights_can_be_swapped_after_the_cache_has_grown(make_model):
         decoder.clear()
 
 
+def test_the_cache_holds_what_runs_and_gives_it_back(make_model):
+    decoder = decoder_of(make_model(), slots=64, max_length=8192)
+
+    def held():
+        return decoder._keys.nbytes + decoder._values.nbytes
+
+    first = held()
+    assert first == 8 * 256 * decoder.token_bytes
+    decoder.append(decoder.prefill([[5] * 600] * 2))
+    decoder.step([8, 9])
+    assert held() <= 8 * 2 * 600 * decoder.token_bytes, "the rows that nobody asked for take nothing"
+    decoder.append(decoder.prefill([[5, 6]] * 20))
+    assert held() >= 22 * 600 * decoder.token_bytes
+    decoder.clear()
+    assert held() == first
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2", "gemma3_text"])
+def test_a_prompt_says_what_memory_it_holds(make_model, kind):
+    more = {"head_dim": 16, "query_pre_attn_scalar": 16} if kind == "gemma3_text" else {}
+    model = make_model(kind, max_position_embeddings=1024, **more)
+    decoder = decoder_of(model) if kind == "qwen2" else TransformersDecoder(model, device="cpu")
+    short, long = decoder.prefill([[5] * 50, [5] * 150])
+    assert long.nbytes - short.nbytes == 100 * decoder.token_bytes
+    # Logits of the last token only: with all tokens' the prompt would hold ten times as much.
+    assert 300 * 4 <= short.nbytes - 50 * decoder.token_bytes <= 300 * 4 + 64
+
+
 def test_nan_of_one_row_does_not_spread_to_its_place(make_model):
     decoder = decoder_of(make_model())
     (prompt,) = decoder.prefill([[5, 6, 7]])
@@ -136,6 +164,22 @@ def test_what_is_not_computed_exactly_is_refused(make_model):
     assert "gpt2" in supports(make_model("gpt2", n_embd=32, n_layer=1, n_head=4).config)
     sliding = make_model(use_sliding_window=True, sliding_window=8)
     assert supports(sliding.config) == "sliding-window attention"
+    # Its angles change where a sequence passes the original context; ours are those of the greatest length.
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, **factors}
+    assert "longrope" in supports(make_model("llama", rope_parameters=rope).config)
+
+
+def test_a_model_without_a_cache_is_refused(make_model):
+    with pytest.raises(ValueError, match="type mamba return no past_key_values"):
+        TransformersDecoder(make_model("mamba"), device="cpu")
+
+
+def test_a_head_that_is_missing_is_not_replaced_by_the_embedding(make_model):
+    untied = make_model(tie_word_embeddings=False)
+    lacking = {name: t for name, t in untied.state_dict().items() if name != "lm_head.weight"}
+    with pytest.raises(WeightsError, match=r"lm_head\.weight is missing"):
+        LlamaDecoder(untied.config, lacking, device="cpu", dtype=torch.float32, slots=1, max_length=8)
 
 
 def test_a_missing_parameter_is_named(make_model):

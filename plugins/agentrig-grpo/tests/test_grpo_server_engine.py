@@ -8,6 +8,7 @@ import pytest
 import torch
 from agentrig_grpo.server.decoder import LlamaDecoder
 from agentrig_grpo.server.engine import Engine, Request
+from agentrig_grpo.server.fallback import TransformersDecoder
 from agentrig_grpo.server.sampling import Settings, Uniforms, sample
 
 
@@ -91,6 +92,50 @@ def test_a_group_computes_its_prompt_once(engine_of):
     small = engine_of(slots=1, prompt_cache_bytes=1)
     run(small, [Request(tuple(range(9)), 2) for _ in range(3)])
     assert small.counts["prefills"] == 3, "a prompt that doesn't fit is not kept"
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_kept_prompts_stay_within_their_memory(make_model, engine_of, fallback):
+    engine = engine_of()
+    if fallback:
+        model = make_model("gpt2", max_position_embeddings=512)
+        engine = Engine(TransformersDecoder(model, device="cpu"), eos=[1], slots=8)
+    (one,) = engine.decoder.prefill([[7] * 100])
+    engine.prompt_cache_bytes = 5 * one.nbytes
+    for i in range(20):
+        run(engine, [Request((7,) * 99 + (i,), 2)])
+        assert sum(p.nbytes for p in engine._prompts.values()) <= 5 * one.nbytes
+    assert len(engine._prompts) == 5
+    before = engine.counts["prefills"]
+    run(engine, [Request((7,) * 99 + (i,), 2) for i in range(15, 20)])
+    assert engine.counts["prefills"] == before, "the latest are kept"
+
+
+def test_a_long_prompt_does_not_pad_many_short_ones_to_its_length(engine_of):
+    engine = engine_of(slots=20, prefill_tokens=400)
+    passes = []
+    prefill = engine.decoder.prefill
+    engine.decoder.prefill = lambda prompts: passes.append([len(p) for p in prompts]) or prefill(prompts)
+    run(engine, [Request(tuple(range(200)), 1), *(Request((9, i), 1) for i in range(12))])
+    assert sum(map(len, passes)) == 13
+    assert all(len(lengths) * max(lengths) <= 400 for lengths in passes)
+
+
+def test_requests_wait_for_memory_and_one_always_runs(engine_of):
+    model = engine_of().decoder
+    engine = engine_of(cache_bytes=3 * 60 * model.token_bytes)
+    requests = [Request((9, i), 58, temperature=0.1) for i in range(6)]
+    requests += [Request(tuple(range(20, 200)), 20, seed=1)]
+    most = 0
+    for request in requests:
+        engine.submit(request)
+    while engine.busy:
+        engine.tick()
+        lengths = [len(r.prompt) + r.max_tokens for r in engine._running]
+        most = max(most, len(lengths))
+        assert len(lengths) <= 1 or len(lengths) * max(lengths) <= 3 * 60
+    assert most == 3
+    assert {r.finish for r in requests} <= {"stop", "length"}
 
 
 def test_limits_stops_and_eos_end_a_request(engine_of):

@@ -26,6 +26,7 @@ from agentrig.hardware import Hardware
 from agentrig_grpo import checkpoint
 from agentrig_grpo.advantages import group_advantages
 from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.context import check_context
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.naming import model_directory
 from agentrig_grpo.sampler import tasks_of_step
@@ -59,8 +60,10 @@ class Grpo:
             raise ConfigError('[algorithm] final = "best" is the best in validation; validate_every = 0 has none')
         source = model_directory(config.model)
         dtype = check_device(session.hardware, config.dtype)
+        check_context(source, max_length=config.max_length, max_tokens=config.max_tokens)
         tokenizer = checkpoint.load_tokenizer(source)
         model = checkpoint.load_model(source, device=session.hardware.torch_device)
+        checkpoint.check_vocabulary(model, tokenizer)
         learner = Learner(model, config, dtype=dtype, seed=session.seed)
         best = Best()
         if session.checkpoint is not None:
@@ -125,6 +128,7 @@ class Grpo:
         """Serve a checkpoint, or the starting model, at the validation temperature."""
         source = checkpoint or model_directory(self.config.model)
         dtype = check_device(hardware, self.config.dtype)
+        check_context(source, max_length=self.config.max_length, max_tokens=self.config.max_tokens)
         with self._server(source, hardware, dtype, seed=0, log_file=None) as server:
             yield self._endpoint(server).with_sampling(temperature=self.config.val_temperature, top_p=1.0)
 
@@ -163,6 +167,7 @@ class Grpo:
             slots=config.server_batch,
             max_length=config.max_length,
             seed=seed,
+            kv_cache_mb=config.kv_cache_mb,
             prompt_cache_mb=config.prompt_cache_mb,
             host=config.server_host,
             port=config.server_port,

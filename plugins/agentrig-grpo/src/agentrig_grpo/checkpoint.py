@@ -9,6 +9,7 @@ from typing import Any
 
 import torch  # noqa: TID253  (imported with the learner, the server or the warm-up only)
 
+from agentrig.errors import ConfigError
 from agentrig_grpo.lora import merged_weights
 
 TOKENIZER_FILES = (
@@ -34,7 +35,7 @@ def load_tokenizer(directory: str | Path) -> Any:
 
     Raises:
         FileNotFoundError: There is no such directory, or no tokenizer in it.
-        ValueError: The tokenizer has no chat template.
+        ConfigError: The tokenizer has no chat template, or is written in Python alone.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -42,7 +43,15 @@ def load_tokenizer(directory: str | Path) -> Any:
     loader: Any = PreTrainedTokenizerFast if (directory / "tokenizer.json").is_file() else AutoTokenizer
     tokenizer = loader.from_pretrained(str(directory), local_files_only=True)
     if not tokenizer.chat_template:
-        raise ValueError(f"the tokenizer of {directory} has no chat template; put one into its tokenizer_config.json")
+        raise ConfigError(
+            f"the tokenizer of {directory} has no chat template, which chats are turned into tokens with (base models "
+            "often lack it): take the model's instruct variant, or put a chat_template.jinja into the directory"
+        )
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ConfigError(
+            f"the tokenizer of {directory} ({type(tokenizer).__name__}) has no fast form; put a fast one's "
+            "tokenizer.json into the directory"
+        )
     return tokenizer
 
 
@@ -59,6 +68,20 @@ def load_model(directory: str | Path, *, dtype: torch.dtype = torch.float32, dev
     disable_progress_bar()  # type: ignore[no-untyped-call]
     model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, local_files_only=True)
     return model.to(device).eval()
+
+
+def check_vocabulary(model: Any, tokenizer: Any) -> None:
+    """Make sure that the model has an embedding for every token.
+
+    Raises:
+        ConfigError: They are not of one make.
+    """
+    rows, last = model.get_input_embeddings().weight.shape[0], max(tokenizer.get_vocab().values())
+    if last >= rows:
+        raise ConfigError(
+            f"the tokenizer of {tokenizer.name_or_path} has tokens up to number {last}, and the model's embedding "
+            f"{rows} rows, from 0: they do not belong together"
+        )
 
 
 def _existing(directory: str | Path, file: str) -> Path:

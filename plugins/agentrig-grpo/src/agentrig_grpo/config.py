@@ -47,9 +47,14 @@ class GrpoConfig:
     final: str = setting(
         "last", help="weights that the run ends with: the last, or the best in validation", choices=("last", "best")
     )
-    max_length: int = setting(0, help="context of the server in tokens; 0 for the model's own", ge=0)
+    max_length: int = setting(
+        0, help="context of the server in tokens, at most the model's; 0 for the model's own", ge=0
+    )
     server_batch: int = setting(64, help="most requests that the server samples at once", ge=1)
     server_threads: int = setting(0, help="torch threads of the server on a CPU; 0 for 1", ge=0)
     server_host: str = setting("127.0.0.1", help="address that the server listens on")
     server_port: int = setting(0, help="port that the server listens on; 0 for a free one", ge=0, le=65535)
+    kv_cache_mb: int = setting(
+        0, help="MiB for keys and values of requests that run; others wait. 0 for a quarter of the device's", ge=0
+    )
     prompt_cache_mb: int = setting(256, help="MiB for prompts that are kept for reuse", ge=0)

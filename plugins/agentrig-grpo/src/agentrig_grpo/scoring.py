@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch  # noqa: TID253  (only the learner and the warm-up import this module)
@@ -11,6 +12,10 @@ from agentrig_grpo.sequences import Batch
 PLAIN_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model types whose logits are one linear map of the last hidden state and whose attention takes a
 custom mask; for others prompts are not shared and all logits are computed."""
+
+
+ENTROPY_ROWS = 1024
+"""Tokens whose entropy is computed at once: it takes three times the memory of their logits."""
 
 
 def shares_prompts(model: Any) -> bool:
@@ -32,14 +37,25 @@ def response_logits(model: Any, batch: Batch) -> torch.Tensor:
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not shares_prompts(inner):
-        every: torch.Tensor = model(input_ids=batch.ids, use_cache=False).logits
-        return every.flatten(0, 1)[batch.at].float()
+        return _through_forward(model, inner, batch)
     mask = None if batch.mask is None else batch.mask.to(_attention_dtype(inner))
     hidden = inner.get_decoder()(
         input_ids=batch.ids, position_ids=batch.positions, attention_mask=mask, use_cache=False
     ).last_hidden_state
     logits: torch.Tensor = inner.get_output_embeddings()(hidden.flatten(0, 1)[batch.at])
     return logits.float()
+
+
+def _through_forward(model: Any, inner: Any, batch: Batch) -> torch.Tensor:
+    """Return the same logits by the model's own forward, which may do more to them than one linear map."""
+    rows, places = batch.at // batch.ids.shape[1], batch.at % batch.ids.shape[1]
+    if "logits_to_keep" not in inspect.signature(inner.forward).parameters:
+        every: torch.Tensor = model(input_ids=batch.ids, use_cache=False).logits
+        return every[rows, places].float()
+    # A long prompt's own logits would fill the memory.
+    kept, index = places.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    some: torch.Tensor = model(input_ids=batch.ids, use_cache=False, logits_to_keep=kept).logits
+    return some[rows, index].float()
 
 
 def _attention_dtype(model: Any) -> torch.dtype:
@@ -59,10 +75,12 @@ def token_logprobs(logits: torch.Tensor, targets: torch.Tensor, temperature: flo
 @torch.no_grad()
 def token_entropy(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """Return the entropy in nats of softmax(logits / temperature), [T]."""
-    if temperature not in (0.0, 1.0):
-        logits = logits / temperature
-    logp = torch.log_softmax(logits, -1)
-    return -(logp.exp() * logp).sum(-1)
+    found = [torch.zeros(0, device=logits.device)]
+    for start in range(0, len(logits), ENTROPY_ROWS):
+        part = logits[start : start + ENTROPY_ROWS]
+        logp = torch.log_softmax(part if temperature in (0.0, 1.0) else part / temperature, -1)
+        found.append(-(logp.exp() * logp).sum(-1))
+    return torch.cat(found)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

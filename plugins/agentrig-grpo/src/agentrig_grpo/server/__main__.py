@@ -62,7 +62,7 @@ def _build(settings: dict[str, Any]) -> Any:
     from agentrig_grpo.server.app import Api
     from agentrig_grpo.server.chat import Chat
     from agentrig_grpo.server.engine import Engine
-    from agentrig_grpo.server.loading import build_decoder, eos_tokens
+    from agentrig_grpo.server.loading import build_decoder, device_memory, eos_tokens
 
     device = settings["device"]
     if device == "cpu":
@@ -86,6 +86,7 @@ def _build(settings: dict[str, Any]) -> Any:
         seed=settings["seed"],
         prompt_cache_bytes=settings["prompt_cache_mb"] << 20,
         prefill_tokens=settings["prefill_tokens"],
+        cache_bytes=settings["kv_cache_mb"] << 20 or device_memory(device) // 4,
     )
     return Api(engine, Chat(tokenizer), model=settings["name"], max_length=max_length)
 

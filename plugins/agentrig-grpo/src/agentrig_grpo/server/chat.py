@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
+
+KEPT_TOKENS = 1 << 20
+"""Tokens of prompts that are kept for the next request with the same messages; about 36 bytes each."""
 
 
 class Chat:
@@ -20,7 +25,8 @@ class Chat:
         self._backend = tokenizer.backend_tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
         # A group asks the same thing n times, and its prompt is rendered once.
-        self._prompt = lru_cache(maxsize=4096)(self._render)
+        self._prompts: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+        self._kept = 0
         self._piece = lru_cache(maxsize=None)(self._decode_one)
 
     def prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
@@ -29,7 +35,16 @@ class Chat:
         Raises:
             jinja2.TemplateError: The template refuses the conversation (roles out of order, …).
         """
-        return self._prompt(json.dumps(messages, ensure_ascii=False, sort_keys=True))
+        text = json.dumps(messages, sort_keys=True)
+        key = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        ids = self._prompts.pop(key, None)
+        if ids is None:
+            ids = self._render(text)
+            self._kept += len(ids)
+        self._prompts[key] = ids
+        while self._kept > KEPT_TOKENS:
+            self._kept -= len(self._prompts.popitem(last=False)[1])
+        return ids
 
     def _render(self, messages: str) -> tuple[int, ...]:
         text = self.tokenizer.apply_chat_template(json.loads(messages), add_generation_prompt=True, tokenize=False)

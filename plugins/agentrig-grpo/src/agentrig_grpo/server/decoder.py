@@ -17,6 +17,11 @@ from agentrig_grpo.server.parameters import Parameters
 
 FAMILIES = frozenset({"llama", "qwen2", "qwen3"})
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+ROTARY = frozenset({"default", "linear", "llama3", "yarn"})
+"""Rotary embeddings whose angles depend on the position alone; others change with the length of the sequence."""
+
+FIRST_ROWS, FIRST_LENGTH = 8, 256
+"""What the cache holds before it grows."""
 
 
 @attrs.frozen(eq=False)
@@ -26,18 +31,41 @@ class Prompt:
     Attributes:
         length: Tokens.
         logits: What the model says comes next, fp32 [vocabulary].
-        kv: Keys [layers, kv_heads, head_dim, length] and values [layers, kv_heads, length, head_dim]; a
-            fallback keeps its own thing here.
+        kv: Keys [layers, kv_heads, head_dim, length] and values [layers, kv_heads, length, head_dim]; the
+            fallback keeps transformers' cache here.
+        nbytes: Memory that it holds, in bytes.
     """
 
     length: int
     logits: torch.Tensor
     kv: Any
+    nbytes: int = attrs.field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that its keys and values hold, in bytes; 0 for a fallback's."""
-        return sum(int(t.nbytes) for t in self.kv) if isinstance(self.kv, tuple) else 0
+    @nbytes.default
+    def _held(self) -> int:
+        return tensor_bytes(self.logits, self.kv)
+
+
+def tensor_bytes(*things: Any) -> int:
+    """Return the bytes of memory behind all tensors that can be reached from these objects, each counted once."""
+    seen: set[int] = set()
+    storages: dict[int, int] = {}
+    waiting = list(things)
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen or isinstance(thing, str | bytes | int | float | type | torch.nn.Module):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            storage = thing.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(thing, Mapping):
+            waiting += thing.values()
+        elif isinstance(thing, list | tuple | set):
+            waiting += thing
+        else:
+            waiting += getattr(thing, "__dict__", {}).values()
+    return sum(storages.values())
 
 
 @attrs.frozen(eq=False)
@@ -66,7 +94,7 @@ def supports(config: Any) -> str | None:
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act}"
     rope = config.rope_parameters or {}
-    if rope.get("rope_type", "default") == "dynamic" or rope.get("partial_rotary_factor", 1.0) != 1.0:
+    if rope.get("rope_type", "default") not in ROTARY or rope.get("partial_rotary_factor", 1.0) != 1.0:
         return f"rotary embedding {dict(rope)}"
     return None
 
@@ -74,7 +102,8 @@ def supports(config: Any) -> str | None:
 class LlamaDecoder:
     """Qwen2, Qwen3 and Llama: prefill, and one decode step for all rows at once.
 
-    Rows are packed: a batch of B requests uses rows 0 … B-1 of the cache.
+    Rows are packed: a batch of B requests uses rows 0 … B-1 of the cache. The cache grows with the rows and
+    lengths that are asked for, and `clear` gives it back.
 
     Args:
         config: A `transformers` configuration for which `supports` returns None.
@@ -99,11 +128,12 @@ class LlamaDecoder:
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.layers_n, self.eps, self.scale = config.num_hidden_layers, config.rms_norm_eps, self.head_dim**-0.5
+        self.token_bytes = 2 * self.layers_n * self.kv_heads * self.head_dim * dtype.itemsize
         self.rows = 0
         self.lengths = torch.zeros(slots, dtype=torch.long, device=self.device)
         self._longest: list[int] = []  # the same on the host: reading a device tensor would wait for it
         self._cos, self._sin = (t.to(self.device, dtype) for t in _rotary(config, max_length, self.head_dim))
-        self._keys, self._values = self._new_cache(min(256, max_length))
+        self._keys, self._values = self._first_cache()
         embed, head = state.get(EMBED), state.get(HEAD)
         tied = bool(getattr(config, "tie_word_embeddings", False)) and (
             embed is None or head is None or torch.equal(embed, head)
@@ -198,7 +228,7 @@ class LlamaDecoder:
     @torch.inference_mode()
     def append(self, prompts: Sequence[Prompt]) -> None:
         """Add rows at the end of the batch; the same prompt may come several times."""
-        self._reserve(max(p.length for p in prompts) + 1)
+        self._reserve(self.rows + len(prompts), max(p.length for p in prompts) + 1)
         for prompt in prompts:
             keys, values = prompt.kv
             self._keys[:, self.rows, ..., : prompt.length] = keys
@@ -225,7 +255,7 @@ class LlamaDecoder:
         """Feed one token to every row; returns fp32 logits [rows, vocabulary]."""
         rows = self.rows
         longest = max(self._longest) + 1
-        self._reserve(longest)
+        self._reserve(rows, longest)
         at = self.lengths[:rows]
         index = torch.arange(rows, device=self.device)
         x = F.embedding(torch.tensor(tokens, device=self.device), self._embed)
@@ -246,14 +276,11 @@ class LlamaDecoder:
         self._longest = [n + 1 for n in self._longest]
         return self._logits(x)
 
-    # A cache that has grown is an inference tensor, and nothing outside inference mode may write to one.
-    @torch.inference_mode()
     def clear(self) -> None:
-        """Drop all rows, and whatever numbers they left behind (a NaN would spread)."""
+        """Drop all rows, whatever numbers they left behind (a NaN would spread), and the memory that they took."""
         self.rows = 0
         self._longest = []
-        self._keys.zero_()
-        self._values.zero_()
+        self._keys, self._values = self._first_cache()
 
     def _qkv(
         self, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -281,20 +308,33 @@ class LlamaDecoder:
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(F.rms_norm(x, (x.shape[-1],), self._norm, self.eps), self._head).float()
 
-    def _new_cache(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys, which lie as the product with a query wants them, and values."""
-        rows = (self.layers_n, self.slots, self.kv_heads)
-        # Zeros, not empty: a hidden key's weight is 0, but 0 times a stray NaN would be NaN.
-        keys = torch.zeros((*rows, self.head_dim, length), dtype=self.dtype, device=self.device)
-        return keys, torch.zeros((*rows, length, self.head_dim), dtype=self.dtype, device=self.device)
+    def _first_cache(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._new_cache(min(FIRST_ROWS, self.slots), min(FIRST_LENGTH, self.max_length))
 
-    def _reserve(self, length: int) -> None:
-        """Make the cache at least that long; it grows by doubling."""
-        have = self._values.shape[3]
-        if length > have:
-            keys, values = self._new_cache(min(max(2 * have, length), self.max_length))
-            keys[..., :have], values[:, :, :, :have] = self._keys, self._values
-            self._keys, self._values = keys, values
+    def _new_cache(self, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys, which lie as the product with a query wants them, and values."""
+        shape = (self.layers_n, rows, self.kv_heads)
+        # Zeros, not empty: a hidden key's weight is 0, but 0 times a stray NaN would be NaN.
+        keys = torch.zeros((*shape, self.head_dim, length), dtype=self.dtype, device=self.device)
+        return keys, torch.zeros((*shape, length, self.head_dim), dtype=self.dtype, device=self.device)
+
+    def _reserve(self, rows: int, length: int) -> None:
+        """Make the cache hold at least so many rows of that length; it grows by half or more, so that copies are few.
+
+        Called in inference mode only, so what it makes are inference tensors: only methods in that mode write to them.
+        """
+        had_rows, had = self._values.shape[1], self._values.shape[3]
+        if rows <= had_rows and length <= had:
+            return
+        if rows > had_rows:
+            had_rows = min(max(rows, had_rows + had_rows // 2), self.slots)
+        if length > had:
+            had = min(-(-max(length, had + had // 2) // 64) * 64, self.max_length)
+        keys, values = self._new_cache(had_rows, had)
+        used = max(self._longest, default=0)
+        keys[:, : self.rows, ..., :used] = self._keys[:, : self.rows, ..., :used]
+        values[:, : self.rows, :, :used] = self._values[:, : self.rows, :, :used]
+        self._keys, self._values = keys, values
 
 
 def _rotary(config: Any, length: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ Python thread would only fight the first for the interpreter.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -22,6 +23,10 @@ class Decoder(Protocol):
 
     @property
     def rows(self) -> int: ...  # noqa: D102
+
+    token_bytes: int
+    """What one token of one row takes in the cache."""
+
     def load(self, state: Mapping[str, torch.Tensor]) -> None: ...  # noqa: D102
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prompt]: ...  # noqa: D102
     def append(self, prompts: Sequence[Prompt]) -> None: ...  # noqa: D102
@@ -80,7 +85,9 @@ class Engine:
         slots: Most requests in the batch.
         seed: See `Request.seed`.
         prompt_cache_bytes: Most memory of kept prompts.
-        prefill_tokens: Most prompt tokens to put through the model between two decode steps.
+        prefill_tokens: Most prompt tokens, padding counted, to put through the model between two decode steps.
+        cache_bytes: Most memory of the rows that run, each counted with all tokens that it may yet get; 0 for no
+            limit. One request always runs, whatever it takes.
     """
 
     def __init__(
@@ -92,9 +99,11 @@ class Engine:
         seed: int = 0,
         prompt_cache_bytes: int = 256 << 20,
         prefill_tokens: int = 8192,
+        cache_bytes: int = 0,
     ) -> None:
         self.decoder, self.eos, self.slots, self.seed = decoder, frozenset(eos), slots, seed
         self.prefill_tokens, self.prompt_cache_bytes = prefill_tokens, prompt_cache_bytes
+        self.cache_bytes = cache_bytes
         self.version = 0
         self.counts: Counter[str] = Counter()
         self._waiting: deque[Request] = deque()
@@ -102,7 +111,7 @@ class Engine:
         self._logits: list[torch.Tensor] = []
         self._prompts: OrderedDict[tuple[int, ...], Prompt] = OrderedDict()
         self._prompt_bytes = 0
-        self._seen: Counter[tuple[int, ...]] = Counter()
+        self._seen: Counter[bytes] = Counter()
         self._swap: Callable[[], None] | None = None
         self._settings: Settings | None = None
 
@@ -179,16 +188,21 @@ class Engine:
         room = self.slots - len(self._running)
         joining: list[Request] = []
         missing: dict[tuple[int, ...], None] = {}
-        tokens = 0
+        longest = max((_most(r) for r in self._running), default=0) if self._waiting else 0
+        padded = 0
         while self._waiting and len(joining) < room:
             request = self._waiting[0]
             if request.finish is not None:
                 self._waiting.popleft()
                 _tell(request)
                 continue
+            longest = max(longest, _most(request))
+            rows = len(self._running) + len(joining) + 1
+            if self.cache_bytes and rows > 1 and rows * longest * self.decoder.token_bytes > self.cache_bytes:
+                break
             if request.prompt not in self._prompts and request.prompt not in missing:
-                tokens += len(request.prompt)
-                if missing and tokens > self.prefill_tokens:
+                padded = max(padded, len(request.prompt))
+                if missing and padded * (len(missing) + 1) > self.prefill_tokens:
                     break
                 missing[request.prompt] = None
             joining.append(self._waiting.popleft())
@@ -216,9 +230,12 @@ class Engine:
     def _uniforms(self, request: Request) -> Uniforms:
         if request.seed is not None:
             return Uniforms("seed", request.seed, request.choice)
-        earlier = self._seen[request.prompt]
-        self._seen[request.prompt] += 1
-        return Uniforms("run", self.seed, self.version, repr(request.prompt), earlier)
+        prompt = repr(request.prompt)
+        # Its digest is kept, for there may be many prompts, and long ones, before the next swap.
+        digest = hashlib.blake2b(prompt.encode(), digest_size=16).digest()
+        earlier = self._seen[digest]
+        self._seen[digest] += 1
+        return Uniforms("run", self.seed, self.version, prompt, earlier)
 
     def _keep(self, key: tuple[int, ...], prompt: Prompt) -> None:
         self._prompts[key] = prompt
@@ -279,6 +296,11 @@ class Engine:
             rows = zip(indices.tolist(), values.tolist(), strict=True)
             tops = [list(zip(i, v, strict=True)) for i, v in rows]
         return picked.tolist(), chosen, tops
+
+
+def _most(request: Request) -> int:
+    """Return the tokens of a request at its end, should it use all that it asked for."""
+    return len(request.prompt) + request.max_tokens
 
 
 def _tell(request: Request) -> None:

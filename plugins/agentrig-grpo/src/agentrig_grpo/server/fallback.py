@@ -6,17 +6,26 @@ One request at a time: right for every architecture that transformers can genera
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch  # noqa: TID253  (imported in the server process only)
 
-from agentrig_grpo.server.decoder import Prompt
+from agentrig_grpo.server.decoder import Prompt, tensor_bytes
 from agentrig_grpo.server.parameters import Parameters
 
 
 class TransformersDecoder:
-    """The same interface as `LlamaDecoder`, over any Hugging Face causal language model."""
+    """The same interface as `LlamaDecoder`, over any Hugging Face causal language model.
+
+    Args:
+        model: In evaluation mode, on its device.
+        device: Where that is.
+
+    Raises:
+        ValueError: The model returns no cache, so that every token would cost a pass over all before it.
+    """
 
     def __init__(self, model: Any, *, device: str) -> None:
         self.model = model
@@ -27,6 +36,11 @@ class TransformersDecoder:
         for name, tensor in model.state_dict().items():
             if name not in tied:
                 self._parameters.add(name, tensor)
+        # Logits of a long prompt are larger than everything else about it, and only the last are used.
+        keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._options: dict[str, Any] = {"use_cache": True, **({"logits_to_keep": 1} if keeps else {})}
+        sizes = [tensor_bytes(p.kv) for p in self.prefill([[0] * 2, [0] * 6])]
+        self.token_bytes = (sizes[1] - sizes[0]) // 4
 
     @property
     def rows(self) -> int:
@@ -46,10 +60,11 @@ class TransformersDecoder:
         """Run prompts through the model; returns them in their order."""
         done = []
         for prompt in prompts:
-            out = self.model(input_ids=torch.tensor([list(prompt)], device=self.device), use_cache=True)
-            done.append(Prompt(len(prompt), out.logits[0, -1].float(), out.past_key_values))
+            logits, cache = self._forward(prompt)
+            done.append(Prompt(len(prompt), logits, cache))
         return done
 
+    @torch.inference_mode()
     def append(self, prompts: Sequence[Prompt]) -> None:
         """Add rows at the end of the batch; the same prompt may come several times."""
         self._caches += [copy.deepcopy(p.kv) for p in prompts]
@@ -64,15 +79,21 @@ class TransformersDecoder:
         """Feed one token to every row; returns fp32 logits [rows, vocabulary]."""
         logits = []
         for row, token in enumerate(tokens):
-            out = self.model(
-                input_ids=torch.tensor([[token]], device=self.device),
-                past_key_values=self._caches[row],
-                use_cache=True,
-            )
-            self._caches[row] = out.past_key_values
-            logits.append(out.logits[0, -1].float())
+            last, self._caches[row] = self._forward([token], past_key_values=self._caches[row])
+            logits.append(last)
         return torch.stack(logits)
 
     def clear(self) -> None:
         """Drop all rows."""
         self._caches = []
+
+    def _forward(self, tokens: Sequence[int], **more: Any) -> tuple[torch.Tensor, Any]:
+        """Return the last token's logits, fp32 [vocabulary] with memory of their own, and the cache."""
+        out = self.model(input_ids=torch.tensor([list(tokens)], device=self.device), **self._options, **more)
+        cache = getattr(out, "past_key_values", None)
+        if cache is None:
+            raise ValueError(
+                f"models of type {self.model.config.model_type} return no past_key_values, which this server decodes "
+                "with; choose a transformer with a key-value cache"
+            )
+        return out.logits[0, -1].to(torch.float32, copy=True), cache

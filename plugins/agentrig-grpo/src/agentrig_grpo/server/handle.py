@@ -49,6 +49,7 @@ class ServerSettings:
         seed: Of requests that bring none.
         prompt_cache_mb: Memory for prompts that are kept for reuse, MiB.
         prefill_tokens: Most prompt tokens between two decode steps.
+        kv_cache_mb: Memory for the keys and values of running requests, MiB; 0 for a quarter of the device's.
         host: Address to listen on.
         port: 0 for a free one.
     """
@@ -63,6 +64,7 @@ class ServerSettings:
     seed: int = 0
     prompt_cache_mb: int = 256
     prefill_tokens: int = 8192
+    kv_cache_mb: int = 0
     host: str = "127.0.0.1"
     port: int = 0
 

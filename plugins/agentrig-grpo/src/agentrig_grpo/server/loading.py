@@ -9,6 +9,8 @@ from typing import Any
 
 import torch  # noqa: TID253  (imported in the server process only)
 
+from agentrig.hardware.cpu import host_memory
+from agentrig_grpo.context import context_of
 from agentrig_grpo.server.decoder import LlamaDecoder, supports
 from agentrig_grpo.server.fallback import TransformersDecoder
 
@@ -18,12 +20,18 @@ log = logging.getLogger(__name__)
 def build_decoder(
     directory: Path, *, device: str, dtype: torch.dtype, slots: int, max_length: int
 ) -> tuple[LlamaDecoder | TransformersDecoder, int]:
-    """Return the model's decoder and its context in tokens (`max_length`, 0 for the model's own)."""
+    """Return the model's decoder and its context in tokens (`max_length`, 0 for the model's own).
+
+    Raises:
+        agentrig.errors.ConfigError: The model's context is shorter than `max_length`.
+        FileNotFoundError: There are no weights in safetensors files.
+        WeightsError: A parameter is missing or misshapen; names it.
+        ValueError: The model can't be decoded step by step.
+    """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
-    context = getattr(config, "max_position_embeddings", None) or max_length or 4096
-    max_length = min(max_length or context, context)
+    max_length = context_of(config, max_length)
     reason = supports(config)
     if reason is None:
         state = read_weights(directory)
@@ -55,7 +63,10 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     elif (path / "model.safetensors").is_file():
         shards = ["model.safetensors"]
     else:
-        raise FileNotFoundError(f"{path} holds no model.safetensors")
+        raise FileNotFoundError(
+            f"{path} holds no model.safetensors; weights of another format are rewritten by transformers: "
+            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+        )
     state: dict[str, torch.Tensor] = {}
     for shard in shards:
         state |= load_file(path / shard)
@@ -72,3 +83,11 @@ def eos_tokens(directory: Path, tokenizer: Any) -> list[int]:
     if tokenizer.eos_token_id is not None:
         found.add(tokenizer.eos_token_id)
     return sorted(found)
+
+
+def device_memory(device: str) -> int:
+    """Return the device's memory in bytes: of a CPU what this process may use of the machine's."""
+    if device == "cpu":
+        return host_memory()
+    module: Any = torch.get_device_module(device.split(":")[0])
+    return int(module.get_device_properties(device).total_memory)

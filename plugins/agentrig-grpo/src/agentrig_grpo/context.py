@@ -1,0 +1,66 @@
+"""How many tokens a model takes: its own limit, and what a run's settings ask for."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from agentrig.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+UNKNOWN = 4096
+"""The context of a model whose configuration names none, in tokens."""
+
+
+def context_of(config: Any, max_length: int) -> int:
+    """Return the context that a model is served with, in tokens.
+
+    Args:
+        config: Its `transformers` configuration.
+        max_length: What the run asks for; 0 for the model's own.
+
+    Raises:
+        ConfigError: The run asks for more than the model was made for.
+    """
+    own = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if own and rope.get("rope_type") == "yarn":
+        own = max(own, int(rope["factor"] * (rope.get("original_max_position_embeddings") or 0)))
+    if own and max_length > own:
+        raise ConfigError(
+            f"[algorithm] max_length = {max_length}: this model's context is {own} tokens "
+            "(max_position_embeddings in its config.json); leave max_length out, or take a model with a longer context"
+        )
+    return max_length or own or UNKNOWN
+
+
+def check_context(directory: Path, *, max_length: int, max_tokens: int) -> int:
+    """Return the context of a local model, in tokens, where a run's settings go with it.
+
+    Args:
+        directory: A Hugging Face directory.
+        max_length: See `context_of`.
+        max_tokens: Most tokens of one reply.
+
+    Raises:
+        ConfigError: The run asks for more than the model has, or a reply leaves no room for a prompt.
+    """
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+    context = context_of(config, max_length)
+    if not max_length and not getattr(config, "max_position_embeddings", None):
+        log.warning("%s names no context: %d tokens are assumed; algorithm.max_length sets it", directory, context)
+    if max_tokens >= context:
+        raise ConfigError(
+            f"[algorithm] max_tokens = {max_tokens} leaves no room for a prompt in a context of {context} tokens; "
+            f"lower max_tokens{', or raise max_length' if max_length else ''}"
+        )
+    if max_tokens > context // 2:
+        log.warning(
+            "algorithm.max_tokens = %d leaves prompts %d of the context's %d tokens; longer ones are refused",
+            *(max_tokens, context - max_tokens, context),
+        )
+    return context

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from agentrig_grpo import checkpoint
+from agentrig_grpo.algorithm import Grpo
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.context import check_context, context_of
+from agentrig_grpo.server.chat import Chat
+from agentrig_grpo.server.handle import LLMServer, ServerError, ServerSettings
+from transformers import GPT2Config, MambaConfig, Qwen2Config
+
+from agentrig.errors import ConfigError
+from agentrig.hardware import Cpu, CpuConfig
+
+
+def copied(model_dir, tmp_path):
+    return shutil.copytree(model_dir, tmp_path / "model")
+
+
+def test_a_context_is_the_models_own_or_a_shorter_one():
+    config = Qwen2Config(max_position_embeddings=512)
+    assert (context_of(config, 0), context_of(config, 200)) == (512, 200)
+    assert context_of(GPT2Config(n_positions=64), 0) == 64
+    with pytest.raises(ConfigError, match=r"max_length = 513: this model's context is 512 tokens"):
+        context_of(config, 513)
+
+
+def test_a_stretched_rotary_embedding_stretches_the_context():
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 512}
+    config = Qwen2Config(max_position_embeddings=512, rope_parameters=rope)
+    assert context_of(config, 2048) == 2048
+    with pytest.raises(ConfigError, match="2048 tokens"):
+        context_of(config, 2049)
+
+
+def test_a_run_and_a_server_say_so_before_they_start(model_dir):
+    config = GrpoConfig(model=str(model_dir), max_length=1000)
+    with pytest.raises(ConfigError, match=r"max_length = 1000: this model's context is 512"):
+        Grpo(config).serve(hardware=Cpu(config=CpuConfig(threads=1)), checkpoint=None).__enter__()
+    server = LLMServer(ServerSettings(model=str(model_dir), name="tiny", max_length=1000))
+    with pytest.raises(ServerError, match=r"max_length = 1000: this model's context is 512"):
+        server.start()
+
+
+def test_a_reply_must_leave_room_for_a_prompt(model_dir, caplog):
+    with pytest.raises(ConfigError, match=r"max_tokens = 512 leaves no room for a prompt in a context of 512 tokens"):
+        check_context(model_dir, max_length=0, max_tokens=512)
+    assert check_context(model_dir, max_length=0, max_tokens=256) == 512
+    assert not caplog.text
+    assert check_context(model_dir, max_length=300, max_tokens=200) == 300
+    assert "leaves prompts 100 of the context's 300 tokens" in caplog.text
+
+
+def test_a_context_that_nobody_names_is_told(tmp_path, caplog):
+    MambaConfig().save_pretrained(tmp_path)
+    assert check_context(tmp_path, max_length=0, max_tokens=1) == 4096
+    assert "algorithm.max_length sets it" in caplog.text
+
+
+def test_a_tokenizer_without_a_chat_template_is_named_and_a_template_beside_it_is_taken(model_dir, tmp_path):
+    directory = copied(model_dir, tmp_path)
+    file = directory / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    template = settings.pop("chat_template", None) or (directory / "chat_template.jinja").read_text()
+    file.write_text(json.dumps(settings))
+    (directory / "chat_template.jinja").unlink(missing_ok=True)
+    with pytest.raises(ConfigError, match=r"has no chat template.*instruct variant, or put a chat_template\.jinja"):
+        checkpoint.load_tokenizer(directory)
+    (directory / "chat_template.jinja").write_text(template)
+    assert checkpoint.load_tokenizer(directory).chat_template == template
+
+
+def test_a_tokenizer_of_another_model_is_refused(make_model, tokenizer):
+    with pytest.raises(ConfigError, match=r"tokens up to number 299, and the model's embedding 100 rows"):
+        checkpoint.check_vocabulary(make_model(vocab=100), tokenizer)
+    checkpoint.check_vocabulary(make_model(vocab=300), tokenizer)
+
+
+def test_kept_prompts_are_bounded_by_their_tokens(tokenizer, monkeypatch):
+    monkeypatch.setattr("agentrig_grpo.server.chat.KEPT_TOKENS", 100)
+    chat, rendered = Chat(tokenizer), []
+    render = chat._render
+    monkeypatch.setattr(chat, "_render", lambda text: rendered.append(text) or render(text))
+    for i in range(50):
+        messages = [{"role": "user", "content": f"order {i}"}]
+        first = chat.prompt_ids(messages)
+        assert chat.prompt_ids(messages) == first
+        assert sum(map(len, chat._prompts.values())) == chat._kept <= 100
+    assert len(rendered) == 50
+    assert len(chat._prompts) > 3
