@@ -6,6 +6,7 @@ import pytest
 import torch
 from agentrig_grpo.server.decoder import LlamaDecoder, Prompt, supports
 from agentrig_grpo.server.fallback import TransformersDecoder
+from agentrig_grpo.server.parameters import WeightsError
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -184,7 +185,7 @@ def test_a_head_that_is_missing_is_not_replaced_by_the_embedding(make_model):
 
 def test_a_missing_parameter_is_named(make_model):
     decoder = decoder_of(make_model())
-    with pytest.raises(KeyError, match=r"model\.layers\.0"):
+    with pytest.raises(WeightsError, match=r"model\.layers\.0"):
         decoder.load({"model.embed_tokens.weight": torch.zeros(1)})
-    with pytest.raises(KeyError, match="wrong"):
+    with pytest.raises(WeightsError, match="wrong"):
         TransformersDecoder(make_model(), device="cpu").load({**make_model().state_dict(), "wrong": torch.zeros(1)})
