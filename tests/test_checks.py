@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import attrs
@@ -12,11 +11,9 @@ from rollouts import rollout, trace_of
 from agentrig import Triplet
 from agentrig.checks import (
     check_failures,
-    check_finite,
     check_rewards,
     check_sampling,
     check_triplets,
-    check_weights,
     count_failures,
     count_nodes,
     reason_of,
@@ -190,33 +187,6 @@ def test_calls_that_are_held_to_a_form_are_warned_of(caplog: pytest.LogCaptureFi
     assert warn_of_constraints([asked(schema, free, trained=2)], step=4)
     (message,) = caplog.messages
     assert message.startswith("step 4: 1 of 2 calls that are trained set response_format: ")
-
-
-def test_updates_that_are_no_numbers_are_warned_of_and_end_the_run_when_they_stay(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    assert check_finite({"loss": 0.1, "gradient_norm": 2.0}, 1, step=3) == 0
-    assert check_finite({}, 0, step=3) == 0
-    assert check_finite({"loss": 0.1, "gradient_norm": math.nan}, 0, step=3) == 1
-    assert "step 3: gradient_norm nan" in caplog.text
-    with pytest.raises(RunStopped, match=r"steps 3 and 4: loss inf"):
-        check_finite({"loss": math.inf}, 1, step=4)
-
-
-@pytest.mark.parametrize("change", [math.nan, math.inf])
-def test_weights_that_are_no_numbers(change: float) -> None:
-    with pytest.raises(RunStopped, match=r"step 3: the weights' change is (nan|inf): training has diverged. Lower"):
-        check_weights([0.1, 0.2, change], step=3)
-
-
-def test_weights_that_stand_still() -> None:
-    with pytest.raises(RunStopped, match=r"steps 4 and 5 changed no weight. Is the learning rate 0"):
-        check_weights([0.1, 0.0, 0.0], step=5)
-
-
-@pytest.mark.parametrize("changes", [[], [0.0], [0.0, 0.1, 0.0], [0.0, 0.0, 1e-9]])
-def test_weights_that_move(changes: list[float]) -> None:
-    check_weights(changes, step=len(changes))
 
 
 def test_calls_are_counted_by_the_node_they_were_made_under() -> None:

@@ -165,3 +165,37 @@ def children_of_session(session: int) -> list[int]:
         if int(fields[3]) == session and fields[0] != "Z":
             found.append(int(stat.parent.name))
     return found
+
+
+POISONED = """
+from agentrig import AlgorithmSpec, hookimpl
+from agentrig_grpo.config import GrpoConfig
+
+
+def build(config):
+    from agentrig_grpo import algorithm
+
+    class Poisoned(algorithm.Learner):
+        def update(self, samples, *, step):
+            if step >= 2:
+                next(iter(self.trained.values())).register_hook(lambda gradient: gradient * float("nan"))
+            return super().update(samples, step=step)
+
+    algorithm.Learner = Poisoned
+    return algorithm.Grpo(config)
+
+
+@hookimpl
+def register_algorithms():
+    yield AlgorithmSpec(name="poisoned", summary="Its gradients are NaN.", config=GrpoConfig, build=build)
+"""
+
+
+def test_gradients_that_are_not_finite_end_a_run_at_the_second_of_them(tmp_path: Path) -> None:
+    (tmp_path / "poisoned.py").write_text(POISONED)
+    words = ["train", "mini", "--plugin", "poisoned.py", "--algorithm", "poisoned", "run.name=a", *TINY]
+    done = agentrig(*words, "algorithm.steps=5", cwd=tmp_path, ok=False)
+    assert "step 2: grad_norm nan; once more in the next step ends the run" in done.stderr
+    assert "agentrig: steps 2 and 3: grad_norm nan: updates with such gradients" in done.stderr
+    lines = lines_of(tmp_path / "runs" / "a")
+    assert [line["algorithm"]["weight_change"] > 0 for line in lines] == [True, False, False]

@@ -303,6 +303,19 @@ def test_a_run_whose_report_cannot_be_built_ends_well_and_says_so(
     assert "report.html" in ends[0]
 
 
+def test_observers_hear_of_the_start_once_whether_steps_are_planned_or_not(
+    model: ModelServer, toy_plan: MakePlan
+) -> None:
+    for report in ("true", "false"):
+        small = ["run.validation_tasks=1", "run.report_tasks=1", f"algorithm.report={report}", f"run.name=r-{report}"]
+        plan = toy_plan("algorithm.steps=1", "algorithm.plans=false", *small)
+        watch = Watch()
+        plan.registry.add_observer(watch, "watch")
+        train(plan)
+        assert watch.told[0] == ("start", (None, 1))
+        assert len(watch.of("start")) == 1
+
+
 def test_runs_are_refused_before_anything_is_made(toy_plan: MakePlan, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'run\.report: there is no split "tst"'):
         train(toy_plan("run.report=tst"))

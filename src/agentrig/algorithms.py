@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import attrs
 
 from agentrig.adapters import Triplet
 from agentrig.agents import Endpoint, Outcome
 from agentrig.hardware import Hardware
-from agentrig.rewards import Score
+from agentrig.rewards import CORRECT_AT, Score
 from agentrig.tasks import Task
 from agentrig.traces import Trace
 
@@ -63,6 +63,11 @@ class Rollout:
         """The number to learn from; None for a failure, which must stay out of every baseline."""
         return None if self.failure or self.score is None else self.score.value
 
+    @property
+    def correct(self) -> bool | None:
+        """Whether the answer counts as correct (see `docs/rewards.md`); None for a failure."""
+        return None if self.value is None else self.value >= CORRECT_AT
+
 
 OnGroups = Callable[[Mapping[int, Sequence[Rollout]]], None]
 """Takes groups that are complete: a task's place in the batch to its n rollouts, failures included."""
@@ -79,6 +84,8 @@ class Session(Protocol):
         first_step: 1, or the step after the last checkpoint when the run is resumed.
         checkpoint: The checkpoint to start from when the run is resumed, else None.
         stopping: True once the user asked to end (Ctrl-C): finish the step, save, return.
+        solved: True once every rollout of three steps running got the same reward and is correct: there is nothing
+            left to learn. Finish the step, save, `report` "after", return; the run has then ended well.
     """
 
     train_tasks: Sequence[Task]
@@ -88,6 +95,16 @@ class Session(Protocol):
     first_step: int
     checkpoint: Path | None
     stopping: bool
+    solved: bool
+
+    @property
+    def lines(self) -> Sequence[Mapping[str, Any]]:
+        """The lines of `metrics.jsonl` up to now, those before a resume among them.
+
+        What an algorithm counts over several steps it rebuilds from them: a resumed run then does what an unbroken
+        one would.
+        """
+        ...
 
     def rollouts(
         self,
@@ -115,7 +132,8 @@ class Session(Protocol):
 
         Raises:
             agentrig.errors.RunStopped: Too many failures, no triplets, no token ids, or a reward
-                that is the same over the whole step: the message says what was seen.
+                that is the same over the whole step (in the first step at once; later when that stays
+                and they are not correct): the message says what was seen.
         """
         ...
 
@@ -134,14 +152,19 @@ class Session(Protocol):
 
         Args:
             metrics: The algorithm's figures. `weight_change` (L2 norm of the step's change of all
-                trained weights) is required: 0.0 twice running, or NaN, stops the run.
+                trained weights) is required: 0.0 twice running, or NaN, stops the run. `loss` and
+                `grad_norm` (L2 norm of the gradient before clipping) are looked at where they are there:
+                NaN or infinity twice running stops the run.
             time_s: Wall seconds by part; `rollout`, `reward` and `update` are drawn in the report,
                 others may be added.
         """
         ...
 
     def plan_steps(self, steps: int) -> None:
-        """Say how many training steps are planned, for the display; call it once, before the first."""
+        """Say how many training steps are planned, for the display; call it once, before the first rollouts.
+
+        Observers hear of the run's start then, or with its first rollouts when it is not called.
+        """
         ...
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
@@ -167,7 +190,7 @@ class Algorithm(Protocol):
     """
 
     def run(self, session: Session) -> None:
-        """Train: roll out, learn, `end_step`, until the configured steps are done or `session.stopping`."""
+        """Train: roll out, learn, `end_step`, until the steps are done, `session.stopping` or `session.solved`."""
         ...
 
     def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> AbstractContextManager[Endpoint]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -201,65 +200,30 @@ def warn_of_constraints(rollouts: Sequence[Rollout], *, step: int) -> bool:
     return bool(found)
 
 
+def same_reward(rollouts: Sequence[Rollout]) -> bool:
+    """Return whether all rollouts that were scored, two or more, got one and the same reward."""
+    values = [r.value for r in rollouts if r.value is not None]
+    return len(values) > 1 and len(set(values)) == 1
+
+
 def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:
     """Stop when all rollouts of a training step got the same reward: every advantage would be zero."""
-    values = [r.value for r in rollouts if r.value is not None]
-    if len(values) < 2 or len(set(values)) > 1:
+    if not same_reward(rollouts):
         return
+    values = [r.value for r in rollouts if r.value is not None]
     samples = [r for r in rollouts if r.value is not None][:3]
     lines = [f"step {step}: all {len(values)} rollouts got the reward {values[0]:g}: nothing tells good from bad."]
     lines += [
         f"  for example: {str(r.outcome.answer)[:200]!r} -> {dict(r.score.details) if r.score else {}}" for r in samples
     ]
-    if values[0] <= 0.0:
+    if all(r.correct for r in rollouts if r.value is not None):
+        cure = "All right: take harder tasks, there is nothing to learn from these. Or does the reward not look?"
+    elif values[0] <= 0.0:
         cure = (
             "All wrong: take easier tasks, or a model that is right at least now and then (algorithm.model). The small "
             "model that ships with agentrig knows one form of prompt only, that of examples/my_agent.py."
         )
-    elif values[0] >= 1.0:
-        cure = "All right: take harder tasks."
     else:
         cure = "The same for different answers: does the reward look at the answer?"
     lines.append(f"  {cure} See single rollouts with: agentrig dev.")
     raise RunStopped("\n".join(lines))
-
-
-def check_weights(changes: Sequence[float], *, step: int) -> None:
-    """Stop when the weights are not numbers any more, or have stood still for two steps.
-
-    Args:
-        changes: The L2 norms of the weights' change, one for each step up to now.
-    """
-    if changes and not math.isfinite(changes[-1]):
-        raise RunStopped(
-            f"step {step}: the weights' change is {changes[-1]}: training has diverged. Lower the learning rate "
-            "(algorithm.lr) or the gradient norm; the last good checkpoint is in checkpoints/."
-        )
-    if len(changes) >= 2 and changes[-1] == 0.0 and changes[-2] == 0.0:
-        raise RunStopped(
-            f"steps {step - 1} and {step} changed no weight. Is the learning rate 0, is every group's reward constant, "
-            "or is nothing trainable?"
-        )
-
-
-def check_finite(metrics: Mapping[str, float], before: int, *, step: int) -> int:
-    """Stop when loss or gradient are no numbers in two steps running; such updates may be left out unseen.
-
-    Args:
-        metrics: The step's, of which `loss` and `gradient_norm` are looked at.
-        before: How many steps up to the last one were so.
-        step: The training step.
-
-    Returns:
-        How many steps are so now.
-    """
-    found = [f"{name} {metrics[name]}" for name in ("loss", "gradient_norm") if not math.isfinite(metrics.get(name, 0))]
-    if not found:
-        return 0
-    if before:
-        raise RunStopped(
-            f"steps {step - 1} and {step}: {', '.join(found)}: updates with such gradients move no weight, or spoil "
-            "all. Lower the learning rate or the gradient norm; the last good checkpoint is in checkpoints/."
-        )
-    log.warning("step %d: %s; once more in the next step ends the run", step, ", ".join(found))
-    return before + 1

@@ -26,6 +26,7 @@ class Past:
         progress: The held-out measurements up to that step.
         measured: Rollouts that nothing was learned from, by failure; `""` for those without.
         warnings: What is lost or damaged.
+        ended: The run had come to its end here and is made longer: its guards begin their counts anew.
     """
 
     checkpoint: Path | None = None
@@ -34,6 +35,7 @@ class Past:
     progress: Mapping[str, Any] = attrs.field(factory=dict)
     measured: Mapping[str, int] = attrs.field(factory=dict)
     warnings: Sequence[str] = ()
+    ended: bool = False
 
 
 def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
@@ -56,6 +58,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             raise with_cure(error, run) from None
     lines, damaged = read_metrics(run.path / "metrics.jsonl")
     lines = [line for line in lines if line["step"] <= step]
+    summary = run.read_json("summary.json")
     progress = dict(run.read_json("progress.json")) if step else {}
     progress.pop("after", None)  # of an end that this run had before it was made longer
     return Past(
@@ -65,6 +68,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         progress=progress,
         measured=run.measured(step) if step else {},
         warnings=[*_losses(lines, damaged, step), *_lost_rollouts(run, step)],
+        ended=bool(summary.get("complete")) and step >= summary.get("steps", 0),
     )
 
 

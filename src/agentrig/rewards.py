@@ -18,6 +18,9 @@ from agentrig.text import words_of
 VALUE_LIMIT = 1e9
 """Greatest size of a score's value: its square, summed over a step, stays finite in 32-bit floats."""
 
+CORRECT_AT = 1.0
+"""From this value on an answer counts as correct, when nobody says otherwise."""
+
 
 @attrs.frozen(kw_only=True)
 class Score:

@@ -66,7 +66,6 @@ class RolloutEngine:
             results = [r for r in self._drain() if r.id in waiting and r.id not in done]
             for rollout in self.judge(results, waiting, step=step, mode=mode):
                 done[rollout.id] = rollout
-                self._on_rollout(rollout)
             if on_groups is not None:
                 complete = [i for i in {places[r.id] for r in results} if done.keys() >= set(groups[i])]
                 if complete:
@@ -87,7 +86,7 @@ class RolloutEngine:
     def judge(
         self, results: Sequence[Result], waiting: Mapping[str, tuple[Task, str]], *, step: int, mode: Mode
     ) -> list[Rollout]:
-        """Score and adapt results; `waiting` gives the task and the group of each id."""
+        """Score and adapt results, and tell who watches; `waiting` gives the task and the group of each id."""
         start = time.perf_counter()
         answered = [r for r in results if r.outcome.failure is None]
         scores = dict(
@@ -115,6 +114,7 @@ class RolloutEngine:
                 reward_s=reward_s if result.id in scores else 0.0,
             )
             rollouts.append(self._adapt(rollout))
+            self._on_rollout(rollouts[-1])
         return rollouts
 
     def _adapt(self, rollout: Rollout) -> Rollout:

@@ -106,6 +106,10 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         runtime.wait_for_agent()
         begin(run, plan, facts, past)
 
+    def body() -> None:
+        algorithm.run(session)
+        session.begin()  # of an algorithm that planned nothing and rolled nothing out
+
     session = RunSession(
         plan=plan,
         engine=engine,
@@ -124,7 +128,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     complete, report_error = False, ""
     try:
         with interrupt_stops(session):
-            runtime.run(lambda: algorithm.run(session))
+            runtime.run(body)
         complete = not session.stopping
     except BaseException as error:
         plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=error))

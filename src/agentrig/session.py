@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -13,11 +14,8 @@ from agentrig.agents import Endpoint
 from agentrig.algorithms import Mode, OnGroups, Rollout
 from agentrig.checks import (
     check_failures,
-    check_finite,
-    check_rewards,
     check_sampling,
     check_triplets,
-    check_weights,
     count_failures,
     count_nodes,
     warn_of_constraints,
@@ -25,6 +23,8 @@ from agentrig.checks import (
 )
 from agentrig.config import Plan
 from agentrig.errors import AgentrigError, ConfigError
+from agentrig.figures import canonical
+from agentrig.guards import SOLVED, Guards
 from agentrig.hardware import Hardware
 from agentrig.observers import RunStart, StepEnd
 from agentrig.past import Past
@@ -34,11 +34,13 @@ from agentrig.rundir import RunDirectory
 from agentrig.runtime import Runtime
 from agentrig.tasks import Task
 
+log = logging.getLogger(__name__)
+
 
 def accuracy_of(rollouts: Sequence[Rollout]) -> float | None:
-    """Return the share of judged rollouts that got full marks (a value of at least 1), or None."""
-    values = [r.value for r in rollouts if r.value is not None]
-    return sum(v >= 1.0 for v in values) / len(values) if values else None
+    """Return the share of judged rollouts that are correct, or None."""
+    verdicts = [r.correct for r in rollouts if r.correct is not None]
+    return sum(verdicts) / len(verdicts) if verdicts else None
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -47,7 +49,21 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 class RunSession:
-    """Implements `agentrig.algorithms.Session`; `plan`, `engine` and `runtime` are for bridges."""
+    """Implements `agentrig.algorithms.Session`; `plan`, `engine` and `runtime` are for bridges.
+
+    Args:
+        plan: The run's configuration.
+        engine: Runs the agent, scores and adapts.
+        runtime: What the engine works on.
+        run: The run directory, rewound to its last checkpoint.
+        hardware: What the algorithm runs on.
+        train_tasks: The training split.
+        validation_tasks: The validation split.
+        report_tasks: The held-out split.
+        audit: The reward that is only logged, or None.
+        past: What a resumed run goes on from.
+        begin: Called once the plan has really started.
+    """
 
     def __init__(
         self,
@@ -84,30 +100,37 @@ class RunSession:
         self._step_time: dict[str, float] = defaultdict(float)
         self._validated: float | None = None
         self._step_start = time.perf_counter()
-        self._changes: list[float] = [line["algorithm"].get("weight_change", 1.0) for line in past.lines]
-        self._same_rewards = 0
+        self._guards = Guards.after(() if past.ended else past.lines)
+        self.solved = self._guards.solved
         self._failures: Counter[str] = Counter()
         for line in past.lines:
             self._failures.update(line["failures"])
         self._failures.update({kind: count for kind, count in past.measured.items() if kind})
         self._measured = sum(past.measured.values())
-        self._unsound = 0
         self._warned = self._constrained = False
 
-    def begin(self) -> None:
-        """Note that the plan has really started; only then a resumed run changes its directory.
+    def begin(self, steps: int | None = None) -> None:
+        """Note that the plan has really started, and tell the observers; only the first call does anything.
 
         `plan_steps` does it, which algorithms call once the checkpoint is read and the model is served; else the
-        first rollouts.
+        first rollouts, or the algorithm's end. Only then a resumed run changes its directory.
         """
-        if not self.begun:
-            self._begin_run()
-            self.begun = True
+        if self.begun:
+            return
+        self._begin_run()
+        self.begun = True
+        self.plan.registry.notify(
+            "on_run_start",
+            event=RunStart(
+                directory=self.directory, config=self.plan.as_dict(), steps=steps, first_step=self.first_step
+            ),
+        )
+        self._step_start = time.perf_counter()
 
     # --- what algorithms call ---------------------------------------------------------------------
 
     def plan_steps(self, steps: int) -> None:
-        """Tell the observers how long the run will be.
+        """Tell the observers that the run starts, and how long it will be.
 
         Raises:
             ConfigError: A resumed run has more steps already.
@@ -116,14 +139,7 @@ class RunSession:
             raise ConfigError(
                 f"{self.directory} has {self.first_step - 1} steps already, and is to have {steps} in all"
             )
-        self.begin()
-        self.plan.registry.notify(
-            "on_run_start",
-            event=RunStart(
-                directory=self.directory, config=self.plan.as_dict(), steps=steps, first_step=self.first_step
-            ),
-        )
-        self._step_start = time.perf_counter()
+        self.begin(steps)
 
     def rollouts(
         self,
@@ -154,7 +170,9 @@ class RunSession:
             check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
             check_sampling(rollouts, sampling, step=step)
             self._constrained = self._constrained or warn_of_constraints(rollouts, step=step)
-            self._check_rewards(rollouts, step)
+            if self._guards.judge(self._step_rollouts, step=step) and not self.solved:
+                self.solved = True
+                log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
         else:
             self._measured += len(rollouts)
             check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
@@ -204,10 +222,7 @@ class RunSession:
         """Close a step: write its line, tell the observers, check that the weights moved."""
         if "weight_change" not in metrics:
             raise AgentrigError("end_step needs metrics['weight_change'], the L2 norm of the step's change of weights")
-        self._close_step(step, metrics, time_s)
-        self._changes.append(float(metrics["weight_change"]))
-        check_weights(self._changes, step=step)
-        self._unsound = check_finite(metrics, self._unsound, step=step)
+        self._guards.check(self._close_step(step, metrics, time_s))
 
     def end_foreign(self, rollouts: Sequence[Rollout]) -> None:
         """File what an algorithm rolled out that does not know this session (Agent Lightning's own)."""
@@ -218,14 +233,17 @@ class RunSession:
         self._step_time["rollout"] = time.perf_counter() - self._step_start
         self._close_step(1, {}, {})
 
-    def _close_step(self, step: int, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> None:
+    def _close_step(self, step: int, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> dict[str, Any]:
         line = self._line(step, metrics, time_s)
         self._run.append_metrics(line)
         self.lines.append(line)
+        self._guards.add(line)
+        self.solved = self._guards.solved
         self.plan.registry.notify("on_step_end", event=StepEnd(step=step, metrics=line))
         self._step_rollouts, self._step_time, self._validated = [], defaultdict(float), None
         self._step_audits = {}
         self._step_start = time.perf_counter()
+        return line
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
         """Save a checkpoint, atomically."""
@@ -250,6 +268,7 @@ class RunSession:
             "validation_before": self._progress.get("validation_before"),
             "reward": {"before": before.get("reward"), "after": after.get("reward")},
             "steps": self.lines[-1]["step"] if self.lines else 0,  # a line may have been lost
+            "solved": self.solved,
             "wall_s": wall_s,
             "rollouts": sum(line["rollouts"] for line in self.lines) + self._measured,
             "train_rollouts": sum(line["rollouts"] for line in self.lines),
@@ -273,13 +292,6 @@ class RunSession:
         self._step_time["audit"] += time.perf_counter() - start
         return found
 
-    def _check_rewards(self, rollouts: Sequence[Rollout], step: int) -> None:
-        """Stop on a constant reward: at once in the first step, later when it stays for three."""
-        values = {r.value for r in rollouts if r.value is not None}
-        self._same_rewards = self._same_rewards + 1 if len(values) == 1 and len(rollouts) > 1 else 0
-        if self._same_rewards and (step == self.first_step or self._same_rewards >= 3):
-            check_rewards(rollouts, step=step)
-
     def _line(self, step: int, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> dict[str, Any]:
         rollouts = self._step_rollouts
         values = [r.value for r in rollouts if r.value is not None]
@@ -300,6 +312,7 @@ class RunSession:
             "time": time.time(),
             "reward": mean(values),
             "reward_std": statistics.pstdev(values) if values else None,
+            "accuracy": accuracy_of(rollouts),
             "rollouts": len(rollouts),
             "failures": count_failures(rollouts),
             "constant_groups": mean([float(len(v) == 1) for v in groups.values()]),
@@ -311,7 +324,7 @@ class RunSession:
             "prompt_tokens": mean([len(t.prompt_ids) for t in triplets]),
             "response_tokens": mean([len(t.response_ids) for t in triplets]),
             "nodes": count_nodes(rollouts),
-            "algorithm": dict(metrics),
+            "algorithm": canonical(metrics),
         }
         if self._validated is not None:
             line["validation_accuracy"] = self._validated

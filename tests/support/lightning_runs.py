@@ -9,6 +9,9 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
+
+from agentrig import hookimpl
 
 SITECUSTOMIZE = """
 import os, sys
@@ -34,6 +37,28 @@ def watch(event, arguments):
 
 sys.addaudithook(watch)
 """
+
+
+class Watch:
+    """Writes down what observers are told."""
+
+    def __init__(self) -> None:
+        self.told: list[list[object]] = []
+
+    @hookimpl
+    def on_run_start(self, event: Any) -> None:
+        """Note the start."""
+        self.told.append(["start", event.steps])
+
+    @hookimpl
+    def on_rollout_end(self, rollout: Any) -> None:
+        """Note a rollout."""
+        self.told.append(["rollout", rollout.value])
+
+    @hookimpl
+    def on_step_end(self, event: Any) -> None:
+        """Note a step."""
+        self.told.append(["step", event.step])
 
 
 def main() -> None:
@@ -96,7 +121,10 @@ def main() -> None:
     for name in ("lit-sweep", "lit-waiting"):
         os.environ["SWEEP_FILE"] = str(folder / f"{name}.json")
         wish = [f"algorithm.endpoint={url}", f"run.name={name}"]
-        found[name] = train(plan(*wish, algorithm=name))
+        resolved, watch = plan(*wish, algorithm=name), Watch()
+        resolved.registry.add_observer(watch, "watch")
+        found[name] = train(resolved)
+        found[f"{name}-told"] = watch.told
     found["litellm"] = sorted(m for m in sys.modules if m.split(".")[0] == "litellm")
     (folder / "found.json").write_text(json.dumps(found))
 

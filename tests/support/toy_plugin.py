@@ -289,6 +289,9 @@ class NumberConfig:
     report: bool = setting(True, help="measure before and after")
     validate_first: bool = setting(False, help="validate before the first step, of a resumed run too")
     keys: dict[str, int] = setting(dict, help="more settings, in a table")
+    figures: dict[str, float] = setting(dict, help="more figures that it reports")
+    cut_after: int = setting(0, help="the step after which the power is cut; 0 for none")
+    plans: bool = setting(True, help="say how many steps there will be")
 
 
 class Number:
@@ -312,7 +315,8 @@ class Number:
         """Learn."""
         if session.checkpoint is not None:
             self.number = json.loads((session.checkpoint / "number.json").read_text())["number"]
-        session.plan_steps(self.config.steps)
+        if self.config.plans:
+            session.plan_steps(self.config.steps)
         if self.config.report:
             session.report(self.endpoint(), when="before", step=0)
         if self.config.validate_first:
@@ -320,6 +324,8 @@ class Number:
         for step in range(session.first_step, self.config.steps + 1):
             if session.stopping:
                 return
+            if session.solved:
+                break
             first = (step * self.config.tasks) % len(session.train_tasks)
             tasks = [session.train_tasks[(first + i) % len(session.train_tasks)] for i in range(self.config.tasks)]
             rollouts = session.rollouts(tasks, n=self.config.group, endpoint=self.endpoint(), step=step)
@@ -328,11 +334,15 @@ class Number:
             time.sleep(self.config.wait_s)
             session.validate(self.endpoint(), step=step)
             session.end_step(
-                step, metrics={"weight_change": self.config.change, "number": self.number}, time_s={"update": 0.001}
+                step,
+                metrics={"weight_change": self.config.change, "number": self.number, **self.config.figures},
+                time_s={"update": 0.001},
             )
             session.save_checkpoint(step, self.write)
+            if step == self.config.cut_after:
+                raise ConnectionAbortedError("the power was cut")
         if self.config.report:
-            session.report(self.endpoint(), when="after", step=self.config.steps)
+            session.report(self.endpoint(), when="after", step=len(session.lines))
 
     def write(self, folder):
         """Write a checkpoint."""

@@ -27,7 +27,7 @@ class FakeSession:
     def __init__(self, directory, *, checkpoint=None, first_step=1, stop_after=None):
         self.train_tasks = [Task(id=str(i), input={"question": f"name {i}"}) for i in range(12)]
         self.directory, self.hardware, self.seed = directory, CPU, 3
-        self.first_step, self.checkpoint, self.stopping = first_step, checkpoint, False
+        self.first_step, self.checkpoint, self.stopping, self.solved = first_step, checkpoint, False, False
         self.stop_after = stop_after
         self.calls, self.lines, self.reports, self.saved, self.validated = [], [], {}, {}, {}
         directory.mkdir(exist_ok=True)
@@ -195,6 +195,25 @@ def test_the_last_step_is_a_candidate_for_the_best(model_dir, tmp_path, caplog):
         assert ("ending with the weights of the start: no step did better" in caplog.text) is told
     with pytest.raises(ConfigError, match="validate_every = 0"):
         Grpo(config_of(model_dir, validate_every=0, final="best")).run(session)
+
+
+def test_solved_tasks_end_a_run_with_all_that_an_end_has(model_dir, tmp_path):
+    class Solved(FakeSession):
+        def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None):
+            self.solved = self.solved or (mode == "train" and step == 2)
+            return super().rollouts(tasks, n=n, endpoint=endpoint, step=step, mode=mode)
+
+    config = config_of(model_dir, steps=9, validate_every=50, save_every=9, final="best")
+    session = Solved(tmp_path / "run")
+    Grpo(config).run(session)
+    ends = [c for c in session.calls if c[0] in ("end", "save", "report", "validate")]
+    assert ends[:5] == [("report", "before", 0), ("validate", 0), ("end", 1), ("validate", 2), ("end", 2)]
+    assert ends[5] == ("save", 2, True)
+    assert ends[-1] == ("report", "after", 2)
+    resumed = FakeSession(tmp_path / "resumed", checkpoint=session.saved[2], first_step=3)
+    resumed.solved = True
+    Grpo(config).run(resumed)
+    assert [c for c in resumed.calls if c[0] in ("end", "report")] == [("report", "after", 2)]
 
 
 @pytest.mark.slow

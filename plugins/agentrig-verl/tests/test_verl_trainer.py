@@ -32,9 +32,12 @@ class PowerCut(BaseException):
 class Session:
     """What the trainer asks of a session, on a real run directory."""
 
-    def __init__(self, run: RunDirectory, *, cut: str = "", stop_after: int = 0) -> None:
+    def __init__(
+        self, run: RunDirectory, *, cut: str = "", stop_after: int = 0, solved_by: int = 0, already: bool = False
+    ) -> None:
         self.run, self.directory, self.cut, self.stop_after = run, run.path, cut, stop_after
-        self.stopping = False
+        self.stopping, self.solved, self.solved_by = False, already, solved_by
+        self.lines: list[Any] = []
         self.calls: list[str] = []
 
     def note(self, call: str) -> None:
@@ -56,6 +59,7 @@ class Session:
         self.note(f"end {step}")
         self.run.append_metrics({"step": step})
         self.stopping = step == self.stop_after
+        self.lines.append({"algorithm": figures["metrics"]})
 
     def save_checkpoint(self, step: int, write: Any, *, keep: bool) -> Path:
         self.note(f"file {step}")
@@ -99,7 +103,12 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ):  # fmt: skip
             setattr(trainer, name, lambda *a: None)
         trainer._consume_sync_metrics = dict
-        trainer.step = lambda metrics, times: SimpleNamespace(keys=[], tags=[], partition_id="train")
+
+        def step(metrics: Any, times: Any) -> Any:  # the tasks may be solved as soon as they were rolled out
+            session.solved = trainer.global_steps == session.solved_by
+            return SimpleNamespace(keys=[], tags=[], partition_id="train")
+
+        trainer.step = step
         try:
             trainer.fit(SimpleNamespace(figures={}))
         except PowerCut:
@@ -135,11 +144,30 @@ def test_the_end_has_a_checkpoint_whatever_save_freq_says(train: Any) -> None:
     assert run.latest_checkpoint()[1] == 3
 
 
+@pytest.mark.parametrize("save_freq", [-1, 1])
+def test_solved_tasks_end_a_run_well(train: Any, save_freq: int) -> None:
+    session, run = train(save_freq, solved_by=2)
+    filed = [c for c in session.calls if not c.startswith("validate")]
+    assert filed[-3:] == ["end 2", "file 2", "after"]
+    checkpoint, step = run.latest_checkpoint()
+    assert step == 2
+    assert (checkpoint / "keep").exists()
+
+
+def test_a_resumed_run_whose_tasks_are_solved_only_measures(train: Any) -> None:
+    session, _ = train(already=True)
+    assert session.calls == ["before", "after"]
+
+
 def test_steps_without_any_advantage_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     from agentrig_verl import trainer as ours
     from agentrig_verl.trajectories import ADVANTAGE
 
     trainer: Any = ours.Trainer.__new__(ours.Trainer)
+    monkeypatch.setattr(ours.PPOTrainerSync, "__init__", lambda self, config: None)
+    lines = [{"algorithm": {"steps_without_advantage": 1.0}}]
+    session: Any = SimpleNamespace(solved=False, lines=lines, directory=Path())
+    ours.Trainer.__init__(trainer, None, session)
     trainer.config = SimpleNamespace(algorithm=SimpleNamespace(adv_estimator="grpo"))
     trainer.global_steps = 7
     monkeypatch.setattr(ours.PPOTrainerSync, "_compute_advantage", lambda self, batch, metrics: batch)
@@ -150,9 +178,16 @@ def test_steps_without_any_advantage_end_the_run(monkeypatch: pytest.MonkeyPatch
     def step(advantage: float) -> None:
         trainer._compute_advantage(SimpleNamespace(keys=["a"], tags=[{ADVANTAGE: advantage}], partition_id="train"), {})
 
-    for advantage in (0.0, 0.0, 0.5, 0.0, 0.0):
+    expected = r"step 7: in 3 steps running no task had rollouts of different rewards"
+    step(0.0)
+    with pytest.raises(RunStopped, match=expected):  # a resumed run goes on counting
+        step(0.0)
+    for advantage in (0.5, 0.0, 0.0):
         step(advantage)
-    with pytest.raises(RunStopped, match=r"step 7: in 3 steps running no task had rollouts of different rewards"):
+    session.solved = True
+    step(0.0)
+    session.solved = False
+    with pytest.raises(RunStopped, match=expected):
         step(0.0)
 
 

@@ -241,6 +241,7 @@ def final_line(summary: Mapping[str, Any], directory: Path, *, report_error: str
     parts = [
         f"accuracy {_percent(before)} → {_percent(after)}{gain}",
         _rewards(summary.get("reward") or {}, accuracy),
+        "solved" if summary.get("solved") else "",
         f"{summary.get('steps', '?')} steps in {_clock(summary.get('wall_s') or 0.0)}",
         f"failed {failed}" if failed else "",
         f"no report ({report_error}); try: agentrig report {directory}"

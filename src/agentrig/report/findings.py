@@ -34,6 +34,10 @@ def findings(run: RunData, pairs: Pairs | None) -> list[Finding]:
     found = [Finding("warn", text) for text in dict.fromkeys(warnings)]
     if run.error:
         found.append(Finding("warn", f"{run.error.get('error')}: {run.error.get('message')}"))
+    if run.summary.get("solved"):
+        found.append(
+            Finding("ok", "the tasks are solved: every rollout of the last steps was correct, so the run ended")
+        )
     if run.steps:
         found += [*_trained(run), *_weights(run), *_constant(run), *_failed(run)]
     if pairs is not None:

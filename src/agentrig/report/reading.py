@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from agentrig.errors import AgentrigError
+from agentrig.figures import canonical
 
 FIGURES = ("id", "task_id", "failure", "message", "status", "value", "details", "audit")
 """The columns that are read of every rollout; its input, answer and spans only for the few that are shown."""
@@ -234,7 +235,7 @@ def _steps(lines: str, missing: list[str]) -> list[dict[str, Any]]:
             broken += 1
             continue
         if isinstance(row, dict) and isinstance(row.get("step"), int):
-            by_step[row["step"]] = row
+            by_step[row["step"]] = {**row, "algorithm": canonical(mapping(row.get("algorithm")))}
         else:
             broken += 1
     if broken:

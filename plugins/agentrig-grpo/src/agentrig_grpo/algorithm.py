@@ -54,7 +54,7 @@ class Grpo:
         self.config = config
 
     def run(self, session: Session) -> None:
-        """Train until `steps` are done or the user asked to end."""
+        """Train until `steps` are done, the tasks are solved or the user asked to end."""
         config = self.config
         if config.final == "best" and not config.validate_every:
             raise ConfigError('[algorithm] final = "best" is the best in validation; validate_every = 0 has none')
@@ -84,7 +84,7 @@ class Grpo:
                     self._keep_best(best, session.validate(measured, step=0), 0, learner)
             step = session.first_step - 1
             for step in range(session.first_step, config.steps + 1):
-                if session.stopping:
+                if session.stopping or session.solved:
                     step -= 1
                     break
                 tasks = tasks_of_step(session.train_tasks, n=config.tasks_per_step, step=step, seed=session.seed)
@@ -94,7 +94,7 @@ class Grpo:
                 updated = time.perf_counter()
                 server.swap(checkpoint.weights(learner.model), step)
                 pushed = time.perf_counter()
-                due = step == config.steps and config.final == "best"
+                due = config.final == "best" and (step == config.steps or session.solved)
                 if config.validate_every and (due or step % config.validate_every == 0):
                     self._keep_best(best, session.validate(measured, step=step), step, learner)
                 validated = time.perf_counter()
@@ -107,7 +107,7 @@ class Grpo:
                         "validation": validated - pushed,
                     },
                 )
-                last = step == config.steps or session.stopping
+                last = step == config.steps or session.stopping or session.solved
                 if last or step % config.save_every == 0:
                     keep = bool(config.keep_every) and step % config.keep_every == 0
                     self._save(session, step, learner, tokenizer, best, dtype, keep=keep or last)

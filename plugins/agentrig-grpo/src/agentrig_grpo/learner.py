@@ -55,7 +55,8 @@ class _Figures:
     entropy: float = 0.0
     kl: float = 0.0
     kl_reference: float = 0.0
-    grad_norm: float = 0.0
+    norms: list[float] = attrs.field(factory=list)
+    """Of the gradient before clipping, one for each update that was tried."""
     updates: int = 0
 
 
@@ -116,8 +117,7 @@ class Learner:
             step's change of all trained weights), updates, trained_tokens (response tokens that the
             gradient came from), learner_tokens_per_s (all tokens through the model a second).
 
-        Raises:
-            agentrig.errors.AgentrigError: The gradient is not finite.
+        An update whose gradient is not finite is left out; `grad_norm` is NaN or infinite then.
         """
         if not samples:
             return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
@@ -133,13 +133,13 @@ class Learner:
         wall = time.perf_counter() - start
         n = max(figures.tokens, 1)
         metrics = {
-            "loss": figures.loss / max(figures.updates, 1),
+            "loss": figures.loss / max(len(figures.norms), 1),
             "clip_fraction": figures.clipped / n,
             "ratio_mean": figures.ratio / n,
             "ratio_max": figures.ratio_max,
             "entropy": figures.entropy / n,
             "kl": figures.kl / n,
-            "grad_norm": figures.grad_norm / max(figures.updates, 1),
+            "grad_norm": sum(figures.norms) / max(len(figures.norms), 1),
             "lr": self.optimizer.param_groups[0]["lr"],
             "weight_change": float(torch.stack(changes).norm()),
             "updates": float(figures.updates),
@@ -189,18 +189,15 @@ class Learner:
         if not active:
             return
         norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), config.max_grad_norm))
-        if not math.isfinite(norm):
-            raise AgentrigError(
-                f"the gradient's norm is {norm}: the update has diverged. Lower algorithm.lr (now {config.lr:g}) or "
-                "algorithm.max_grad_norm, and look at ratio_max in metrics.jsonl: large values mean that the "
-                "server's log-probabilities are not the learner's."
-            )
+        figures.norms.append(norm)
+        if not math.isfinite(norm):  # it would spoil all weights: left out, and the run's guard sees the figure
+            self.optimizer.zero_grad(set_to_none=True)
+            return
         self.updates += 1
         for group in self.optimizer.param_groups:
             group["lr"] = config.lr * min(1.0, self.updates / max(config.warmup_steps, 1))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        figures.grad_norm += norm
         figures.updates += 1
 
     def _logits(self, model: Any, batch: Batch) -> torch.Tensor:

@@ -45,6 +45,9 @@ TIMES: Mapping[str, Sequence[str]] = {
 IDLE_STEPS = 3
 """After so many steps without any advantage a run ends."""
 
+IDLE = "steps_without_advantage"
+"""The figure that counts them, from which a resumed run goes on counting."""
+
 
 class Stopping(Exception):
     """Ends verl's loop after a step, when the user asked for it."""
@@ -71,6 +74,8 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         self.finished = False
         self._written = False
         self._ctrl_c: Any = None
+        if session.lines:
+            self._idle = int(session.lines[-1]["algorithm"].get(IDLE, 0))
         self._aside = Path(session.directory) / "checkpoints" / ".verl"
 
     def _init_resource_pool_mgr(self) -> None:
@@ -120,13 +125,14 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             self.session.report(self.greedy, when="before", step=self.global_steps)
         self._ctrl_c = signal.getsignal(signal.SIGINT)
         trainer_base.tqdm = partial(trainer_base.tqdm, disable=True)  # the run's own display shows how far it is
-        try:
-            super().fit(agent_loop_manager)
-            self.finished = True
-        except Stopping:
-            return
+        if not self.session.solved:  # a resumed run may have nothing left but to measure
+            try:
+                super().fit(agent_loop_manager)
+            except Stopping:
+                return
+        self.finished = True
         with explained(self.session, self.endpoints):
-            self.session.report(self.greedy, when="after", step=self.global_steps - 1)
+            self.session.report(self.greedy, when="after", step=len(self.session.lines))
 
     def _keep_ctrl_c(self) -> None:
         """Take Ctrl-C back from SwanLab, which would end its own run there and fail at the next figures."""
@@ -159,7 +165,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
         credit = [0.0 if t.get("is_padding") else float(t[ADVANTAGE]) for t in batch.tags]
         self._idle = 0 if any(credit) else self._idle + 1
-        if self._idle == IDLE_STEPS:
+        if self._idle >= IDLE_STEPS and not self.session.solved:
             raise RunStopped(
                 f"step {self.global_steps}: in {IDLE_STEPS} steps running no task had rollouts of different rewards: "
                 "every advantage is 0, nothing is learned. Take more rollouts a task (rollout.n), other tasks, or a "
@@ -199,12 +205,14 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, **more: Any) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **more)
         times = {part: sum(timing_raw.get(t, 0.0) for t in timers) for part, timers in TIMES.items()}
-        metrics.update({f"agentrig/{k}": v for k, v in self.agent_loop_manager.figures.items()})
+        metrics.update({f"agentrig/{k}": v for k, v in {**self.agent_loop_manager.figures, IDLE: self._idle}.items()})
         self.session.end_step(
             self.global_steps,
             metrics=step_figures(metrics, padding=sum(bool(t.get("is_padding")) for t in batch.tags)),
             time_s={part: s for part, s in times.items() if s},
         )
+        if self.session.solved:
+            self.total_training_steps = self.global_steps  # verl's loop ends by itself then
         last = self.global_steps >= self.total_training_steps
         stopping = self.session.stopping and not last
         if (stopping or last) and not self._written:

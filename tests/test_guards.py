@@ -1,0 +1,177 @@
+"""What ends a run when it stays for several steps, and that a resumed run counts as an unbroken one does."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_server import ModelServer
+from rollouts import rollout
+
+from agentrig.config import Plan
+from agentrig.errors import RunStopped
+from agentrig.guards import Guards
+from agentrig.run import resume_plan, train
+
+MakePlan = Callable[..., Plan]
+
+
+def line(step: int, reward: float = 0.5, std: float = 0.5, **figures: float) -> dict[str, Any]:
+    """A line of metrics; one and the same reward where `std` is 0, correct where that is 1."""
+    return {
+        "step": step,
+        "reward": reward,
+        "reward_std": std,
+        "accuracy": float(reward >= 1),
+        "rollouts": 8,
+        "failures": {},
+        "algorithm": {"weight_change": 0.1, **figures},
+    }
+
+
+def followed(lines: Sequence[dict[str, Any]]) -> Guards:
+    """Return the guards of a run that had these steps, each checked when it ended."""
+    guards = Guards()
+    for each in lines:
+        guards.add(each)
+        guards.check(each)
+    return guards
+
+
+def test_what_is_rebuilt_from_the_lines_is_what_an_unbroken_run_has() -> None:
+    kinds: list[dict[str, float]] = [
+        {},
+        {"reward": 0.0, "std": 0.0, "weight_change": 0.0},
+        {"reward": 1.0, "std": 0.0, "weight_change": 0.0},
+        {"weight_change": 0.0},
+        {"loss": math.nan},
+    ]
+    lines = [line(step, **kinds[i]) for step, i in enumerate((0, 3, 1, 2, 2, 0, 4, 0, 1, 1, 3, 4), 1)]
+    for done in range(len(lines)):
+        written = [json.loads(json.dumps(each)) for each in lines[:done]]
+        assert Guards.after(written) == followed(lines[:done])
+    assert followed(lines[:5]) == Guards(same_rewards=3, all_correct=2, unchanged=(2,))
+
+
+def test_older_lines_are_understood() -> None:
+    old = line(1, reward=1.0, std=0.0, gradient_norm=math.inf)
+    del old["accuracy"]
+    assert Guards.after([old]) == Guards(same_rewards=1, all_correct=1, not_finite=1)
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "gradient_norm"])
+def test_updates_that_are_not_finite_are_warned_of_and_end_the_run_when_they_stay(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    followed([line(1, **{name: math.nan}), line(2, **{name: 2.0}), line(3, **{name: math.nan})])
+    said = "loss nan" if name == "loss" else "grad_norm nan"
+    assert [m.split(";")[0] for m in caplog.messages] == [f"step 1: {said}", f"step 3: {said}"]
+    with pytest.raises(RunStopped, match=rf"steps 1 and 2: {said.replace('nan', 'inf')}: updates with such gradients"):
+        followed([line(1, loss=math.nan), line(2, **{name: math.inf})])
+
+
+@pytest.mark.parametrize("change", [math.nan, math.inf])
+def test_weights_that_are_not_finite(change: float) -> None:
+    with pytest.raises(RunStopped, match=r"step 3: the weights' change is (nan|inf): training has diverged. Lower"):
+        followed([line(1), line(2), line(3, weight_change=change)])
+
+
+def test_weights_that_do_not_change() -> None:
+    with pytest.raises(RunStopped, match=r"^steps 4 and 5 changed no weight. Is the learning rate 0"):
+        followed([line(3), line(4, weight_change=0.0), line(5, weight_change=0.0)])
+    followed([line(1, weight_change=0.0), line(2), line(3, weight_change=0.0)])
+    followed([line(1, weight_change=0.0), line(2, weight_change=0.0, std=0.0), line(3)])
+    with pytest.raises(RunStopped, match="steps 1 and 3 changed"):  # the equal rewards between them don't count
+        followed([line(1, weight_change=0.0), line(2, weight_change=0.0, std=0.0), line(3, weight_change=0.0)])
+
+
+def test_the_same_reward_for_all_ends_a_run_in_its_first_step_or_when_it_stays() -> None:
+    wrong, right, mixed = [rollout(0.0)] * 4, [rollout(1.0)] * 4, [rollout(0.0), rollout(1.0)]
+    for same in (wrong, right):
+        with pytest.raises(RunStopped, match="step 1: all 4 rollouts got the reward"):
+            Guards().judge(same, step=1)
+    assert not Guards().judge(wrong, step=2)
+    assert not Guards(same_rewards=2, all_correct=1).judge(right, step=4)  # on its way
+    assert not Guards(same_rewards=2, all_correct=2).judge(mixed, step=4)
+    assert Guards(same_rewards=2, all_correct=2).judge(right, step=4)
+    with pytest.raises(RunStopped, match="step 4: all 4 rollouts got the reward 0"):
+        Guards(same_rewards=2, all_correct=2).judge(wrong, step=4)
+
+
+# --- whole runs -----------------------------------------------------------------------------------
+
+MIXED, RIGHT, WRONG = ("", ""), ("even", ""), ("", "even")
+"""What the agents of even and of odd numbers do: the model says `odd` to all."""
+
+SMALL = ["run.validation_tasks=1", "run.report_tasks=2"]
+
+
+def tasks_of(*steps: tuple[str, str]) -> str:
+    """Return the setting that makes the rollouts of steps 1 to 4 come out so."""
+    do = [""] * 24
+    for step, (even, odd) in enumerate(steps, 1):
+        for i in range(6):
+            do[(6 * step + i) % 24] = odd if (6 * step + i) % 2 else even
+    return f"tasks.do={json.dumps(do)}"
+
+
+def resumed_after(make: MakePlan, step: int, *setting: str) -> dict[str, Any]:
+    """Run until a step has ended, break off there, and go on; return the summary of the end."""
+    plan = make(*setting, f"algorithm.cut_after={step}")
+    with pytest.raises(ConnectionAbortedError):
+        train(plan)
+    run = Path(plan.run.directory) / plan.run.name
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == step
+    return train(resume_plan(run, overrides=["algorithm.cut_after=0"]), resume=run)
+
+
+def test_a_resumed_run_tolerates_a_step_of_equal_rewards(model: ModelServer, toy_plan: MakePlan) -> None:
+    setting = ["algorithm.steps=4", tasks_of(MIXED, WRONG, WRONG, MIXED), *SMALL]
+    assert resumed_after(toy_plan, 1, *setting)["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("steps", "more", "said"),
+    [
+        ((MIXED, WRONG, WRONG, WRONG), [], "step 4: all 12 rollouts got the reward 0"),
+        ((MIXED,) * 4, ["algorithm.change=0.0"], "steps 1 and 2 changed no weight"),
+        ((MIXED,) * 4, ["algorithm.figures.grad_norm=nan"], "steps 1 and 2: grad_norm nan"),
+        ((MIXED,) * 4, ["algorithm.figures.gradient_norm=inf"], "steps 1 and 2: grad_norm inf"),
+    ],
+)
+def test_a_resumed_run_stops_where_an_unbroken_one_does(
+    model: ModelServer, toy_plan: MakePlan, steps: Sequence[tuple[str, str]], more: list[str], said: str
+) -> None:
+    setting = ["algorithm.steps=4", tasks_of(*steps), *SMALL, *more]
+    with pytest.raises(RunStopped, match=said):
+        train(toy_plan(*setting, "run.name=whole"))
+    with pytest.raises(RunStopped, match=said):
+        resumed_after(toy_plan, 3 if "step 4" in said else 1, *setting)
+
+
+def test_a_run_that_has_solved_its_tasks_ends_well(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    setting = ["algorithm.steps=40", "algorithm.change=0.0", tasks_of(MIXED, RIGHT, RIGHT, RIGHT), *SMALL]
+    with caplog.at_level("INFO", logger="agentrig"):
+        summary = train(toy_plan(*setting, "run.name=whole"))
+    assert (summary["solved"], summary["complete"], summary["steps"]) == (True, True, 4)
+    assert summary["accuracy"]["after"] is not None
+    assert "step 4: every rollout was correct in 3 steps running: the tasks are solved" in caplog.text
+
+    assert resumed_after(toy_plan, 2, *setting)["steps"] == 4
+    run = tmp_path / "runs" / "toy"
+    assert (run / "report.html").is_file()
+
+    # Broken off between the last step and what is measured after it, it has nothing left but that.
+    (run / "summary.json").unlink()
+    again = train(resume_plan(run), resume=run)
+    assert (again["steps"], again["solved"], again["accuracy"]) == (4, True, summary["accuracy"])
+
+    # Made longer, it trains on.
+    longer = train(resume_plan(run, overrides=["algorithm.steps=6", "algorithm.change=1.0"]), resume=run)
+    assert (longer["steps"], longer["solved"]) == (6, False)
