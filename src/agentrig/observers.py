@@ -1,4 +1,4 @@
-"""What observers are told; frozen, so that watching cannot change a run."""
+"""What observers are told; they get read-only copies (`agentrig.frozen`), so that watching cannot change a run."""
 
 from __future__ import annotations
 

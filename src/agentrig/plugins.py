@@ -156,10 +156,16 @@ class Registry:
             raise PluginError(f"observer {name}: {unknown}")
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Tell all observers; one that raises is logged and counted, and stops nothing."""
-        for impl in getattr(self._manager.hook, hook).get_hookimpls():
+        """Tell all observers, by read-only copies; one that raises is logged and counted, and stops nothing."""
+        watching = getattr(self._manager.hook, hook).get_hookimpls()
+        if not watching:
+            return
+        from agentrig.frozen import frozen  # here: it knows rollouts, and every command imports this module
+
+        copies = {name: frozen(value) for name, value in arguments.items()}
+        for impl in watching:
             try:
-                impl.function(*(arguments[a] for a in impl.argnames))
+                impl.function(*(copies[a] for a in impl.argnames))
             except Exception:
                 self.observer_errors[impl.plugin_name] += 1
                 level = logging.ERROR if self.observer_errors[impl.plugin_name] == 1 else logging.DEBUG

@@ -1,0 +1,177 @@
+"""What observers are handed cannot be changed, does not follow the original, and reads as the original does."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from model_server import ModelServer
+from run_dirs import rollout_of
+
+from agentrig import Score, Task, hookimpl
+from agentrig.algorithms import Rollout
+from agentrig.config import Plan
+from agentrig.errors import AgentFailure
+from agentrig.frozen import frozen
+from agentrig.observers import StepEnd
+from agentrig.run import train
+
+MakePlan = Callable[..., Plan]
+
+VALUES = {"a": 1.5, "list": [1, {"b": [2]}], "tuple": ({"c": 3},), "none": None, "set": {4}}
+
+CHANGES: list[Callable[[Any], Any]] = [
+    lambda v: v.pop("a"),
+    lambda v: v.popitem(),
+    lambda v: v.clear(),
+    lambda v: v.update(a=2),
+    lambda v: v.setdefault("new", 1),
+    lambda v: v.__setitem__("a", 2),
+    lambda v: v.__delitem__("a"),
+    lambda v: v.__ior__({"a": 2}),
+    lambda v: v["list"].append(1),
+    lambda v: v["list"].extend([1]),
+    lambda v: v["list"].insert(0, 1),
+    lambda v: v["list"].remove(1),
+    lambda v: v["list"].pop(),
+    lambda v: v["list"].clear(),
+    lambda v: v["list"].sort(key=str),
+    lambda v: v["list"].reverse(),
+    lambda v: v["list"].__setitem__(0, 2),
+    lambda v: v["list"].__delitem__(0),
+    lambda v: v["list"].__iadd__([1]),
+    lambda v: v["list"].__imul__(2),
+    lambda v: v["list"][1].pop("b"),
+    lambda v: v["list"][1]["b"].append(1),
+    lambda v: v["tuple"][0].clear(),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_frozen_value_cannot_be_changed_at_any_depth(change: Callable[[Any], Any]) -> None:
+    value = frozen(VALUES)
+    with pytest.raises(TypeError, match=r"read-only copies; copy\.deepcopy gives one"):
+        change(value)
+    assert value == VALUES
+    change(copy.deepcopy(value))
+    assert value == VALUES
+
+
+def test_a_frozen_value_does_not_follow_the_original() -> None:
+    original = copy.deepcopy(VALUES)
+    value = frozen(original)
+    original["list"][1]["b"].append(9)  # type: ignore[index]
+    assert value == VALUES
+
+
+def test_a_frozen_value_reads_as_the_original() -> None:
+    plain = {k: v for k, v in VALUES.items() if k != "set"}
+    value = frozen(plain)
+    assert json.dumps(value) == json.dumps(plain)
+    for again in (copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+        assert again == plain
+        assert (type(again), type(again["list"]), type(again["list"][1])) == (dict, list, dict)
+    event = frozen(StepEnd(step=1, metrics=plain))
+    assert isinstance(event, StepEnd)
+    assert json.dumps(attrs.asdict(event)) == json.dumps({"step": 1, "metrics": plain})
+
+
+def test_a_rollout_is_one_still_and_all_of_it_is_a_copy() -> None:
+    made = rollout_of(3, right=True, mode="train", step=2, turns=2)
+    original = attrs.evolve(made, score=Score(status="ok", value=1.0, details={"rows": [1]}))
+    kept = copy.deepcopy(original)
+    rollout = frozen(original)
+    assert isinstance(rollout, Rollout)
+    assert (rollout.value, rollout.correct, rollout.failure) == (1.0, True, None)
+    assert attrs.asdict(rollout) == attrs.asdict(original)
+    assert copy.deepcopy(rollout) == pickle.loads(pickle.dumps(rollout)) == original
+    call = rollout.trace.llm_calls()[0]
+    for change in (
+        lambda: rollout.task.input.update(question="?"),
+        lambda: rollout.task.private.clear(),
+        lambda: rollout.score.details["rows"].append(2),
+        lambda: call.attributes["prompt_token_ids"].append(2),
+        lambda: call.attributes["request"]["messages"][0].update(role="system"),
+    ):
+        with pytest.raises(TypeError, match="read-only copies"):
+            change()
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        rollout.task = Task(id="x", input={})
+    dict.clear(rollout.task.input)  # who goes to such lengths changes a copy
+    list.clear(call.attributes["prompt_token_ids"])
+    assert original == kept
+
+
+def test_what_is_no_json_value_is_copied_too() -> None:
+    array = bytearray(b"ab")
+    lock = threading.Lock()
+    error = AgentFailure("no plan", kind="no-plan")
+    found = frozen({"array": array, "lock": lock, "error": error, "path": Path("x")})
+    found["array"].append(3)
+    found["error"].args = ("changed",)
+    assert (array, str(error)) == (b"ab", "no plan")
+    assert (found["lock"], found["path"], found["error"].kind) == (repr(lock), Path("x"), "no-plan")
+
+
+class Meddler:
+    """An observer that changes whatever it is given, after it has noted that it could read it."""
+
+    def __init__(self) -> None:
+        self.read: set[str] = set()
+
+    def meddle(self, name: str, *values: Any) -> None:
+        json.dumps(values)
+        self.read.add(name)
+        for value in values:
+            value.clear()
+
+    @hookimpl
+    def on_run_start(self, event: Any) -> None:
+        self.meddle("start", event.config)
+
+    @hookimpl
+    def on_rollout_end(self, rollout: Any) -> None:
+        self.meddle("rollout", rollout.task.input)
+
+    @hookimpl
+    def on_step_end(self, event: Any) -> None:
+        self.read.add("step")
+        event.metrics.pop("time_s")
+
+    @hookimpl
+    def on_run_end(self, event: Any) -> None:
+        self.meddle("end", event.summary)
+
+    @hookimpl
+    def on_run_error(self, event: Any) -> None:
+        self.read.add("error")
+        event.error.args = ("all is well",)
+
+
+def test_an_observer_cannot_change_a_run(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
+    plan = toy_plan("algorithm.steps=1", "algorithm.report=false", "run.validation_tasks=1")
+    meddler = Meddler()
+    plan.registry.add_observer(meddler, "meddler")
+    summary = train(plan)
+    assert meddler.read == {"start", "rollout", "step", "end"}
+    assert summary["observer_errors"] == {"meddler": 1 + 13 + 1}
+    assert summary["steps"] == 1
+    run = tmp_path / "runs" / "toy"
+    assert "update" in json.loads((run / "metrics.jsonl").read_text())["time_s"]
+    assert json.loads((run / "summary.json").read_text()) == summary
+    assert (run / "report.html").is_file()
+
+
+def test_an_observer_cannot_change_what_ended_a_run(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
+    plan = toy_plan("algorithm.report=false", "reward.right=0")
+    plan.registry.add_observer(Meddler(), "meddler")
+    with pytest.raises(Exception, match="got the reward 0"):
+        train(plan)
+    assert "got the reward 0" in json.loads((tmp_path / "runs" / "toy" / "error.json").read_text())["message"]
