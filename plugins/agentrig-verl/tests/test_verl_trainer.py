@@ -126,7 +126,7 @@ def test_a_checkpoint_is_found_only_with_its_line_of_metrics(train: Any, capsys:
     ]  # fmt: skip
     checkpoint, step = run.latest_checkpoint()
     assert step == 3
-    assert sorted(p.name for p in checkpoint.iterdir()) == ["keep", "model.safetensors", "trainer"]
+    assert sorted(p.name for p in checkpoint.iterdir()) == [".files.json", "keep", "model.safetensors", "trainer"]
     assert (checkpoint / "trainer" / "global_step_3").is_dir()
     assert not (run.path / "checkpoints" / ".verl").exists()
 

@@ -125,14 +125,16 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             self.session.report(self.greedy, when="before", step=self.global_steps)
         self._ctrl_c = signal.getsignal(signal.SIGINT)
         trainer_base.tqdm = partial(trainer_base.tqdm, disable=True)  # the run's own display shows how far it is
+        last = self.global_steps
         if not self.session.solved:  # a resumed run may have nothing left but to measure
             try:
                 super().fit(agent_loop_manager)
             except Stopping:
                 return
+            last = self.global_steps - 1
         self.finished = True
         with explained(self.session, self.endpoints):
-            self.session.report(self.greedy, when="after", step=len(self.session.lines))
+            self.session.report(self.greedy, when="after", step=last)
 
     def _keep_ctrl_c(self) -> None:
         """Take Ctrl-C back from SwanLab, which would end its own run there and fail at the next figures."""
