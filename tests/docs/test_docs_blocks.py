@@ -1,0 +1,78 @@
+"""Every Python and TOML block of every page: plugins load and bring what they show, scripts run, settings resolve."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import ROOT, Block, blocks
+
+from agentrig.config import resolve
+from agentrig.plugins import load
+
+PYTHON = [b for b in blocks() if b.language == "python"]
+PLUGINS = [b for b in PYTHON if "@hookimpl" in b.text]
+SCRIPTS = [b for b in PYTHON if "@hookimpl" not in b.text]
+TOML = [b for b in blocks() if b.language == "toml"]
+
+THEIRS = """
+from agentlightning import LitAgent, TracerTraceToTriplet
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.tracer.agentops import AgentOpsTracer
+class MyLitAgent(LitAgent): ...
+class MyAlgorithm(Algorithm): ...
+"""
+"""What a user of Agent Lightning has already, before the lines that docs/lightning.md adds."""
+
+ELSEWHERE = {
+    "docs/report.md": "test_report_docs.py runs it on a run directory",
+    "plugins/agentrig-langgraph-sql/README.md": "test_langgraph_sql_readme.py runs it against a server",
+    "docs/recipes.md": "it trains for five steps; its call is resolved below",
+}
+"""Pages whose script is not run here, and why."""
+
+
+def page_of(block: Block) -> str:
+    return str(block.page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("block", PLUGINS, ids=lambda b: b.id)
+def test_a_plugin_loads_and_brings_something(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_package.py").write_text(THEIRS)
+    uses_theirs = page_of(block) in ("docs/lightning.md",)
+    file = tmp_path / f"page_{block.line}.py"
+    file.write_text((THEIRS if uses_theirs else "") + block.text)
+    registry = load(files=[str(file)])
+    (plugin,) = [p for p in registry.plugins if p.origin.endswith(file.name)]
+    assert plugin.status == "ok", plugin.error
+    assert plugin.components or "def on_" in block.text
+
+
+@pytest.mark.parametrize("block", [b for b in SCRIPTS if page_of(b) not in ELSEWHERE], ids=lambda b: b.id)
+def test_a_script_runs(block: Block) -> None:
+    exec(compile(block.text, block.id, "exec"), {"__name__": "__main__"})
+
+
+def test_each_script_that_is_run_elsewhere_is_there() -> None:
+    assert set(ELSEWHERE) == {page_of(b) for b in SCRIPTS} & set(ELSEWHERE)
+    assert resolve("mini", overrides=["algorithm.steps=5", "run.seed=1"]).run.seed == 1
+
+
+@pytest.mark.parametrize("block", TOML, ids=lambda b: b.id)
+def test_settings_resolve(block: Block, tmp_path: Path) -> None:
+    """A block is a run file, or a part of one that builds upon `mini`; a file that it names is a page's."""
+    content = tomllib.loads(block.text)
+    for name in content.get("run", {}).get("plugins", ()):
+        own = [b for b in PYTHON if b.page == block.page and b.text.startswith(f"# {name}\n")]
+        readme = [b for b in PYTHON if page_of(b) == "README.md"]
+        (tmp_path / name).write_text((own or readme)[0].text)
+    file = tmp_path / "run.toml"
+    file.write_text(block.text if "recipe" in content else f'recipe = "mini"\n{block.text}')
+    verl = content.get("recipe") == "qwen"
+    plan: Any = resolve(str(file), uses={"hardware": "cuda"} if verl else {})
+    for section, keys in content.items():
+        if section != "recipe" and "use" in keys:
+            assert plan.components[section].spec.name == keys["use"]

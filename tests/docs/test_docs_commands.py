@@ -1,0 +1,276 @@
+"""Every command of every page: all are parsed down to the last setting, and what a CPU can run is run.
+
+Commands are collected from the fenced blocks of README, docs/, plugins' and examples' READMEs. Those in `NOT_RUN` are
+parsed only, each for its reason. A training command is run with `FEW` behind it: one step on few tasks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from pages import ROOT, Block, Command, blocks, commands
+
+from agentrig.cli import KINDS, asked, main
+from agentrig.config import Plan, resolve
+from agentrig.hardware import HardwareError
+
+NOT_RUN = (
+    (r"^make train$", "it is `agentrig train` of docs/mini.md, some eight minutes"),
+    (r"^make test$", "it would run this test"),
+    (r"--hardware cuda|\b(train|doctor) (fast|qwen|llama)\b|--device cuda", "it needs a GPU"),
+    (r"\b(train|doctor) npu\b|Ascend|torch_npu|vllm", "it needs an NPU and CANN"),
+    (r"^python tests/benchmarks/verl_", "it needs a GPU"),
+    (r"^pip install (\. |\./plugins)|^pip check", "it belongs to an installation on an NPU"),
+    (r"--resume runs/qwen", "it needs a run that was made on a GPU"),
+    (r"make_environment\.sh|^uv ", "it downloads 4 GB"),
+    (r"make_mini\.py", "it takes an hour"),
+    (r"^cd plugins/agentrig-grpo/training", "nothing of its block is run"),
+    (r"verl_spider/", "it needs Spider and a GPU"),
+    (r"embedded_mini\.toml", "it takes an hour; docs/benchmarks.md has its figures"),
+    (r"^agentrig data spider", "Spider's download is not included; test_spider_convert.py converts a copy of its form"),
+    (r"agentrig_langgraph_sql|OPENAI_BASE_URL", "test_langgraph_sql_readme.py runs it against a server"),
+)
+"""What is parsed and not run, by a regular expression on the command: and why."""
+
+FEW = (
+    "algorithm.steps=1",
+    "algorithm.tasks_per_step=8",
+    "algorithm.group_size=4",
+    "run.validation_tasks=8",
+    "run.report_tasks=16",
+)
+"""Put behind every `agentrig train` that is run: the page's command takes minutes."""
+
+CHEAP = re.compile(r"^agentrig (plugins|dev|doctor|data)\b")
+"""Commands that the default run of the tests runs too, each by itself."""
+
+PAGES_FILES = {"README.md": "my_agent.py"}
+"""Files whose content is a page's first Python block; other blocks name their file in their first line."""
+
+BLOCKS = [block for block in blocks() if block.is_shell]
+COMMANDS = [command for block in BLOCKS for command in commands(block)]
+
+
+def why_not(command: Command) -> str:
+    """Return why a command is not run; empty when it is."""
+    return next((reason for pattern, reason in NOT_RUN if re.search(pattern, command.text)), "")
+
+
+def is_cheap(command: Command) -> bool:
+    return bool(CHEAP.match(command.text)) and "pip install" not in command.block.text
+
+
+RUN = [command for command in COMMANDS if not why_not(command)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with what the pages assume: the repository's folders, the files that they show, a small database."""
+    folder = tmp_path_factory.mktemp("pages")
+    for name in ("tests", "plugins", "examples", "Makefile"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / ".examples").mkdir()  # what `pip install ./examples/…` would install, for commands that are parsed
+    for file in ROOT.glob("examples/*/src/*/__init__.py"):
+        shutil.copyfile(file, folder / ".examples" / f"{file.parent.name}.py")
+    for block in blocks():
+        page = str(block.page.relative_to(ROOT))
+        if block.language == "python":
+            named = re.match(r"# (\w+\.py)\n", block.text)
+            name = named[1] if named else PAGES_FILES.get(page, "")
+            if name and not (folder / name).exists():
+                (folder / name).write_text(block.text)
+    database = folder / "spider" / "database" / "shop" / "shop.sqlite"
+    database.parent.mkdir(parents=True)
+    with sqlite3.connect(database) as connection:
+        connection.executescript(
+            "CREATE TABLE item (id INTEGER, name TEXT); INSERT INTO item VALUES (1, 'a'), (2, 'b');"
+        )
+    connection.close()
+    (folder / "CONFIG_DIR").symlink_to(ROOT / "plugins/agentrig-grpo/src/agentrig_grpo/models/mini")
+    (folder / "examples.jsonl").write_text('{"prompt_ids": [5, 6, 7], "completion_ids": [8, 9]}\n' * 4)
+    before = Path.cwd()
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+
+
+def test_the_rule_names_each_command_that_is_not_run_and_nothing_else() -> None:
+    for pattern, _ in NOT_RUN:
+        assert any(re.search(pattern, c.text) for c in COMMANDS), f"no page has a command like {pattern} any more"
+    assert len(RUN) >= 15
+    assert len({c.block.page for c in RUN}) >= 8
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.id)
+def test_a_command_parses(command: Command, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place / command.folder)
+    for name, value in command.variables.items():
+        monkeypatch.setenv(name, value)
+    program, *words = command.words
+    check = {
+        "agentrig": parse_agentrig,
+        "make": parse_make,
+        "python": parse_python,
+        "pip": parse_pip,
+        "uv": parse_files,
+        "cd": parse_folder,
+        "export": parse_export,
+        "source": parse_source,
+    }.get(program, parse_script)
+    check(list(words) if program in KNOWN else list(command.words))
+
+
+KNOWN = ("agentrig", "make", "python", "pip", "uv", "cd", "export", "source")
+
+
+def parse_agentrig(words: list[str]) -> None:
+    """The subcommand, its options and arguments exist; recipe, components, sections, keys and values resolve."""
+    command: click.Command = main
+    context: click.Context | None = None
+    name, rest = "agentrig", words
+    while True:
+        context = click.Context(command, info_name=name, parent=context)
+        with context:
+            parser = command.make_parser(context)
+            options, arguments, _ = parser.parse_args(list(rest))
+        if not isinstance(command, click.Group) or not arguments:
+            break
+        found, below, rest = command.resolve_command(context, arguments)
+        assert below is not None, f"there is no command {found}"
+        name, command = found or "", below
+    if command.name in ("train", "dev", "eval", "doctor"):
+        given = {k: options.get(k) for k in ("active_agent", *KINDS)}
+        given |= {"files": options.get("files") or (), "strict_plugins": False}
+        if not options.get("resume"):
+            check_together(resolved(list(options.get("words") or ()), given))
+
+
+def resolved(words: list[str], options: dict[str, Any]) -> Plan:
+    wanted = asked(words, options)
+    wanted["files"] = [*wanted["files"], *map(str, sorted(Path(".examples").resolve().glob("*.py")))]
+    try:
+        return resolve(**wanted)
+    except HardwareError:  # `auto`, and this host has no GPU for a recipe that needs one
+        return resolve(**{**wanted, "uses": {**wanted["uses"], "hardware": "cuda"}})
+
+
+def check_together(plan: Plan) -> None:
+    """As a run does before it looks whether the device is there."""
+    hardware: Any = plan.build("hardware")
+    algorithm: Any = plan.components["algorithm"].spec
+    assert not algorithm.hardware or hardware.name in algorithm.hardware
+    assert hardware.carries(algorithm.name)
+    model = getattr(plan.configs["algorithm"], "model", "")
+    assert not model.startswith("NAME-"), "this recipe needs algorithm.model=DIR"
+
+
+def parse_make(words: list[str]) -> None:
+    done = subprocess.run(["make", "-n", *words], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def parse_python(words: list[str]) -> None:
+    """The script or module is there, and its source has every option that is given."""
+    if words[0] == "-m":
+        spec = find_spec(words[1])
+        if spec is not None and spec.submodule_search_locations:
+            spec = find_spec(f"{words[1]}.__main__")
+        assert spec, f"there is no module {words[1]}"
+        assert spec.origin
+        source, rest = Path(spec.origin), words[2:]
+    else:
+        source, rest = Path(words[0]), words[1:]
+    text = source.read_text("utf-8")
+    for word in rest:
+        if word.startswith("--"):
+            assert f'"{word.partition("=")[0]}"' in text, f"{source} has no option {word}"
+
+
+def parse_pip(words: list[str]) -> None:
+    assert words[0] in ("install", "check")
+    for word in words[1:]:
+        if word.startswith("."):
+            assert (Path(word) / "pyproject.toml").is_file() or word == ".", f"there is no package in {word}"
+        else:
+            assert not word.startswith("agentrig"), f"{word} is on no index: name its folder"
+
+
+def parse_files(words: list[str]) -> None:
+    for word in words:
+        if "/" in word and not word.startswith("-"):
+            assert Path(word).exists(), word
+
+
+def parse_folder(words: list[str]) -> None:
+    assert Path(words[0]).is_dir()
+
+
+def parse_export(words: list[str]) -> None:
+    assert all(re.fullmatch(r"[A-Z_]+=\S+", word) for word in words)
+
+
+def parse_source(words: list[str]) -> None:
+    assert words[0].endswith(".sh")
+
+
+def parse_script(words: list[str]) -> None:
+    assert os.access(words[0], os.X_OK), f"{words[0]} is no program of the pages; add it here if it is one"
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which `agentrig train` takes few steps, and `pip install` puts things into a folder apart."""
+    folder = tmp_path_factory.mktemp("tools")
+    site = folder / "site"
+    few = f'if [ "$1" = train ]; then set -- "$@" {" ".join(FEW)}; fi'
+    scripts = {
+        "agentrig": f'{few}\nexec {sys.executable} -m agentrig "$@"',
+        "python": f'exec {sys.executable} "$@"',
+        "pip": f"shift\nexec {sys.executable} -m pip install --no-deps --no-build-isolation --no-index "
+        f'--disable-pip-version-check -q --target {site} "$@"',
+    }
+    for name, text in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(site), "HF_HUB_OFFLINE": "1"}
+
+
+def run(script: str, place: Path, tools: dict[str, str]) -> None:
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script], cwd=place, env=tools, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{script}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("command", [c for c in RUN if is_cheap(c)], ids=lambda c: c.id)
+def test_a_cheap_command_runs(command: Command, place: Path, tools: dict[str, str]) -> None:
+    run(command.text, place, tools)
+
+
+@pytest.fixture(scope="module")
+def runs(place: Path, tools: dict[str, str]) -> None:
+    """A run of three steps, under every name that a page gives to a run that is there."""
+    run("agentrig train mini run.name=mini-20260101-120000", place, tools)
+    for name in ("one", "other", "qwen-20260101-120000"):
+        shutil.copytree(place / "runs" / "mini-20260101-120000", place / "runs" / name)
+    (place / "RUN").symlink_to("runs/mini-20260101-120000")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("block", [b for b in BLOCKS if any(c.block is b for c in RUN)], ids=lambda b: b.id)
+def test_a_block_runs(block: Block, place: Path, tools: dict[str, str]) -> None:
+    run("\n".join(c.text for c in commands(block) if not why_not(c)), place, tools)
