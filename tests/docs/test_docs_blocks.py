@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,11 @@ def test_each_script_that_is_run_elsewhere_is_there() -> None:
 
 
 @pytest.mark.parametrize("block", TOML, ids=lambda b: b.id)
-def test_settings_resolve(block: Block, tmp_path: Path) -> None:
-    """A block is a run file, or a part of one that builds upon `mini`; a file that it names is a page's."""
+def test_settings_resolve(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block is a run file, or a part of one that builds upon `mini`; what it names, the page shows."""
     content = tomllib.loads(block.text)
+    for name in re.findall(r'\{env = "(\w+)"\}', block.text):
+        monkeypatch.setenv(name, "set")
     for name in content.get("run", {}).get("plugins", ()):
         own = [b for b in PYTHON if b.page == block.page and b.text.startswith(f"# {name}\n")]
         readme = [b for b in PYTHON if page_of(b) == "README.md"]
@@ -72,7 +75,13 @@ def test_settings_resolve(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(block.text if "recipe" in content else f'recipe = "mini"\n{block.text}')
     verl = content.get("recipe") == "qwen"
-    plan: Any = resolve(str(file), uses={"hardware": "cuda"} if verl else {})
+    uses = [keys["use"] for section, keys in content.items() if section != "recipe" and "use" in keys]
+    shown = [b for b in PLUGINS if b.page == block.page and not b.text.startswith("# ")]
+    files = []
+    for plugin in (b for b in shown if any(f'name="{name}"' in b.text for name in uses)):
+        files.append(str(tmp_path / f"page_{plugin.line}.py"))
+        Path(files[-1]).write_text(plugin.text)
+    plan: Any = resolve(str(file), uses={"hardware": "cuda"} if verl else {}, files=files)
     for section, keys in content.items():
         if section != "recipe" and "use" in keys:
             assert plan.components[section].spec.name == keys["use"]

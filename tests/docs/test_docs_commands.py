@@ -33,6 +33,7 @@ NOT_RUN = (
     (r"^python tests/benchmarks/verl_", "it needs a GPU"),
     (r"^pip install (\. |\./plugins)|^pip check", "it belongs to an installation on an NPU"),
     (r"--resume runs/qwen", "it needs a run that was made on a GPU"),
+    (r"algorithm\.model=DIR", "it needs an instruct model, which nothing that is installed here brings"),
     (r"make_environment\.sh|^uv ", "it downloads 4 GB"),
     (r"make_mini\.py", "it takes an hour"),
     (r"^cd plugins/agentrig-grpo/training", "nothing of its block is run"),
@@ -160,9 +161,11 @@ def resolved(words: list[str], options: dict[str, Any]) -> Plan:
     wanted = asked(words, options)
     wanted["files"] = [*wanted["files"], *map(str, sorted(Path(".examples").resolve().glob("*.py")))]
     try:
-        return resolve(**wanted)
+        plan = resolve(**wanted)
+        plan.build("hardware")
     except HardwareError:  # `auto`, and this host has no GPU for a recipe that needs one
         return resolve(**{**wanted, "uses": {**wanted["uses"], "hardware": "cuda"}})
+    return plan
 
 
 def check_together(plan: Plan) -> None:
