@@ -123,6 +123,7 @@ def test_prompts_of_all_lengths(make_model, tokenizer, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prompts_and_answers_of_all_lengths(make_model, tokenizer, tmp_path, family, dtype):
