@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import re
 import statistics
 
 import pytest
 from agentrig_grpo.advantages import group_advantages
 from hypothesis import given
 from hypothesis import strategies as st
+
+from agentrig.errors import AgentrigError
 
 
 def test_failures_stay_out_of_the_baseline():
@@ -36,3 +39,12 @@ def test_scaled_advantages_are_the_definition(values):
     mean, std = statistics.fmean(values), statistics.stdev(values)
     for value, advantage in zip(values, got, strict=True):
         assert advantage == pytest.approx((value - mean) / (std + 1e-6), abs=1e-9)
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 1e13, float("inf"), float("nan")])
+@pytest.mark.parametrize("scale", [False, True])
+def test_a_reward_that_would_overflow_is_named(value, scale):
+    with pytest.raises(
+        AgentrigError, match=rf"rollout 3 .* group b, has the reward {re.escape(f'{value:g}')}.*Scale the reward"
+    ):
+        group_advantages(["a", "a", "b", "b"], [0.0, 1.0, 0.5, value], scale=scale)

@@ -10,6 +10,7 @@ import attrs
 import pytest
 import torch
 from agentrig_grpo import checkpoint
+from agentrig_grpo.advantages import LARGEST
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.loss import sample_weights
@@ -206,10 +207,42 @@ def test_adapters_of_tied_weights_are_refused(make_model, target):
     learner_of(make_model(tie_word_embeddings=False), lora_rank=2, lora_targets=target)
 
 
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        (
+            "query",
+            r"'query' matches no module of this model\.\n  modules that can be adapted: embed_tokens, q_proj, k_proj",
+        ),
+        ("q_proj, v_prj", r"'v_prj' matches no module of this model\. Did you mean \"v_proj\"\?"),
+        ("q_proj,", r"'' matches no module"),
+        ("self_attn", r"'self_attn' is a Qwen2Attention, no linear layer"),
+        ("proj", r"'proj' matches no module"),
+    ],
+)
+def test_adapters_for_modules_that_are_not_there_are_refused(make_model, targets, words):
+    with pytest.raises(ConfigError, match=words):
+        learner_of(make_model(tie_word_embeddings=False), lora_rank=2, lora_targets=targets)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "self_attn.q_proj, down_proj"])
+def test_adapters_go_where_they_are_asked_for(make_model, targets):
+    trained = learner_of(make_model(), lora_rank=2, lora_targets=targets).trained
+    wanted = ("q_proj", "down_proj") if targets != "all-linear" else ("q_proj", "o_proj", "gate_proj")
+    assert all(any(name in key for key in trained) for name in wanted)
+    assert any("k_proj" in key for key in trained) is (targets == "all-linear")
+
+
 def test_attention_drops_nothing_while_it_learns(make_model):
     learner = learner_of(make_model(attention_dropout=0.5), gradient_checkpointing=True)
     assert learner.model.training
     assert {m.attention_dropout for m in learner.model.modules() if hasattr(m, "attention_dropout")} == {0.0}
+
+
+def test_the_largest_rewards_that_are_taken_give_numbers(make_model):
+    samples = [attrs.evolve(s, advantage=LARGEST * (1 if i % 2 else -1)) for i, s in enumerate(samples_of())]
+    metrics = learner_of(make_model()).update(samples, step=1)
+    assert all(math.isfinite(value) for value in metrics.values())
 
 
 def test_bfloat16_computes_nearly_the_same_and_keeps_fp32_weights(make_model):

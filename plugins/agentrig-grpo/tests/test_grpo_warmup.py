@@ -11,6 +11,8 @@ from agentrig_grpo import checkpoint
 from agentrig_grpo.warmup import Example, encode, new_model, read_examples, warm_up
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from agentrig.errors import AgentrigError
+
 DATA = [
     {"messages": [{"role": "user", "content": f"name {i}"}], "completion": f"select {chr(97 + i)}"} for i in range(6)
 ]
@@ -85,9 +87,9 @@ def test_the_command_makes_a_model_that_others_load(tokenizer, model_dir, tmp_pa
 
 
 def test_a_directory_that_is_none_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no such directory"):
+    with pytest.raises(AgentrigError, match="no such directory"):
         checkpoint.load_model(tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match=r"no tokenizer_config\.json"):
+    with pytest.raises(AgentrigError, match=r"no tokenizer_config\.json"):
         checkpoint.load_tokenizer(tmp_path)
 
 

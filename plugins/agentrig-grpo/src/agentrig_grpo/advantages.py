@@ -7,7 +7,11 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
+from agentrig.errors import AgentrigError
+
 EPSILON = 1e-6
+LARGEST = 1e12
+"""Largest reward, without its sign, that is learned from: the squares of such numbers still fit into fp32."""
 
 
 def group_advantages(
@@ -32,10 +36,18 @@ def group_advantages(
 
     Returns:
         Advantages in the order of the rollouts; None for failures.
+
+    Raises:
+        AgentrigError: A reward is larger than `LARGEST`, or is no number.
     """
     members: dict[str, list[float]] = defaultdict(list)
-    for group, value in zip(groups, values, strict=True):
+    for place, (group, value) in enumerate(zip(groups, values, strict=True)):
         if value is not None:
+            if not abs(value) <= LARGEST:
+                raise AgentrigError(
+                    f"rollout {place} of this step, of group {group}, has the reward {value:g}; the loss is computed "
+                    f"in fp32, where rewards beyond {LARGEST:g} overflow. Scale the reward: most lie between 0 and 1"
+                )
             members[group].append(value)
     baseline = {group: math.fsum(held) / len(held) for group, held in members.items()}
     spread = {group: statistics.stdev(held) if len(held) > 1 else 0.0 for group, held in members.items()}

@@ -7,7 +7,6 @@ there is no KL term, and a step makes one update, so that the ratio is 1 but for
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import attrs
 import torch  # noqa: TID253  (imported when the algorithm is built)
 
 from agentrig import Endpoint
@@ -23,7 +21,7 @@ from agentrig.algorithms import Rollout, Session
 from agentrig.checkpoints import reading
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.hardware import Hardware
-from agentrig_grpo import checkpoint
+from agentrig_grpo import checkpoint, trainer_files
 from agentrig_grpo.advantages import group_advantages
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.context import check_context
@@ -31,20 +29,12 @@ from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.naming import model_directory
 from agentrig_grpo.sampler import tasks_of_step
 from agentrig_grpo.server.handle import LLMServer, ServerSettings
+from agentrig_grpo.trainer_files import Best
 
 log = logging.getLogger(__name__)
 
 MODEL_NAME = "policy"
 """What requests call the model, whatever it is."""
-
-
-@attrs.define
-class Best:
-    """The weights that did best in validation so far."""
-
-    accuracy: float = -1.0
-    step: int = 0
-    trained: dict[str, torch.Tensor] = attrs.field(factory=dict, repr=False)
 
 
 class Grpo:
@@ -196,20 +186,16 @@ class Grpo:
     ) -> None:
         def write(directory: Path) -> None:
             checkpoint.save(learner.model, tokenizer, directory, dtype=getattr(torch, dtype))
-            trainer = directory / "trainer"
-            trainer.mkdir()
-            torch.save(learner.state(), trainer / "learner.pt")
-            torch.save(attrs.asdict(best), trainer / "best.pt")
-            (trainer / "state.json").write_text(json.dumps({"step": step, "seed": session.seed}) + "\n", "utf-8")
+            trainer_files.write(directory, learner=learner.state(), best=best, step=step, seed=session.seed)
 
         session.save_checkpoint(step, write, keep=keep)
 
     def _resume(self, learner: Learner, directory: Path) -> Best:
-        trainer = directory / "trainer"
-        if not (trainer / "learner.pt").is_file():
-            raise AgentrigError(f"{directory} has no trainer/learner.pt, so this run cannot go on from it")
-        learner.load_state(torch.load(trainer / "learner.pt", weights_only=True, map_location="cpu"))
-        best = Best(**torch.load(trainer / "best.pt", weights_only=True, map_location="cpu"))
+        state, best = trainer_files.read(directory)
+        try:
+            learner.load_state(state)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise trainer_files.damaged(directory, error) from error
         if self.config.final == "best" and best.accuracy >= 0 and not best.trained:
             log.warning("the best weights up to here were not kept (final was last): the best from here on counts")
             return Best()

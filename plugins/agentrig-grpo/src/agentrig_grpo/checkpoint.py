@@ -11,6 +11,7 @@ import torch  # noqa: TID253  (imported with the learner, the server or the warm
 
 from agentrig.errors import ConfigError
 from agentrig_grpo.lora import merged_weights
+from agentrig_grpo.model_files import loading, model_files, weight_files
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -34,14 +35,15 @@ def load_tokenizer(directory: str | Path) -> Any:
     pre-tokenizer in the file's place, which cuts text otherwise than a tokenizer of one's own does.
 
     Raises:
-        FileNotFoundError: There is no such directory, or no tokenizer in it.
+        ModelError: There is no such directory or no tokenizer in it, or a file is damaged or may not be read.
         ConfigError: The tokenizer has no chat template, or is written in Python alone.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    directory = _existing(directory, "tokenizer_config.json")
+    directory = model_files(directory, "tokenizer_config.json")
     loader: Any = PreTrainedTokenizerFast if (directory / "tokenizer.json").is_file() else AutoTokenizer
-    tokenizer = loader.from_pretrained(str(directory), local_files_only=True)
+    with loading(directory, "tokenizer"):
+        tokenizer = loader.from_pretrained(str(directory), local_files_only=True)
     if not tokenizer.chat_template:
         raise ConfigError(
             f"the tokenizer of {directory} has no chat template, which chats are turned into tokens with (base models "
@@ -59,14 +61,17 @@ def load_model(directory: str | Path, *, dtype: torch.dtype = torch.float32, dev
     """Return the causal language model of a local Hugging Face directory, in evaluation mode.
 
     Raises:
-        FileNotFoundError: There is no such directory, or no `config.json` in it.
+        ModelError: There is no such directory or no `config.json` in it, or a file is damaged or may not be read.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    directory = _existing(directory, "config.json")
+    directory = model_files(directory, "config.json")
+    if not any(directory.glob("pytorch_model*.bin")):
+        weight_files(directory)
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, local_files_only=True)
+    with loading(directory, "model"):
+        model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, local_files_only=True)
     return model.to(device).eval()
 
 
@@ -82,14 +87,6 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
             f"the tokenizer of {tokenizer.name_or_path} has tokens up to number {last}, and the model's embedding "
             f"{rows} rows, from 0: they do not belong together"
         )
-
-
-def _existing(directory: str | Path, file: str) -> Path:
-    directory = Path(directory).expanduser()
-    if not (directory / file).is_file():
-        found = "there is no such directory" if not directory.is_dir() else f"it has no {file}"
-        raise FileNotFoundError(f"{directory} is not a Hugging Face model directory: {found}")
-    return directory
 
 
 def save(model: Any, tokenizer: Any, directory: Path, *, dtype: torch.dtype | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch  # noqa: TID253  (imported with the learner only)
 
-from agentrig.errors import ConfigError
+from agentrig.errors import ConfigError, nearest
 
 
 def wrap(model: Any, *, rank: int, alpha: int, targets: str) -> Any:
@@ -20,12 +20,13 @@ def wrap(model: Any, *, rank: int, alpha: int, targets: str) -> Any:
         targets: `all-linear`, or names of the modules to adapt, with commas between.
 
     Raises:
-        ConfigError: A target shares its weights with another layer.
+        ConfigError: A target is no module of the model, is no linear layer or embedding, or shares its weights with
+            another layer.
     """
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
 
-    modules: Any = targets if targets == "all-linear" else [t.strip() for t in targets.split(",")]
+    modules: Any = targets if targets == "all-linear" else _modules(model, targets)
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules, lora_dropout=0.0, task_type="CAUSAL_LM")
     with warnings.catch_warnings():
         # peft asks transformers 5 for a property under its former name.
@@ -42,6 +43,26 @@ def wrap(model: Any, *, rank: int, alpha: int, targets: str) -> Any:
                 "the server, its adapter would change both or neither"
             )
     return wrapped
+
+
+def _modules(model: Any, targets: str) -> list[str]:
+    """Return the targets, each of which is in the model; peft is content with one that is."""
+    from transformers.pytorch_utils import Conv1D
+
+    wanted = [target.strip() for target in targets.split(",")]
+    fit = (torch.nn.Linear, torch.nn.Embedding, torch.nn.Conv1d, torch.nn.Conv2d, Conv1D)
+    named = {name: module for name, module in model.named_modules() if name}
+    known = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name, module in named.items() if isinstance(module, fit)))
+    for target in wanted:
+        found = [module for name, module in named.items() if target and f".{name}".endswith(f".{target}")]
+        if found and all(isinstance(module, fit) for module in found):
+            continue
+        wrong = f"is a {type(found[0]).__name__}, no linear layer or embedding" if found else "matches no module"
+        raise ConfigError(
+            f"[algorithm] lora_targets: {target!r} {wrong} of this model.{nearest(target, known)}\n"
+            f"  modules that can be adapted: {', '.join(known)}; or write all-linear"
+        )
+    return wanted
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from agentrig.errors import ConfigError, nearest
@@ -24,8 +25,14 @@ def model_directory(name: str) -> Path:
         ConfigError: It is neither; the message lists what there is.
     """
     directory = Path(name).expanduser()
-    if (directory / "config.json").is_file():
-        return directory.resolve()
+    try:
+        if (directory / "config.json").is_file():
+            return directory.resolve()
+    except PermissionError:
+        raise ConfigError(
+            f"[algorithm] model = {name!r}: this user (uid {os.getuid()}) may not look into it or a folder above; "
+            "change the permissions: chmod u+rX"
+        ) from None
     known = shipped()
     if name in known:
         return SHIPPED / name

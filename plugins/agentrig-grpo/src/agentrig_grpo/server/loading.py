@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch  # noqa: TID253  (imported in the server process only)
 
+from agentrig.errors import AgentrigError
 from agentrig.hardware.cpu import host_memory
 from agentrig_grpo.context import context_of
+from agentrig_grpo.model_files import loading, model_files, weight_files
 from agentrig_grpo.server.decoder import LlamaDecoder, supports
 from agentrig_grpo.server.fallback import TransformersDecoder
 
@@ -24,21 +28,23 @@ def build_decoder(
 
     Raises:
         agentrig.errors.ConfigError: The model's context is shorter than `max_length`.
-        FileNotFoundError: There are no weights in safetensors files.
-        WeightsError: A parameter is missing or misshapen; names it.
+        agentrig_grpo.model_files.ModelError: A file is missing or damaged, or a parameter is missing or misshapen.
         ValueError: The model can't be decoded step by step.
     """
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+    model_files(directory, "config.json")
+    with loading(directory, "configuration"):
+        config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
     max_length = context_of(config, max_length)
     reason = supports(config)
     if reason is None:
         state = read_weights(directory)
-        return (
-            LlamaDecoder(config, state, device=device, dtype=dtype, slots=slots, max_length=max_length),
-            max_length,
-        )
+        with loading(directory, "weights"), _room(slots, max_length):
+            return (
+                LlamaDecoder(config, state, device=device, dtype=dtype, slots=slots, max_length=max_length),
+                max_length,
+            )
     from agentrig_grpo import checkpoint
 
     log.warning("%s has %s: decoding through transformers, one request at a time (slow)", directory, reason)
@@ -46,30 +52,27 @@ def build_decoder(
     return TransformersDecoder(model, device=device), max_length
 
 
-def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a safetensors file, or of a directory's one file or shards.
+@contextmanager
+def _room(slots: int, max_length: int) -> Iterator[None]:
+    """Say which settings to lower where the decoder does not fit into memory."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if "memory" not in str(error):
+            raise
+        raise AgentrigError(
+            f"the model and the keys and values of {slots} requests of up to {max_length} tokens do not fit into "
+            f"memory: lower algorithm.server_batch or algorithm.max_length ({str(error).splitlines()[0]})"
+        ) from error
 
-    Raises:
-        FileNotFoundError: There is none.
-    """
+
+def read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a directory's one safetensors file, or of its shards; see `weight_files` for the errors."""
     from safetensors.torch import load_file
 
-    path = Path(path)
-    if path.is_file():
-        return load_file(path)
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    elif (path / "model.safetensors").is_file():
-        shards = ["model.safetensors"]
-    else:
-        raise FileNotFoundError(
-            f"{path} holds no model.safetensors; weights of another format are rewritten by transformers: "
-            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
-        )
     state: dict[str, torch.Tensor] = {}
-    for shard in shards:
-        state |= load_file(path / shard)
+    for file in weight_files(directory):
+        state |= load_file(file)
     return state
 
 
@@ -78,8 +81,9 @@ def eos_tokens(directory: Path, tokenizer: Any) -> list[int]:
     found: set[int] = set()
     file = directory / "generation_config.json"
     if file.is_file():
-        eos = json.loads(file.read_text("utf-8")).get("eos_token_id")
-        found.update(eos if isinstance(eos, list) else [] if eos is None else [eos])
+        with loading(directory, "generation_config.json"):
+            eos = json.loads(file.read_text("utf-8")).get("eos_token_id")
+            found.update(eos if isinstance(eos, list) else [] if eos is None else [eos])
     if tokenizer.eos_token_id is not None:
         found.add(tokenizer.eos_token_id)
     return sorted(found)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from agentrig_grpo import checkpoint
+from agentrig_grpo.model_files import INDEX, ModelError, weight_files
+from agentrig_grpo.naming import model_directory
+from agentrig_grpo.server.handle import LLMServer, ServerError, ServerSettings
+from agentrig_grpo.server.loading import read_weights
+
+from agentrig.errors import ConfigError
+
+
+@pytest.fixture
+def copy(model_dir, tmp_path):
+    return shutil.copytree(model_dir, tmp_path / "model")
+
+
+def sharded(copy, names):
+    """Give a model's directory an index over these shards, the first of which is its file."""
+    state = read_weights(copy)
+    (copy / "model.safetensors").rename(copy / "first.safetensors")
+    places = dict.fromkeys(state, "first.safetensors")
+    places |= dict(zip(list(state)[: len(names)], names, strict=True))
+    (copy / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return copy
+
+
+def damage(copy, kind):
+    weights = copy / "model.safetensors"
+    if kind == "cut off":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif kind == "no header":
+        weights.write_bytes(b"\xff" * 64)
+    elif kind == "empty":
+        weights.write_bytes(b"")
+    elif kind == "missing":
+        weights.unlink()
+    elif kind == "fifo":
+        weights.unlink()
+        os.mkfifo(weights)
+    elif kind == "device":
+        weights.unlink()
+        weights.symlink_to("/dev/zero")
+    elif kind == "config":
+        (copy / "config.json").write_text("{")
+    elif kind == "tokenizer":
+        (copy / "tokenizer.json").write_text("{}")
+    elif kind == "tokenizer-fifo":
+        (copy / "tokenizer.json").unlink()
+        os.mkfifo(copy / "tokenizer.json")
+    else:
+        names = {"outside": "../secret.safetensors", "absolute": "/etc/passwd", "fifo-shard": "pipe", "lost": "lost"}
+        sharded(copy, [names[kind]])
+        if kind == "fifo-shard":
+            os.mkfifo(copy / "pipe")
+
+
+DAMAGES = [
+    ("cut off", r"model\.safetensors is damaged or cut off .*; copy it anew"),
+    ("no header", r"model\.safetensors is damaged"),
+    ("empty", r"model\.safetensors is damaged"),
+    ("missing", r"holds no model\.safetensors"),
+    ("fifo", r"model\.safetensors is a FIFO; a model's directory must hold regular files"),
+    ("device", r"model\.safetensors is a device"),
+    ("config", r"cannot be loaded: .*copy the model anew"),
+    ("tokenizer", r"the tokenizer in .* cannot be loaded"),
+    ("tokenizer-fifo", r"tokenizer\.json is a FIFO"),
+    ("outside", r"index\.json names '\.\./secret\.safetensors', which lies outside"),
+    ("absolute", r"names '/etc/passwd', which lies outside"),
+    ("fifo-shard", r"pipe is a FIFO"),
+    ("lost", r"lost is missing; copy the model anew"),
+]
+
+
+@pytest.mark.parametrize(("kind", "words"), DAMAGES, ids=[kind for kind, _ in DAMAGES])
+def test_a_damaged_model_is_named_by_its_file(copy, kind, words):
+    damage(copy, kind)
+    load = checkpoint.load_tokenizer if "tokenizer" in kind else checkpoint.load_model
+    with pytest.raises(ModelError, match=f"(?s){words}") as found:
+        load(copy)
+    assert str(copy) in str(found.value)
+
+
+@pytest.mark.parametrize("kind", ["fifo-shard", "outside", "cut off"])
+def test_the_server_does_not_start_from_a_damaged_model(copy, kind):
+    damage(copy, kind)
+    with pytest.raises(ServerError, match=f"could not start: .*{dict(DAMAGES)[kind]}"):
+        LLMServer(ServerSettings(model=str(copy), name="x"), start_timeout_s=120).start()
+
+
+def test_links_as_the_hugging_face_cache_makes_them_are_followed(copy, tmp_path):
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for i, file in enumerate(sorted(copy.iterdir())):
+        file.rename(blobs / str(i))
+        (snapshot / file.name).symlink_to(f"../../blobs/{i}")
+    assert checkpoint.load_model(snapshot).config.model_type == "qwen2"
+    assert len(read_weights(snapshot)) > 10
+    with LLMServer(ServerSettings(model=str(snapshot), name="x", slots=1)) as server:
+        assert server.health()["status"] == "ok"
+
+
+def test_shards_are_read_together(copy):
+    whole = read_weights(copy)
+    sharded(copy, [])
+    assert read_weights(copy).keys() == whole.keys()
+    for broken in ("{", "[]", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "[" * 100_000):
+        (copy / INDEX).write_text(broken)
+        with pytest.raises(ModelError, match=r"index\.json is damaged"):
+            weight_files(copy)
+
+
+def test_weights_that_do_not_fit_the_configuration_are_named(copy):
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+    with pytest.raises(ServerError, match=r"gate_proj\.weight has the shape \[64, 32\]; the model's is \[48, 32\]"):
+        LLMServer(ServerSettings(model=str(copy), name="x")).start()
+
+
+CLOSED = """
+import os, sys
+from pathlib import Path
+from agentrig_grpo import checkpoint
+from agentrig_grpo.naming import model_directory
+from agentrig.errors import AgentrigError
+import transformers, safetensors, tokenizers, torch, difflib, getpass
+from transformers import AutoTokenizer, AutoModelForCausalLM, PreTrainedTokenizerFast
+os.chdir("/")
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+for load in (lambda p: model_directory(p), checkpoint.load_tokenizer, checkpoint.load_model):
+    try:
+        load(sys.argv[1])
+    except AgentrigError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("closed", ["directory", "file"])
+def test_what_this_user_may_not_read_is_named(copy, closed):
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    for folder in (copy, *copy.parents):
+        if str(folder).startswith("/tmp/") and folder.stat().st_uid == 0:
+            folder.chmod(0o755)
+    (copy if closed == "directory" else copy / "model.safetensors").chmod(0o700)
+    done = subprocess.run([sys.executable, "-c", CLOSED, str(copy)], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    if closed == "directory":
+        assert len(lines) == 3
+        assert all("uid 65534" in line and str(copy) in line for line in lines)
+    else:
+        (line,) = lines
+        assert "model.safetensors may not be read by this user (uid 65534)" in line
+
+
+def test_no_directory_and_no_model_are_told_apart(tmp_path):
+    with pytest.raises(ConfigError, match="there is no such directory"):
+        model_directory(str(tmp_path / "none"))
+    with pytest.raises(ModelError, match="there is no such directory"):
+        checkpoint.load_model(tmp_path / "none")
+    with pytest.raises(ModelError, match=r"it has no config\.json"):
+        checkpoint.load_model(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelError, match="it is a file"):
+        checkpoint.load_model(tmp_path / "file")
