@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrig import Outcome, Score, Task, Trace, Triplet
 from agentrig.algorithms import Rollout
-from agentrig.errors import AgentrigError, ConfigError
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError
 from agentrig.hardware import Cpu, CpuConfig
 
 TARGET = 42
@@ -162,6 +162,20 @@ def test_a_resumed_run_is_the_unbroken_run(model_dir, tmp_path):
         for figure in ("step", "trained_tokens", "loss", "weight_change", "entropy"):
             assert ours[figure] == pytest.approx(theirs[figure], rel=1e-4, abs=1e-6), figure
     assert second.reports["after"] == whole.reports["after"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer/learner.pt", "trainer/best.pt"])
+def test_a_checkpoint_that_is_cut_off_is_named_before_anything_starts(model_dir, tmp_path, name):
+    config = config_of(model_dir, steps=1, save_every=1, validate_every=0, tasks_per_step=2, group_size=2)
+    session = FakeSession(tmp_path / "run")
+    Grpo(config).run(session)
+    file = session.saved[1] / name
+    file.write_bytes(file.read_bytes()[:-40])
+    resumed = FakeSession(tmp_path / "again", checkpoint=session.saved[1], first_step=2)
+    with pytest.raises(CheckpointDamaged, match=name) as found:
+        Grpo(attrs.evolve(config, steps=2)).run(resumed)
+    assert found.value.checkpoint == session.saved[1]
+    assert resumed.calls == []
 
 
 def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_path):

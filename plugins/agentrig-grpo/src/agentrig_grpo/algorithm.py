@@ -19,13 +19,14 @@ import torch  # noqa: TID253  (imported when the algorithm is built)
 from agentrig import Endpoint
 from agentrig.algorithms import Rollout, Session
 from agentrig.checkpoints import reading
-from agentrig.errors import AgentrigError, ConfigError, RunStopped
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped
 from agentrig.hardware import Hardware
 from agentrig_grpo import checkpoint, trainer_files
 from agentrig_grpo.advantages import group_advantages
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.context import check_context
 from agentrig_grpo.learner import Learner, TrainSample
+from agentrig_grpo.model_files import ModelError, weight_files
 from agentrig_grpo.naming import model_directory
 from agentrig_grpo.sampler import tasks_of_step
 from agentrig_grpo.server.handle import LLMServer, ServerSettings
@@ -193,9 +194,13 @@ class Grpo:
     def _resume(self, learner: Learner, directory: Path) -> Best:
         state, best = trainer_files.read(directory)
         try:
+            weight_files(directory)
             learner.load_state(state)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise trainer_files.damaged(directory, error) from error
+        except ModelError as error:
+            raise CheckpointDamaged(directory, str(error)) from None
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            reason = f"trainer/learner.pt does not fit ({type(error).__name__}: {error})"
+            raise CheckpointDamaged(directory, reason) from error
         if self.config.final == "best" and best.accuracy >= 0 and not best.trained:
             log.warning("the best weights up to here were not kept (final was last): the best from here on counts")
             return Best()

@@ -11,10 +11,13 @@ from typing import Any
 import attrs
 import torch  # noqa: TID253  (imported with the algorithm only)
 
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, CheckpointDamaged
 
 FORMAT = 1
 """Written to `trainer/state.json`; a checkpoint without it was written before there were formats, and is read."""
+NEWER = (
+    "a newer version wrote the checkpoint. Resume with that version, or update this one: pip install -U agentrig-grpo"
+)
 LEARNER = frozenset({"trained", "optimizer", "updates"})
 
 
@@ -41,71 +44,48 @@ def read(directory: Path) -> tuple[dict[str, Any], Best]:
     """Return what `write` wrote: the learner's state and the best weights.
 
     Raises:
-        AgentrigError: A file is missing, damaged, or written by a version that this one does not know.
+        CheckpointDamaged: A file is missing, damaged or cut off.
+        AgentrigError: A newer version wrote it.
     """
     trainer = directory / "trainer"
-    _check_format(trainer / "state.json")
-    learner = _load(trainer / "learner.pt")
-    missing, unknown = LEARNER - learner.keys(), learner.keys() - LEARNER
-    if missing or unknown:
-        raise AgentrigError(_unfit(trainer / "learner.pt", missing, unknown))
-    found = _load(trainer / "best.pt")
-    fields = {field.name for field in attrs.fields(Best)}
-    if found.keys() - fields:
-        raise AgentrigError(_unfit(trainer / "best.pt", set(), found.keys() - fields))
+    _check_format(directory)
+    learner = _load(directory, "learner.pt", LEARNER)
+    missing = LEARNER - learner.keys()
+    if missing:
+        raise CheckpointDamaged(directory, f"{trainer / 'learner.pt'} lacks {', '.join(sorted(missing))}")
+    found = _load(directory, "best.pt", {field.name for field in attrs.fields(Best)})
     best = Best(**found)
     numbers = isinstance(best.accuracy, int | float) and math.isfinite(best.accuracy) and isinstance(best.step, int)
     if not numbers or not isinstance(best.trained, dict):
-        raise AgentrigError(f"{trainer / 'best.pt'} is damaged: {best!r} are no best weights.{_cure(directory)}")
+        raise CheckpointDamaged(directory, f"{trainer / 'best.pt'} holds {best!r}, which are no best weights")
     return learner, best
 
 
-def damaged(directory: Path, error: Exception) -> AgentrigError:
-    """Return the error of a learner's state that loads and does not fit."""
-    file = directory / "trainer" / "learner.pt"
-    return AgentrigError(f"{file} does not fit this run ({type(error).__name__}: {error}).{_cure(directory)}")
-
-
-def _check_format(file: Path) -> None:
+def _check_format(directory: Path) -> None:
+    file = directory / "trainer" / "state.json"
     try:
         state = json.loads(file.read_text("utf-8"))
         number = state.get("format", 0)
         if not isinstance(number, int):
             raise ValueError(f"format is {number!r}")
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise AgentrigError(f"{file} is missing or damaged ({error}).{_cure(file.parent.parent)}") from None
+        raise CheckpointDamaged(directory, f"{file} cannot be read ({type(error).__name__}: {error})") from None
     if number > FORMAT:
-        raise AgentrigError(
-            f"{file} has format {number}, and this agentrig-grpo knows up to {FORMAT}: a newer version wrote the "
-            "checkpoint. Resume with that version, or update this one: pip install -U agentrig-grpo"
-        )
+        raise AgentrigError(f"{file} has format {number}, and this agentrig-grpo knows up to {FORMAT}: {NEWER}")
 
 
-def _load(file: Path) -> dict[str, Any]:
+def _load(directory: Path, name: str, known: Collection[str]) -> dict[str, Any]:
+    file = directory / "trainer" / name
     if not file.is_file():
-        raise AgentrigError(f"{file} is missing, so this run cannot go on from there.{_cure(file.parent.parent)}")
+        raise CheckpointDamaged(directory, f"{file} is missing")
     try:
         found = torch.load(file, weights_only=True, map_location="cpu")
         if not isinstance(found, dict):
             raise TypeError(f"it holds a {type(found).__name__}")
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise AgentrigError(f"{file} is damaged or cut off ({reason}).{_cure(file.parent.parent)}") from None
+        raise CheckpointDamaged(directory, f"{file} is cut off or no such file at all ({reason})") from None
+    unknown = sorted(str(key) for key in found if key not in known)
+    if unknown:
+        raise AgentrigError(f"{file} holds {', '.join(unknown)}, unknown to this agentrig-grpo: {NEWER}")
     return found
-
-
-def _unfit(file: Path, missing: Collection[str], unknown: Collection[str]) -> str:
-    if missing:
-        return f"{file} lacks {', '.join(sorted(missing))}: it is damaged or too old.{_cure(file.parent.parent)}"
-    names = ", ".join(sorted(map(str, unknown)))
-    return (
-        f"{file} holds {names}, unknown to this agentrig-grpo: a newer version wrote it. "
-        "Resume with that version, or update this one: pip install -U agentrig-grpo"
-    )
-
-
-def _cure(checkpoint: Path) -> str:
-    return (
-        f" Put it back from a copy, or go on from the checkpoint before: move {checkpoint} out of its folder and "
-        "resume again"
-    )

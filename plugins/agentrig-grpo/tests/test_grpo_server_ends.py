@@ -1,0 +1,154 @@
+"""The server ends with its run and on SIGTERM, whatever it does, and nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from agentrig_grpo.server.handle import LLMServer, ServerError, ServerSettings
+
+STUCK = """
+import ctypes, os, pathlib, sys, threading, time
+
+def hold():
+    here = pathlib.Path(__file__).parent
+    while not (here / "now").exists():
+        time.sleep(0.05)
+    (here / "held").touch()
+    ctypes.PyDLL(None).sleep(1000)  # in C, with the interpreter's lock held: no Python code runs from here on
+
+if sys.argv[:1] == ["-m"]:
+    threading.Thread(target=hold, daemon=True).start()
+"""
+PARENT = """
+import sys, time
+from agentrig_grpo.server.handle import LLMServer, ServerSettings
+server = LLMServer(ServerSettings(model=sys.argv[1], name="x", slots=1))
+server.start()
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def ended(pid, within_s=20):
+    deadline = time.monotonic() + within_s
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not alive(pid)
+
+
+def children(pid):
+    """Return the processes that a process has started."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def hold(folder):
+    (folder / "now").touch()
+    deadline = time.monotonic() + 30
+    while not (folder / "held").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (folder / "held").exists()
+    time.sleep(0.2)
+
+
+@pytest.fixture
+def stuck(tmp_path):
+    """Return a folder by which a server's interpreter can be brought to a halt."""
+    folder = tmp_path / "stuck"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(STUCK)
+    return folder
+
+
+def started(model_dir, **environment):
+    """Start a server in a process of its own; returns that process and the server's id."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(model_dir)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    assert parent.stdout is not None
+    return parent, int(parent.stdout.readline())
+
+
+def kill(parent):
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+
+
+@pytest.mark.parametrize("halted", [False, True])
+def test_the_server_ends_with_its_parent(model_dir, stuck, halted):
+    parent, server = started(model_dir, PYTHONPATH=str(stuck))
+    (guard,) = children(server)
+    if halted:
+        hold(stuck)
+    assert alive(server)
+    assert alive(guard)
+    kill(parent)
+    assert ended(server)
+    assert ended(guard)
+
+
+def test_the_server_ends_at_once_on_sigterm_though_its_interpreter_stands_still(model_dir, stuck):
+    environment = {"PYTHONPATH": str(stuck)}
+    server = LLMServer(ServerSettings(model=str(model_dir), name="x", slots=1), environment=environment)
+    server.start()
+    (guard,) = children(server.pid)
+    hold(stuck)
+    with pytest.raises(ServerError, match="did not take its new weights within 1 s"):
+        server.swap({}, 1, timeout_s=1)
+    assert server._process.returncode == -signal.SIGTERM
+    assert ended(guard)
+
+
+def test_a_server_without_its_guard_ends_with_the_line(model_dir):
+    parent, server = started(model_dir)
+    for guard in children(server):
+        os.kill(guard, signal.SIGKILL)
+    assert alive(server)
+    kill(parent)
+    assert ended(server)
+
+
+def test_nothing_is_left_after_a_kill_of_all(model_dir, tmp_path):
+    own = tmp_path / "tmp"
+    own.mkdir()
+    before = set(os.listdir("/dev/shm"))
+    parent, server = started(model_dir, TMPDIR=str(own))
+    guards = children(server)
+    for process in (server, *guards):
+        os.kill(process, signal.SIGKILL)
+    kill(parent)
+    assert all(ended(process) for process in (server, *guards))
+    assert list(own.iterdir()) == []
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "agentrig" in name]
+
+
+def test_the_last_words_of_a_server_without_a_log_file_are_told(model_dir):
+    server = LLMServer(ServerSettings(model=str(model_dir), name="x", slots=1))
+    before = {p.name for p in Path(tempfile.gettempdir()).glob("agentrig-server-*")}
+    server.start()
+    assert {p.name for p in Path(tempfile.gettempdir()).glob("agentrig-server-*")} == before
+    os.write(server._log.fileno(), b"something went wrong here\n")
+    os.kill(server.pid, signal.SIGKILL)
+    server._process.wait()
+    with pytest.raises(ServerError, match=r"(?s)has died.*something went wrong here"):
+        server.health()
+    server.stop()

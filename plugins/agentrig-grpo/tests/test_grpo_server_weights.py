@@ -1,0 +1,147 @@
+"""New weights over the private line: all or none, for both decoders, with a real server process."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import httpx
+import pytest
+import torch
+from agentrig_grpo import checkpoint
+from agentrig_grpo.server import transfer
+from agentrig_grpo.server.channel import Channel
+from agentrig_grpo.server.handle import LLMServer, ServerError, ServerSettings
+
+KINDS = {"qwen2": {}, "llama": {"attention_bias": True, "tie_word_embeddings": False}, "gpt2": {}}
+
+
+def model_of(make_model, kind, seed=0):
+    if kind != "gpt2":
+        return make_model(kind, seed=seed, **KINDS[kind])
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    config = GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128, eos_token_id=1, bos_token_id=1)
+    config.initializer_range = 0.2
+    return GPT2LMHeadModel(config).eval()
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def served(request, make_model, tokenizer, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("served")
+    checkpoint.save(model_of(make_model, request.param), tokenizer, directory)
+    with LLMServer(ServerSettings(model=str(directory), name="tiny", slots=4, max_length=96)) as server:
+        yield server, lambda seed: model_of(make_model, request.param, seed)
+
+
+def answer(server):
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "name"}], "temperature": 0, "max_tokens": 8}
+    body |= {"return_token_ids": True, "logprobs": True}
+    headers = {"Authorization": f"Bearer {server.api_key}"}
+    reply = httpx.post(f"{server.base_url}/chat/completions", json=body, headers=headers, timeout=60).json()
+    logprobs = [entry["logprob"] for entry in reply["choices"][0]["logprobs"]["content"]]
+    return reply["system_fingerprint"], reply["choices"][0]["token_ids"], logprobs
+
+
+def spoiled(weights, how):
+    names = [name for name, tensor in weights.items() if tensor.ndim == 2]
+    name = names[-1]
+    tensor = weights[name].clone()
+    if how == "missing":
+        del weights[name]
+    elif how == "shape":
+        weights[name] = tensor[:, :-1].contiguous()
+    elif how == "dtype":
+        weights[name] = torch.zeros(tensor.shape, dtype=torch.int32)
+    elif how == "unknown":
+        weights["model.layers.9.extra"], name = tensor, "model.layers.9.extra"
+    else:
+        tensor[-1, -1] = float(how)
+        weights[name] = tensor
+    return name
+
+
+@pytest.mark.parametrize("how", ["missing", "shape", "dtype", "unknown", "nan", "inf", "-inf"])
+def test_weights_that_do_not_fit_change_nothing(served, how):
+    server, make = served
+    server.swap(checkpoint.weights(make(4)), 4)
+    before = answer(server)
+    weights = dict(checkpoint.weights(make(5)))
+    name = spoiled(weights, how)
+    words = {
+        "missing": "is missing",
+        "shape": "has the shape",
+        "dtype": "is torch.int32; the server computes in torch.float32",
+        "unknown": "is unknown to the model",
+    }.get(how, "holds NaN or infinity")
+    with pytest.raises(ServerError, match=rf"refuses its new weights \(version 5\): {name} {words}"):
+        server.swap(weights, 5)
+    assert answer(server) == before
+    assert before[0] == "v4"
+    server.swap(checkpoint.weights(make(5)), 5)
+    fitting = answer(server)
+    assert fitting[0] == "v5"
+    assert fitting[2] != before[2]
+
+
+def test_weights_leave_nothing_behind(served):
+    server, make = served
+
+    def descriptors(pid):
+        return len(os.listdir(f"/proc/{pid}/fd"))
+
+    def mapped(pid):
+        with open(f"/proc/{pid}/maps") as file:
+            return sum("agentrig-weights" in line for line in file)
+
+    server.swap(checkpoint.weights(make(1)), 1)
+    before = descriptors(os.getpid()), descriptors(server.pid)
+    named = set(os.listdir("/dev/shm"))
+    for version in range(2, 6):
+        server.swap(checkpoint.weights(make(version)), version)
+    assert (descriptors(os.getpid()), descriptors(server.pid)) == before
+    assert not any(name.startswith("agentrig") for name in set(os.listdir("/dev/shm")) - named)
+    assert mapped(os.getpid()) == mapped(server.pid) == 0
+
+
+def test_what_is_packed_is_unpacked():
+    given = {
+        "a": torch.randn(3, 5),
+        "scalar": torch.tensor(2.5),
+        "none": torch.empty(0, 4),
+        "half": torch.randn(7).to(torch.bfloat16),
+        "turned": torch.randn(4, 6).T,
+        "steps": torch.arange(3),
+        "flag": torch.tensor([True, False]),
+    }
+    for dtype in (torch.float32, torch.bfloat16):
+        descriptor, entries = transfer.pack(given, dtype)
+        entries = json.loads(json.dumps(entries))
+        found = transfer.unpack(descriptor, entries)
+        for name, tensor in given.items():
+            expected = tensor.to(dtype) if tensor.is_floating_point() else tensor
+            assert found[name].dtype == expected.dtype
+            assert torch.equal(found[name], expected), name
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_memory_has_no_name_where_the_system_has_no_memfd(monkeypatch, tmp_path):
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    descriptor, entries = transfer.pack({"a": torch.ones(100)}, torch.float32)
+    assert list(tmp_path.iterdir()) == []
+    assert torch.equal(transfer.unpack(descriptor, entries)["a"], torch.ones(100))
+
+
+def test_the_line_says_when_its_other_end_is_closed_or_silent():
+    ours, theirs = Channel.pair()
+    with pytest.raises(TimeoutError):
+        ours.receive(0.01)
+    theirs.send({"a": "ü"})
+    assert ours.receive(5) == ({"a": "ü"}, None)
+    theirs.close()
+    with pytest.raises(EOFError):
+        ours.receive(5)
+    ours.close()
