@@ -14,7 +14,7 @@ from run_dirs import rollout_of, write_run
 from agentrig.report import build_report, compare, compare_text
 from agentrig.report.page import render
 from agentrig.report.reading import read_run
-from agentrig.report.table import COLUMNS
+from agentrig.report.table import COLUMNS, row_of
 from agentrig.rundir import RunDirectory
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -113,7 +113,9 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
     assert heading == list(COLUMNS.values())
     row = dict(zip(COLUMNS, page.rows[1], strict=True))
     assert row["run"] == "demo"
-    assert (row["model"], row["context"], row["turns"]) == ("qwen2-mini", "512", "3")
+    assert (row["model"], row["context"], row["turns"]) == ("qwen2-mini", "2048", "3")
+    found = row_of(read_run(finished))
+    assert (found["context"], found["context_tokens"]) == (2048, 512)
     assert row["trained"] == "rewrite_query, write_query"
     assert row["accuracy"] == f"{before} → {after}"
     assert (row["gpus"], row["steps"], row["rollout_share"], row["update_share"]) == ("0 (cpu)", "20", "58.0", "36.0")

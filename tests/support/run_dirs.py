@@ -133,7 +133,7 @@ def write_run(
     config = {
         "run": {"name": path.name, "seed": seed, "failure_limit": 0.25, "audit": audit},
         "tasks": {"use": "mini-sql"},
-        "agent": {"use": "langgraph-sql", "max_turns": 3},
+        "agent": {"use": "langgraph-sql", "max_turns": 3, "table_info_truncate": 2048},
         "reward": {"use": "spider-exec"},
         "adapter": {"use": "agent-match", "match": "write"},
         "algorithm": {"use": "grpo", "lr": lr, "model": "/models/qwen2-mini", "max_length": 512},

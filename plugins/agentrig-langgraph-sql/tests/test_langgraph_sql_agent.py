@@ -13,7 +13,8 @@ import openai
 import pytest
 from agentrig_langgraph_sql.agent import SqlAgent, SqlAgentConfig, register_agents
 
-from agentrig import AgentFailure, Endpoint
+from agentrig import AgentFailure, Endpoint, RecipeSpec
+from agentrig.plugins import load
 
 ACCEPTED = ["```sql\nSELECT name FROM animal\n```", "VERDICT: CORRECT"]
 
@@ -67,6 +68,7 @@ def test_importing_the_plugin_imports_nothing_heavy() -> None:
         {"max_retries": -1},
         {"max_rows": 0},
         {"table_info_truncate": 1},
+        {"sample_rows": 4},
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
@@ -80,6 +82,21 @@ def test_the_smaller_limit_of_new_tokens_holds(chat_server: Any, zoo: Path, aske
     SqlAgent(SqlAgentConfig())(task_about(zoo), endpoint_at(chat_server, sampling={"temperature": 0.0, **asked}))
     assert [request["max_tokens"] for request in chat_server.requests] == [sent, sent]
     assert [request["temperature"] for request in chat_server.requests] == [0.0, 0.0]
+
+
+def test_sample_rows_reach_the_prompt(chat_server: Any, zoo: Path) -> None:
+    chat_server.replies = ACCEPTED
+    for rows in (0, 3):
+        SqlAgent(SqlAgentConfig(sample_rows=rows))(task_about(zoo), endpoint_at(chat_server))
+    asked = [request["messages"][-1]["content"] for request in chat_server.requests]
+    assert ["3 rows from animal table:" in text for text in asked] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rows"), [("mini", 0), ("spider", 3), ("fast", 3), ("qwen", 3), ("llama", 3), ("npu", 3)]
+)
+def test_recipes_show_as_many_rows_as_the_reference(recipe: str, rows: int) -> None:
+    assert load().get(RecipeSpec, recipe).settings["agent"].get("sample_rows", 0) == rows
 
 
 def test_settings_reach_the_graph(chat_server: Any, zoo: Path) -> None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import sqlite3
 from pathlib import Path
 
+import attrs
 import pytest
 from agentrig_langgraph_sql.database import DatabaseBroken
-from agentrig_langgraph_sql.schema import Table, quoted, render, schema_text
+from agentrig_langgraph_sql.schema import STYLES, Table, quoted, render, schema_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,6 +74,64 @@ def test_what_is_missing_is_named(zoo: Path, tmp_path: Path) -> None:
         schema_text(damaged)
 
 
+def test_sample_rows_follow_their_table(zoo: Path) -> None:
+    assert schema_text(zoo, sample_rows=2) == (
+        "CREATE TABLE species (id INTEGER PRIMARY KEY, name TEXT, legs INTEGER);\n"
+        "/*\n2 rows from species table:\nid\tname\tlegs\n1\tcat\t4\n2\tcrane\t2\n*/\n\n"
+        "CREATE TABLE animal (id INTEGER PRIMARY KEY, name TEXT, species_id INT REFERENCES species (id), born INT);\n"
+        "/*\n2 rows from animal table:\nid\tname\tspecies_id\tborn\n1\tTom\t1\t2019\n2\tAnn\t2\t2020\n*/"
+    )
+    assert "3 rows from animal table:" in schema_text(zoo, style="compact", sample_rows=3)
+    assert "Kaa\t3\tNULL" in schema_text(zoo, sample_rows=3)
+    assert "rows from" not in schema_text(zoo)
+    with pytest.raises(ValueError, match="from 0 to 3"):
+        schema_text(zoo, sample_rows=4)
+
+
+def test_a_sample_row_can_not_leave_its_comment_or_line(tmp_path: Path) -> None:
+    path = tmp_path / "odd.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript(
+        """
+        CREATE TABLE t (a, b);
+        INSERT INTO t VALUES ('x */ DROP TABLE t', 'two' || char(10) || 'lines' || char(9) || '.'), (x'00ff', NULL);
+        CREATE TABLE none (a);
+        CREATE VIEW v AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) AS i FROM n;
+        """
+    )
+    connection.execute("INSERT INTO t VALUES (?, 1.5)", ("y" * 5000,))
+    connection.commit()
+    connection.close()
+    comment = schema_text(path, style="compact", sample_rows=3)
+    rows = [r"x * / DROP TABLE t	two\nlines\t.".replace(r"t	two", "t\ttwo"), "x'00ff'\tNULL", "y" * 100 + "\t1.5"]
+    assert comment == "t(a,b)\n/*\n3 rows from t table:\na\tb\n" + "\n".join(rows) + "\n*/\nnone(a)\nv(i)"
+
+
+def test_a_value_that_is_too_long_to_read_costs_its_table_the_rows(tmp_path: Path) -> None:
+    path = tmp_path / "long.sqlite"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE t (a)")
+    connection.execute("INSERT INTO t VALUES (zeroblob(20000000))")
+    connection.commit()
+    connection.close()
+    assert schema_text(path, sample_rows=3) == "CREATE TABLE t (a);"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("langchain_community") is None, reason="needs langchain-community")
+@pytest.mark.filterwarnings("ignore")
+def test_sample_rows_are_those_of_langchain(zoo: Path) -> None:
+    """The comments, not the statements around them: those are the database's own here."""
+    from langchain_community.utilities import SQLDatabase
+
+    connection = sqlite3.connect(zoo)
+    connection.execute("UPDATE animal SET born = 0 WHERE born IS NULL")  # shown as None there
+    connection.commit()
+    connection.close()
+    theirs = SQLDatabase.from_uri(f"sqlite:///file:{zoo}?mode=ro&immutable=1&uri=true").get_table_info()
+    comments = re.compile(r"/\*\n.*?\n\*/", re.DOTALL)
+    assert sorted(comments.findall(schema_text(zoo, sample_rows=3))) == sorted(comments.findall(theirs))
+
+
 TABLES = st.lists(
     st.builds(
         lambda name, columns: Table(
@@ -121,6 +182,27 @@ def test_tables_that_do_not_fit_are_still_named() -> None:
     )
 
 
+ROWS = st.lists(st.tuples(st.integers(), st.text("ab \t\n*/", max_size=30)), max_size=3)
+
+
+@settings(deadline=None, max_examples=100)
+@given(TABLES, st.data(), st.integers(100, 1500), st.sampled_from(STYLES))
+def test_a_sample_row_is_whole_or_absent(tables: list[Table], data: st.DataObject, limit: int, style: str) -> None:
+    tables = [
+        attrs.evolve(table, name=f"{table.name}{i}", columns=["a", "b"], rows=data.draw(ROWS))
+        for i, table in enumerate(tables)
+    ]
+    text = render(tables, style=style, limit=limit)
+    assert len(text) <= limit
+    bare = render([attrs.evolve(table, rows=()) for table in tables], style=style, limit=limit)
+    comments = re.findall(r"\n/\*\n(\d) rows from (\w+) table:\n(.*?)\n\*/", text, re.DOTALL)
+    assert re.sub(r"\n/\*\n\d rows from.*?\n\*/", "", text, flags=re.DOTALL) == bare  # rows cost no schema
+    for n, name, lines in comments:
+        table = next(table for table in tables if table.name == name)
+        assert table.sample(int(n)).endswith(f"{lines}\n*/")
+        assert len(lines.split("\n")) == 1 + int(n)
+
+
 @pytest.mark.skipif(not SPIDER.is_dir(), reason="needs Spider: set AGENTRIG_SPIDER_DIR")
 def test_every_spider_schema_fits_with_all_its_tables() -> None:
     for path in SPIDER.glob("*database/*/*.sqlite"):
@@ -129,3 +211,14 @@ def test_every_spider_schema_fits_with_all_its_tables() -> None:
         assert len(text) <= 2048
         if "left out" not in text:
             assert text.count("CREATE ") + text.count("\n-- ") >= len(compact), path
+
+
+@pytest.mark.skipif(not SPIDER.is_dir(), reason="needs Spider: set AGENTRIG_SPIDER_DIR")
+def test_every_spider_schema_keeps_its_length_with_sample_rows() -> None:
+    shown = 0
+    for path in SPIDER.glob("*database/*/*.sqlite"):
+        text = schema_text(path, limit=2048, sample_rows=3)
+        assert len(text) <= 2048
+        assert text.count("\n/*\n") == len(re.findall(r"^[123] rows from .* table:$", text, re.MULTILINE)), path
+        shown += " rows from " in text
+    assert shown > 150

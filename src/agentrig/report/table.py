@@ -46,7 +46,9 @@ def row_of(run: RunData) -> dict[str, Any]:
         "recipe": run.recipe or None,
         "status": figures.status(run),
         "model": figures.model_name(run),
-        "context": figures.context_length(run),
+        # What the published results call context: the characters of schema that a prompt may hold.
+        "context": run.setting("agent", "table_info_truncate"),
+        "context_tokens": figures.context_length(run),
         "turns": run.setting("agent", "max_turns"),
         "trained": sorted(figures.totals(run, "nodes", "trained")) or None,
         "accuracy": attrs.asdict(figures.accuracy(run)),

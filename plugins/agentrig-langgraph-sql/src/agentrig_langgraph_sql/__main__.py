@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         api_key=os.environ.get("OPENAI_API_KEY") or "none",
         sampling={"temperature": options.temperature, "max_tokens": options.max_tokens},
     )
-    graph = build_graph(llm, limits=Limits(max_turns=options.max_turns), prompts=PRESETS[options.prompts])
+    limits = Limits(max_turns=options.max_turns, sample_rows=options.sample_rows)
+    graph = build_graph(llm, limits=limits, prompts=PRESETS[options.prompts])
     if options.graph:
         print(mermaid(graph))
         return 0
@@ -70,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="", help="the model's name at the server")
     parser.add_argument("--base-url", default=address, help="the server, ending in /v1 (default: %(default)s)")
     parser.add_argument("--max-turns", type=int, default=5, help="cycles of write, execute, check (default: 5)")
+    parser.add_argument(
+        "--sample-rows", type=int, default=3, choices=range(4), help="rows of each table to show (default: 3)"
+    )
     parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature (default: 0)")
     parser.add_argument("--max-tokens", type=int, default=2048, help="most new tokens a call (default: 2048)")
     parser.add_argument("--prompts", choices=sorted(PRESETS), default="full", help="preset of prompts (default: full)")

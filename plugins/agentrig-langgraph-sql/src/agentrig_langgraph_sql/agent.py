@@ -28,6 +28,9 @@ class SqlAgentConfig:
         "auto", help="form of the schema; auto is the form that the prompts expect", choices=("auto", *STYLES)
     )
     table_info_truncate: int = setting(2048, help="greatest length of the schema, in characters", ge=64)
+    sample_rows: int = setting(
+        0, help="rows of each table that are shown with the schema, within its length", ge=0, le=3
+    )
     execution_truncate: int = setting(2048, help="greatest length of a query's result, in characters", ge=64)
     reply_truncate: int = setting(
         4096, help="greatest length of a query or of a check's remarks in the next prompt, in characters", ge=64
@@ -111,6 +114,7 @@ def _build_graph(config: SqlAgentConfig) -> Graph:
     limits = Limits(
         max_turns=config.max_turns,
         table_info_truncate=config.table_info_truncate,
+        sample_rows=config.sample_rows,
         execution_truncate=config.execution_truncate,
         reply_truncate=config.reply_truncate,
         query_timeout_s=config.query_timeout_s,

@@ -27,6 +27,7 @@ class Limits:
     Attributes:
         max_turns: Full cycles of write (or rewrite), execute and check.
         table_info_truncate: Greatest length of the schema, in characters.
+        sample_rows: Rows of each table that are shown with the schema, 0 to 3, within its length.
         execution_truncate: Greatest length of a result, in characters.
         reply_truncate: Greatest length of a query or of a check's remarks in the next prompt, in characters. A model
             that rambles would else fill its own context, and the call would fail.
@@ -36,6 +37,7 @@ class Limits:
 
     max_turns: int = 3
     table_info_truncate: int = 2048
+    sample_rows: int = 0
     execution_truncate: int = 2048
     reply_truncate: int = 4096
     query_timeout_s: float = 5.0
@@ -86,7 +88,12 @@ def build_graph(llm: LLM | None = None, *, limits: Limits | None = None, prompts
         model = runtime.context["llm"] if runtime.context else llm
         if model is None:
             raise ValueError('the graph was built without a model; call `graph.invoke(question, context={"llm": …})`')
-        schema = schema_text(state["database"], style=prompts.schema_style, limit=limits.table_info_truncate)
+        schema = schema_text(
+            state["database"],
+            style=prompts.schema_style,
+            limit=limits.table_info_truncate,
+            sample_rows=limits.sample_rows,
+        )
         fields = {
             "question": state["question"],
             "schema": schema,

@@ -50,7 +50,7 @@ SPIDER = RecipeSpec(
     settings={
         "run": {"validation_tasks": 200},
         "tasks": {"use": "spider"},
-        "agent": {"use": "langgraph-sql", "prompts": "full", "max_turns": 3},
+        "agent": {"use": "langgraph-sql", "prompts": "full", "max_turns": 3, "sample_rows": 3},
         "reward": {"use": "spider-exec"},
         "adapter": {"use": "agent-match", "match": "write"},
         "algorithm": {

@@ -1,4 +1,7 @@
-"""What the model is told of a database: its schema as text, in one of three forms, within a length."""
+"""What the model is told of a database: its schema as text, in one of three forms, within a length.
+
+Sample rows, where they are asked for, follow their table in a comment, as LangChain's `get_table_info()` shows them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -18,16 +22,21 @@ STYLES = ("create", "compact", "spaced")
 `spaced`: `table name: column column` a line. There every name follows a space, as it does in a query, so that a
 byte-level tokenizer gives it the same token in both."""
 
+MAX_SAMPLE_ROWS = 3
+_CELL = 100  # characters of a sample row's cell
+_ESCAPES = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
+
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @attrs.frozen
 class Table:
-    """A table or view: its name, its columns' names and the statement that made it."""
+    """A table or view: its name, its columns' names, the statement that made it and some of a table's first rows."""
 
     name: str
     columns: Sequence[str]
     sql: str
+    rows: Sequence[Sequence[Any]] = ()
 
     @property
     def compact(self) -> str:
@@ -39,25 +48,63 @@ class Table:
         """The table as `table name: column column`; names that need quotes have them."""
         return f"table {quoted(self.name)}: {' '.join(map(quoted, self.columns))}"
 
+    def sample(self, n: int) -> str:
+        """The first `n` rows as a comment, their cells split by tabs; empty for no rows."""
+        if not n:
+            return ""
+        lines = [self.columns, *(map(_cell, row) for row in self.rows[:n])]
+        text = "\n".join("\t".join(cells).replace("*/", "* /") for cells in lines)
+        return f"\n/*\n{n} rows from {self.name} table:\n{text}\n*/"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bytes):
+        return f"x'{value[: _CELL // 2].hex()}'"
+    return "NULL" if value is None else str(value)[:_CELL].translate(_ESCAPES)
+
 
 def quoted(name: str) -> str:
     """Return an identifier as SQL wants it: as it is when plain, else in double quotes."""
     return name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'
 
 
-def tables_of(connection: sqlite3.Connection) -> list[Table]:
-    """Return the tables and views in the order in which they were made, SQLite's own left out."""
+def tables_of(connection: sqlite3.Connection, *, sample_rows: int = 0) -> list[Table]:
+    """Return the tables and views in the order in which they were made, SQLite's own left out.
+
+    Args:
+        connection: The database.
+        sample_rows: How many rows of each table to read; none of a view, which may be a query of any cost.
+    """
     rows = connection.execute(
-        "SELECT name, sql FROM sqlite_master"
+        "SELECT name, sql, type FROM sqlite_master"
         " WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY rowid"
     ).fetchall()
     columns = "SELECT name FROM pragma_table_info(?) ORDER BY cid"
     return [
-        Table(name, [c for (c,) in connection.execute(columns, (name,))], (sql or "").strip()) for name, sql in rows
+        Table(
+            name,
+            [c for (c,) in connection.execute(columns, (name,))],
+            (sql or "").strip(),
+            _first_rows(connection, name, sample_rows) if kind == "table" and sample_rows else (),
+        )
+        for name, sql, kind in rows
     ]
 
 
-def schema_text(database: str | os.PathLike[str], *, style: str = "create", limit: int = 2048) -> str:
+def _first_rows(connection: sqlite3.Connection, name: str, n: int) -> Sequence[Sequence[Any]]:
+    """Return a table's first rows; none where a value is longer than the connection lets through."""
+    mark = '"' + name.replace('"', '""') + '"'
+    try:
+        return connection.execute(f"SELECT * FROM {mark} LIMIT {n}").fetchall()
+    except sqlite3.DataError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_TOOBIG:
+            return ()
+        raise
+
+
+def schema_text(
+    database: str | os.PathLike[str], *, style: str = "create", limit: int = 2048, sample_rows: int = 0
+) -> str:
     """Return a database's schema as text.
 
     It is kept in memory for as long as the file's time and size stay the same.
@@ -67,35 +114,55 @@ def schema_text(database: str | os.PathLike[str], *, style: str = "create", limi
         style: One of `STYLES`.
         limit: Greatest length in characters. A schema that is longer loses detail table by table,
             never in the middle of a statement, and a comment in the text says so.
+        sample_rows: Rows shown of each table, 0 to 3, where the schema leaves room for them: first one of each table,
+            then the second ones. A row is shown whole or not at all.
 
     Raises:
         FileNotFoundError: There is no such file.
         agentrig_langgraph_sql.database.DatabaseBroken: SQLite can't read it.
-        ValueError: There is no such style.
+        ValueError: There is no such style, or more sample rows are asked for.
     """
+    if not 0 <= sample_rows <= MAX_SAMPLE_ROWS:
+        raise ValueError(f"sample_rows is {sample_rows}; it goes from 0 to {MAX_SAMPLE_ROWS}")
     if style not in STYLES:
         raise ValueError(f"schema style is {style!r}; use one of {', '.join(STYLES)}")
     path = Path(database).absolute()
     stat = path.stat()
-    return _cached(str(path), stat.st_mtime_ns, stat.st_size, style, limit)
+    return _cached(str(path), stat.st_mtime_ns, stat.st_size, style, limit, sample_rows)
 
 
 @lru_cache(maxsize=4096)
-def _cached(path: str, _mtime_ns: int, _size: int, style: str, limit: int) -> str:
+def _cached(path: str, _mtime_ns: int, _size: int, style: str, limit: int, sample_rows: int) -> str:
     with connect(path) as connection:
-        tables = tables_of(connection)
+        tables = tables_of(connection, sample_rows=sample_rows)
     return render(tables, style=style, limit=limit)
 
 
 def render(tables: Sequence[Table], *, style: str, limit: int) -> str:
     """Return the tables as text of at most `limit` characters; see `schema_text`."""
-    if style == "compact":
-        return _lines([table.compact for table in tables], limit)
-    if style == "spaced":
-        return _lines([table.spaced for table in tables], limit)
-    statements = [f"{table.sql.rstrip(';')};" for table in tables]
-    whole = "\n\n".join(statements)
-    return whole if len(whole) <= limit else _mixed(tables, statements, limit)
+    pieces, gap = {
+        "compact": ([table.compact for table in tables], "\n"),
+        "spaced": ([table.spaced for table in tables], "\n"),
+        "create": ([f"{table.sql.rstrip(';')};" for table in tables], "\n\n"),
+    }[style]
+    whole = gap.join(pieces)
+    if len(whole) > limit:
+        return _mixed(tables, pieces, limit) if style == "create" else _lines(pieces, limit)
+    shown = _rows_that_fit(tables, limit - len(whole))
+    return gap.join(piece + table.sample(n) for piece, table, n in zip(pieces, tables, shown, strict=True))
+
+
+def _rows_that_fit(tables: Sequence[Table], left: int) -> list[int]:
+    """Return how many sample rows of each table fit into `left` characters: one of each first, then a second."""
+    shown = [0] * len(tables)
+    for n in range(1, 1 + max((len(table.rows) for table in tables), default=0)):
+        for index, table in enumerate(tables):
+            if shown[index] == n - 1 and n <= len(table.rows):
+                cost = len(table.sample(n)) - len(table.sample(n - 1))
+                if cost <= left:
+                    left -= cost
+                    shown[index] = n
+    return shown
 
 
 def _mixed(tables: Sequence[Table], statements: Sequence[str], limit: int) -> str:

@@ -80,7 +80,7 @@ DEPARTURES: Mapping[str, str] = {
 
 RUN: Mapping[str, Mapping[str, Any]] = {
     "tasks": {"use": "spider"},
-    "agent": {"use": "langgraph-sql", "max_turns": 3},
+    "agent": {"use": "langgraph-sql", "max_turns": 3, "sample_rows": 3},
     "reward": {"use": "spider-exec"},
     "adapter": {"use": "agent-match", "match": "write"},
     "runners": {"n": 10},
