@@ -15,7 +15,7 @@ from rollouts import rollout, trace_of
 
 from agentrig import Task, Triplet
 from agentrig.config import Plan
-from agentrig.errors import ConfigError
+from agentrig.errors import ConfigError, RunFileError
 from agentrig.rundir import RunDirectory, manifest, manifest_changes
 
 
@@ -41,7 +41,7 @@ def test_a_run_has_its_configuration_and_is_not_overwritten(toy_plan: Callable[.
 def test_files_are_written_whole_or_not_at_all(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     run.write("a.json", "first")
     monkeypatch.setattr(os, "replace", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(RunFileError, match="disk full"):
         run.write("a.json", "second")
     assert (run.path / "a.json").read_text() == "first"
 
@@ -85,7 +85,7 @@ def test_a_checkpoint_that_fails_leaves_the_one_before(run: RunDirectory) -> Non
         raise OSError("disk full")
 
     for step in (1, 2):
-        with pytest.raises(OSError, match="disk full"):
+        with pytest.raises(RunFileError, match="disk full"):
             run.save_checkpoint(step, fail, keep=False)
     path, step = run.latest_checkpoint()
     assert path is not None

@@ -34,6 +34,10 @@ class RunInUse(AgentrigError):
     """A living process works in the run directory already."""
 
 
+class RunFileError(AgentrigError):
+    """A file of a run directory cannot be read or written; the message says which, why, and what to do."""
+
+
 class CheckpointDamaged(AgentrigError):
     """A checkpoint cannot be read; a run that goes on from it is told which one came before.
 

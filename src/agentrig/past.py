@@ -14,6 +14,9 @@ from agentrig.config import Plan, to_toml
 from agentrig.errors import CheckpointDamaged, ConfigError
 from agentrig.rundir import FORMAT, RunDirectory, read_metrics
 
+NEEDED = ("failures", "algorithm", "time_s", "step_s", "rollouts", "transitions_per_rollout")
+"""What a line of `metrics.jsonl` must have for the run's totals."""
+
 
 @attrs.frozen(kw_only=True)
 class Past:
@@ -57,7 +60,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         except CheckpointDamaged as error:
             raise with_cure(error, run) from None
     lines, damaged = read_metrics(run.path / "metrics.jsonl")
-    lines = [line for line in lines if line["step"] <= step]
+    lines = [line for line in lines if line["step"] <= step and set(NEEDED) <= line.keys()]
     summary = run.read_json("summary.json")
     progress = dict(run.read_json("progress.json")) if step else {}
     progress.pop("after", None)  # of an end that this run had before it was made longer

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from agentrig.adapters import Adapter
 from agentrig.algorithms import Algorithm
 from agentrig.building import built
 from agentrig.config import Plan, resolve
-from agentrig.errors import CheckpointDamaged, ConfigError, RunStopped
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError, RunStopped
 from agentrig.hardware import Hardware, select
 from agentrig.observers import RunEnd, RunError
 from agentrig.past import Past, begin, check_format, read_past, with_cure
@@ -133,15 +133,17 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     except BaseException as error:
         plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=error))
         if session.begun or not resume:
-            run.write_json("error.json", {"error": type(error).__name__, "message": str(error)})
+            with noted():
+                run.write_json("error.json", {"error": type(error).__name__, "message": str(error)})
         elif isinstance(error, CheckpointDamaged):
             raise with_cure(error, run) from error.__cause__
         raise
     finally:
         if session.begun or not resume:
             wall_s = time.perf_counter() - start + sum(line["step_s"] for line in past.lines)
-            if session.lines:
-                run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
+            with noted() if not complete else nullcontext():
+                if session.lines:
+                    run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
             report_error = try_report(run.path)
     summary: dict[str, Any] = run.read_json("summary.json")
     if session.stopping:
@@ -151,6 +153,15 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     return summary
 
 
+@contextmanager
+def noted() -> Iterator[None]:
+    """Log that a file cannot be written while something else ends the run, which must not be hidden by it."""
+    try:
+        yield
+    except RunFileError as error:
+        log.error("%s", error)
+
+
 def try_report(directory: Path) -> str:
     """Build a run's report; return why it could not be built, or an empty string.
 
@@ -158,6 +169,9 @@ def try_report(directory: Path) -> str:
     """
     try:
         build_report([directory])
+    except AgentrigError as error:
+        log.error("the report could not be built: %s", error)
+        return str(error)
     except Exception as error:
         log.exception("the report could not be built; the run's figures are safe in %s", directory)
         return f"{type(error).__name__}: {error}"

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ import attrs
 from agentrig.algorithms import Rollout
 from agentrig.checkpoints import Checkpoints
 from agentrig.config import Plan, to_toml
+from agentrig.damage import read_object, reading, writing
 from agentrig.errors import ConfigError, RunInUse
 from agentrig.files import append_line, put, write_whole
 from agentrig.hardware import Hardware
@@ -30,6 +32,9 @@ from agentrig.traces import Span
 
 FORMAT = 1
 """Of run directories; a later one is refused. Manifests of the first version name none."""
+
+ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
+"""What a file of rollouts is called: `MODE-STEP.parquet`; others in that folder are somebody's own."""
 
 LONGEST_NAME = 200
 """Bytes of a run's name; file systems end at 255, and files beside it have longer ones."""
@@ -50,7 +55,8 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         for part in ("rollouts", "checkpoints", "plots"):
-            (path / part).mkdir(parents=True, exist_ok=True)
+            with writing(path / part):
+                (path / part).mkdir(parents=True, exist_ok=True)
         self.checkpoints = Checkpoints(path / "checkpoints")
         self._lock = Lock(path / "run.lock")
 
@@ -64,8 +70,9 @@ class RunDirectory:
         """
         parent = Path(plan.run.directory)
         name = run_name(plan)
-        parent.mkdir(parents=True, exist_ok=True)
-        path = parent / name if plan.run.name else _own_folder(parent, name)
+        with writing(parent):
+            parent.mkdir(parents=True, exist_ok=True)
+            path = parent / name if plan.run.name else _own_folder(parent, name)
         _check_vacant(path)
         run = cls(path)
         run.lock()
@@ -79,7 +86,9 @@ class RunDirectory:
         Raises:
             RunInUse: A living process works in it; the message says which.
         """
-        if not self._lock.take():
+        with writing(self._lock.path):
+            taken = self._lock.take()
+        if not taken:
             raise RunInUse(f"a run is at work in {self.path}: {self._lock.holder()}. Wait for its end, or end it")
 
     def release(self) -> None:
@@ -88,21 +97,25 @@ class RunDirectory:
 
     def write(self, name: str, text: str) -> None:
         """Write a file whole or not at all; it is on the disk when this returns."""
-        write_whole(self.path / name, storable(text))
+        with writing(self.path / name):
+            write_whole(self.path / name, storable(text))
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file whole or not at all."""
         self.write(name, json.dumps(value, indent=2, default=str) + "\n")
 
     def read_json(self, name: str) -> Any:
-        """Return a JSON file's content; an empty dict when it is not there."""
-        with contextlib.suppress(FileNotFoundError):
-            return json.loads((self.path / name).read_text("utf-8"))
-        return {}
+        """Return the object that a JSON file holds; an empty one when it is not there.
+
+        Raises:
+            RunFileError: It is damaged; the message says what to do.
+        """
+        return read_object(self.path / name)
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add a step's line to `metrics.jsonl`."""
-        append_line(self.path / "metrics.jsonl", json.dumps(line, default=float))
+        with writing(self.path / "metrics.jsonl"):
+            append_line(self.path / "metrics.jsonl", json.dumps(line, default=float))
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of `metrics.jsonl`; a last line cut short by a crash is left out."""
@@ -117,7 +130,7 @@ class RunDirectory:
         self.checkpoints.drop_after(step)
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         for file in (self.path / "rollouts").iterdir():
-            if file.suffix == ".part" or (file.suffix == ".parquet" and not _stays(file, step)):
+            if file.suffix == ".part" or (ROLLOUTS.fullmatch(file.name) and not _stays(file, step)):
                 file.unlink()
         for part in self.path.glob(".*.part"):
             part.unlink()
@@ -133,8 +146,10 @@ class RunDirectory:
 
         found: Counter[str] = Counter()
         for file in (self.path / "rollouts").glob("*.parquet"):
-            if not file.name.startswith("train-") and _stays(file, step):
-                found.update(kind or "" for kind in pq.read_table(file, columns=["failure"])["failure"].to_pylist())
+            if ROLLOUTS.fullmatch(file.name) and not file.name.startswith("train-") and _stays(file, step):
+                with reading(file, "Remove it: its rollouts then go uncounted among the run's failures"):
+                    kinds = pq.read_table(file, columns=["failure"])["failure"].to_pylist()
+                found.update(kind or "" for kind in kinds)
         return dict(found)
 
     def write_rollouts(
@@ -154,12 +169,14 @@ class RunDirectory:
         table = pa.Table.from_pylist([row_of(r, (audits or {}).get(r.id)) for r in rollouts], schema=_schema(pa))
         target = self.path / "rollouts" / f"{mode}-{step:05d}.parquet"
         part = target.with_suffix(".part")
-        pq.write_table(table, part, compression="zstd")
-        put(part, target)
+        with writing(target):
+            pq.write_table(table, part, compression="zstd")
+            put(part, target)
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool) -> Path:
         """Let `write` fill a checkpoint, make it the latest, and drop old ones."""
-        return self.checkpoints.save(step, write, keep=keep)
+        with writing(self.checkpoints.path(step)):
+            return self.checkpoints.save(step, write, keep=keep)
 
     def latest_checkpoint(self) -> tuple[Path | None, int]:
         """Return the latest checkpoint and its step, or (None, 0)."""
@@ -218,7 +235,7 @@ def read_metrics(file: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """
     lines: list[dict[str, Any]] = []
     damaged = []
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError), reading(file):
         for i, text in enumerate(file.read_text("utf-8", errors="replace").split("\n"), 1):
             if not text.strip():
                 continue

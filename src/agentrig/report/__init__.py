@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentrig.damage import writing
 from agentrig.report.reading import read_run
 from agentrig.report.table import compare, compare_text
 from agentrig.text import storable
@@ -29,7 +30,7 @@ def build_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
         The page's path: one HTML file that needs no other.
 
     Raises:
-        AgentrigError: One of them is no run directory.
+        AgentrigError: One of them is no run directory, or the page cannot be written.
     """
     from agentrig.report.page import render
     from agentrig.report.plots import draw_all
@@ -40,9 +41,10 @@ def build_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
     if out is None:
         first = runs[0].directory
         out = (first if len(runs) == 1 else first.parent / "comparison") / "report.html"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    page = render(runs, draw_all(runs, out.parent / "plots"))
-    part = out.with_name(f".{out.name}.part")
-    part.write_text(storable(page), "utf-8")
-    os.replace(part, out)
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        page = render(runs, draw_all(runs, out.parent / "plots"))
+        part = out.with_name(f".{out.name}.part")
+        part.write_text(storable(page), "utf-8")
+        os.replace(part, out)
     return out

@@ -1,0 +1,109 @@
+"""What goes wrong with the files of a run directory, in words: which file, what is wrong, what to do."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrig.errors import AgentrigError, RunFileError
+
+FULL = 1 << 16
+"""A disk with fewer free bytes is full; libraries that write weights do not always say so."""
+
+CURES: Mapping[str, str] = {
+    "manifest.json": "Put it back from a copy, or remove it: only the record of versions and data is lost",
+    "summary.json": "Remove it: the run's next end writes it again",
+    "progress.json": "Put it back from a copy: it holds the accuracy that was measured before training",
+    "error.json": "Remove it: it only says how the run ended",
+    "config.toml": "Put it back from a copy, for example from the section config of manifest.json",
+}
+"""What to do about a damaged file, by its name."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in words what keeps a file or folder of a run from being written.
+
+    Raises:
+        RunFileError: In place of an `OSError`, and of whatever a library raises on a full disk.
+    """
+    try:
+        yield
+    except AgentrigError:
+        raise
+    except Exception as error:
+        full = not getattr(error, "errno", None) and _is_full(path)
+        if not isinstance(error, OSError) and not full:
+            raise
+        raise RunFileError(f"{path} cannot be written: {_wrong(error, full)}") from error
+
+
+def _wrong(error: Exception, full: bool) -> str:
+    code = error.errno if isinstance(error, OSError) else None
+    if full or code in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            "the disk is full, or your share of it. Free some space and go on with `agentrig train --resume RUN`: "
+            "what was written before is whole"
+        )
+    what = os.strerror(code) if code else f"{type(error).__name__}: {error}"
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{what}. Give yourself the right to write there, or say where runs are made by run.directory=DIR"
+    if code in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL):
+        return f"{what}. No folder can be made there: say where runs are made by run.directory=DIR"
+    return f"{what}. Look at the disk (dmesg, df); what was written before is whole"
+
+
+def _is_full(path: Path) -> bool:
+    for place in (path, *path.parents):
+        try:
+            return shutil.disk_usage(place).free < FULL
+        except OSError:
+            continue
+    return False
+
+
+@contextmanager
+def reading(path: Path, cure: str = "") -> Iterator[None]:
+    """Say in words what keeps a file of a run from being read; that it is not there is left to the caller.
+
+    Args:
+        path: The file.
+        cure: What to do; by default what `CURES` has for its name.
+
+    Raises:
+        RunFileError: In place of what the block raised.
+    """
+    try:
+        yield
+    except (AgentrigError, FileNotFoundError):
+        raise
+    except Exception as error:
+        wrong = error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip()
+        what = (wrong or type(error).__name__).splitlines()[0]
+        verb = "cannot be read" if isinstance(error, OSError) else "is damaged"
+        raise RunFileError(
+            f"{path} {verb}: {what}. {cure or CURES.get(path.name, 'Remove it, or put it back')}"
+        ) from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object that a JSON file holds; an empty one when the file is not there.
+
+    Raises:
+        RunFileError: It cannot be read, or holds something else.
+    """
+    with reading(path):
+        try:
+            text = path.read_text("utf-8")
+        except FileNotFoundError:
+            return {}
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise ValueError(f"it holds {type(value).__name__} in place of an object")
+        return value

@@ -1,0 +1,161 @@
+"""Damaged files, full disks and impossible folders, over whole runs: which file, what is wrong, what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agentrig.cli import main
+from agentrig.config import Plan
+from agentrig.damage import reading, writing
+from agentrig.errors import AgentrigError, ConfigError, RunFileError
+from agentrig.run import resume_plan, train
+from agentrig.rundir import RunDirectory
+
+MakePlan = Callable[..., Plan]
+SHORT = ("algorithm.steps=1", "algorithm.report=true")
+
+
+@pytest.fixture
+def run(toy_plan: MakePlan, tmp_path: Path) -> Path:
+    """A run of one step that has ended."""
+    train(toy_plan(*SHORT))
+    return tmp_path / "runs" / "toy"
+
+
+def resume(run: Path) -> None:
+    train(resume_plan(run, overrides=["algorithm.steps=2"]), resume=run)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        (
+            "manifest.json",
+            '{"recipe": ',
+            r"manifest\.json is damaged: .*\. Put it back from a copy, or remove it: only the",
+        ),
+        ("manifest.json", "[1]", r"manifest\.json is damaged: it holds list in place of an object"),
+        ("summary.json", "\x00\x00", r"summary\.json is damaged: .*\. Remove it: the run's next end writes it again"),
+        (
+            "progress.json",
+            "{'a': 1}",
+            r"progress\.json is damaged: .*\. Put it back from a copy: it holds the accuracy",
+        ),
+        ("config.toml", "[run\n", r"config\.toml is not TOML"),
+        (
+            "rollouts/validation-00001.parquet",
+            "PAR1 no",
+            r"validation-00001\.parquet is damaged: .*\. Remove it: its rollouts",
+        ),
+    ],
+)
+def test_a_damaged_file_is_named_and_nothing_is_changed(run: Path, name: str, text: str, words: str) -> None:
+    (run / name).write_text(text)
+    before = {f: f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != "run.lock"}
+    with pytest.raises(AgentrigError, match=words) as caught:
+        resume(run)
+    assert str(run) in str(caught.value)
+    assert {f: f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != "run.lock"} == before
+    shown = CliRunner().invoke(main, ["report", str(run)])
+    assert shown.exit_code == 0, shown.output  # the page says what it lacks
+    if name != "progress.json":  # which nothing can replace
+        assert Path(name).name in (run / "report.html").read_text()
+
+
+def test_what_the_words_say_helps(run: Path) -> None:
+    for name in ("manifest.json", "summary.json", "error.json"):
+        (run / name).write_text("damaged")
+        (run / name).unlink()
+    (run / "rollouts" / "validation-00001.parquet").unlink()
+    (run / "rollouts" / "notes.parquet").write_text("somebody's own")
+    line = json.loads((run / "metrics.jsonl").read_text())
+    (run / "metrics.jsonl").write_text(json.dumps({"step": line["step"]}) + "\n")  # a line without its figures
+    resume(run)
+    assert json.loads((run / "summary.json").read_text())["complete"] is True
+    assert "metrics.jsonl has no line of step 1" in (run / "manifest.json").read_text()
+    assert (run / "rollouts" / "notes.parquet").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip("only root can mount a disk of 1 MB")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk(toy_plan: MakePlan, small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plan = toy_plan("algorithm.steps=4", f"run.directory={small_disk}", "algorithm.report=false")
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * (940 << 10))
+    with pytest.raises(
+        RunFileError, match=r"disk/toy/\S+ cannot be written: the disk is full.*Free some space and go on"
+    ):
+        train(plan)
+    assert not [r for r in caplog.records if r.exc_info]  # no traceback
+    filler.unlink()
+    run = small_disk / "toy"
+    train(resume_plan(run), resume=run)
+    assert json.loads((run / "summary.json").read_text())["steps"] == 4
+    filler.write_bytes(b"x" * (shutil.disk_usage(small_disk).free - 100))
+    shown = CliRunner().invoke(main, ["report", str(run)])
+    assert (shown.exit_code, "report.html cannot be written: the disk is full" in shown.output) == (1, True)
+
+
+def test_a_full_disk_in_the_words_of_another_library(small_disk: Path) -> None:
+    run = RunDirectory(small_disk / "run")
+
+    def write(folder: Path) -> None:
+        (folder / "weights").write_bytes(b"x" * (shutil.disk_usage(small_disk).free - 8192))
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0")
+
+    with pytest.raises(RunFileError, match="step-00003 cannot be written: the disk is full"):
+        run.save_checkpoint(3, write, keep=False)
+    with pytest.raises(RuntimeError, match="another reason"), writing(Path("/tmp/x")):
+        raise RuntimeError("another reason")
+
+
+@pytest.mark.parametrize(
+    "place", ["/proc/runs", "/dev/null", "/dev/null/runs", "/sys/kernel/runs", "{tmp}/" + "x" * 300]
+)
+def test_impossible_places(toy_plan: MakePlan, tmp_path: Path, place: str) -> None:
+    folder = place.replace("{tmp}", str(tmp_path))
+    with pytest.raises((RunFileError, ConfigError), match=r"cannot be written: .*run\.directory=DIR"):
+        train(toy_plan(*SHORT, f"run.directory={folder}"))
+
+
+def test_a_place_that_may_only_be_read(toy_plan: MakePlan, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(RunFileError, match=r"cannot be written: Read-only file system\. Give yourself the right"):
+        train(toy_plan(*SHORT, f"run.directory={small_disk}"))
+
+
+def test_a_folder_without_the_right_to_write(toy_plan: MakePlan, tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(RunFileError, match="Permission denied"):
+        train(toy_plan(*SHORT, f"run.directory={tmp_path}/locked"))
+
+
+def test_a_file_that_is_not_there_is_the_callers_matter(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), reading(tmp_path / "nothing"):
+        (tmp_path / "nothing").read_text()
+    with pytest.raises(RunFileError, match="cannot be read: Is a directory"), reading(tmp_path):
+        tmp_path.read_text()
