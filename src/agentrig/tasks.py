@@ -36,7 +36,11 @@ class Tasks(Protocol):
     """
 
     splits: Sequence[str]
-    roles: Mapping[str, str]
+
+    @property
+    def roles(self) -> Mapping[str, str]:
+        """Role to split; an attribute will do."""
+        ...
 
     def load(self, split: str) -> Sequence[Task]:
         """Return the split's tasks in a stable order.
