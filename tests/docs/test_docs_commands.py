@@ -33,6 +33,7 @@ NOT_RUN = (
     (r"^python tests/benchmarks/verl_", "it needs a GPU"),
     (r"^pip install (\. |\./plugins)|^pip check", "it belongs to an installation on an NPU"),
     (r"--resume runs/qwen", "it needs a run that was made on a GPU"),
+    (r"modelscope|MODELSCOPE", "it needs a package and a model from a network"),
     (r"algorithm\.model=DIR", "it needs an instruct model, which nothing that is installed here brings"),
     (r"make_environment\.sh|^uv ", "it downloads 4 GB"),
     (r"make_mini\.py", "it takes an hour"),
@@ -128,11 +129,12 @@ def test_a_command_parses(command: Command, place: Path, monkeypatch: pytest.Mon
         "cd": parse_folder,
         "export": parse_export,
         "source": parse_source,
+        "modelscope": parse_modelscope,
     }.get(program, parse_script)
     check(list(words) if program in KNOWN else list(command.words))
 
 
-KNOWN = ("agentrig", "make", "python", "pip", "uv", "cd", "export", "source")
+KNOWN = ("agentrig", "make", "python", "pip", "uv", "cd", "export", "source", "modelscope")
 
 
 def parse_agentrig(words: list[str]) -> None:
@@ -225,6 +227,12 @@ def parse_export(words: list[str]) -> None:
 
 def parse_source(words: list[str]) -> None:
     assert words[0].endswith(".sh")
+
+
+def parse_modelscope(words: list[str]) -> None:
+    """Its options are those of modelscope 1.40, which is not installed here."""
+    assert words[0] == "download"
+    assert {w for w in words if w.startswith("--")} <= {"--model", "--local_dir", "--revision", "--cache_dir"}
 
 
 def parse_script(words: list[str]) -> None:

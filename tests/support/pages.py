@@ -19,7 +19,22 @@ PAGES = sorted(
     ]
 )
 
-PROGRAMS = ("agentrig", "make", "python", "pip", "uv", "cd", "export", "source", "git", "curl", "docker", "ray", "vllm")
+PROGRAMS = (
+    "agentrig",
+    "make",
+    "python",
+    "pip",
+    "uv",
+    "cd",
+    "export",
+    "source",
+    "git",
+    "curl",
+    "docker",
+    "ray",
+    "vllm",
+    "modelscope",
+)
 """What a line of a block without a language must begin with for the block to be taken for commands."""
 
 

@@ -28,6 +28,13 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed; see docs/gpu.md"),
 ]
 GROUP = 4
+# verl's own switch is off here: it would end without the package modelscope.
+MODELSCOPE = {
+    "VERL_USE_MODELSCOPE": "False",
+    "VLLM_USE_MODELSCOPE": "True",
+    "MODELSCOPE_CACHE": "/models/scope",
+    "MODELSCOPE_ENDPOINT": "http://mirror.invalid",
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +69,8 @@ def ray_cluster(composed):
     nodes.add_node(num_cpus=4)
     patch.setenv("RAY_ADDRESS", nodes.address)
     patch.setenv("PYTHONPATH", str(Path(TOY).parent))
+    for name, value in MODELSCOPE.items():
+        patch.setenv(name, value)
     try:
         spec = cpu_spec()
         assert cluster.connect(composed, spec.build(spec.config())) == 2
@@ -480,3 +489,13 @@ def test_a_stale_cluster_is_stopped_only_when_asked(tmp_path):
     assert "has no HF_TOKEN" in told
     assert "--yes" in told
     assert (stopped, nodes) == ("stopped", "nodes: 1")
+
+
+def test_what_turns_modelscope_on_reaches_the_workers_and_its_token_does_not(ray_cluster, monkeypatch):
+    import ray
+
+    @ray.remote
+    def seen():
+        return {name: value for name, value in os.environ.items() if "MODELSCOPE" in name}
+
+    assert ray.get(seen.remote()) == MODELSCOPE

@@ -12,11 +12,12 @@ from pathlib import Path
 import attrs
 from packaging.requirements import Requirement
 
+from agentrig.doctor import modelscope
 from agentrig.doctor.devices import workload
 from agentrig.doctor.findings import Finding, Situation
 from agentrig.hardware.versions import fits
 
-NEEDED_BY_WORKERS = ("WANDB_API_KEY", "HF_TOKEN", "SWANLAB_API_KEY")
+NEEDED_BY_WORKERS = ("WANDB_API_KEY", "HF_TOKEN", "SWANLAB_API_KEY", modelscope.TOKEN)
 """Secrets that a Ray worker inherits from its cluster only: a run that joins one must not pass them on, for Ray's
 dashboard shows what it passes."""
 

@@ -14,7 +14,7 @@ import click
 
 from agentrig.building import built
 from agentrig.cli import asked, configured, stdout_to_stderr
-from agentrig.doctor import cluster, content, devices, place, software
+from agentrig.doctor import cluster, content, devices, modelscope, place, software
 from agentrig.doctor.findings import Check, Finding, Result, Situation
 from agentrig.errors import AgentrigError, place_of
 from agentrig.hardware import Hardware, HardwareError, Probe, installed, select
@@ -35,6 +35,7 @@ CHECKS: Sequence[Check] = (
     cluster.check_ray_sockets,
     cluster.check_ray_token,
     content.check_model,
+    modelscope.check_modelscope,
     content.check_data,
     content.check_cores,
     place.check_write,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from agentrig.doctor import modelscope
 from agentrig.doctor.devices import workload
 from agentrig.doctor.findings import Finding, Situation
 from agentrig.errors import AgentrigError
@@ -32,8 +33,8 @@ def check_model(situation: Situation) -> Iterator[Finding]:
     if not isinstance(model, str) or not model:
         return
     environ = dict(situation.environ)
-    folder: Path | None = Path(model).expanduser()
-    if folder is not None and not folder.exists():
+    folder = Path(model).expanduser()
+    if not folder.exists():
         looks_local = model.startswith(("/", ".", "~")) or model.count("/") != 1
         if looks_local:
             yield Finding(
@@ -43,10 +44,12 @@ def check_model(situation: Situation) -> Iterator[Finding]:
                 cure="set algorithm.model to a Hugging Face folder, or to OWNER/NAME as Hugging Face has it",
             )
             return
-        folder = cached_model(model, environ)
-    if folder is None:
-        yield _download(model, environ)
-        return
+        theirs = situation.algorithm == "verl" and modelscope.uses_modelscope(environ)
+        cached = modelscope.cached_model(model, environ) if theirs else cached_model(model, environ)
+        if cached is None:
+            yield _from_host(model, modelscope.endpoint(environ)) if theirs else _download(model, environ)
+            return
+        folder = cached
     lacking = [] if any(any(folder.glob(w)) for w in WEIGHTS) else ["weights (*.safetensors)"]
     lacking += [n for n in ("config.json", "tokenizer_config.json") if not (folder / n).exists()]
     if lacking:
@@ -73,9 +76,15 @@ def _download(model: str, environ: dict[str, str]) -> Finding:
                 evidence=f"{model} is gated, and there is no HF_TOKEN",
                 cure="accept its licence on its page, then export HF_TOKEN",
             )
-    host = environ.get("HF_ENDPOINT", "https://huggingface.co")
+    return _from_host(model, environ.get("HF_ENDPOINT", "https://huggingface.co"))
+
+
+def _from_host(model: str, host: str) -> Finding:
     if not _reachable(host):
-        cure = "download it elsewhere and set algorithm.model to the folder; HF_ENDPOINT names a mirror"
+        cure = (
+            "download it elsewhere and set algorithm.model to the folder; HF_ENDPOINT names a mirror of the Hub, "
+            "MODELSCOPE_ENDPOINT one of ModelScope"
+        )
         evidence = f"{model} is not here, and {host} cannot be reached"
         return Finding(check="model", result="problem", evidence=evidence, cure=cure)
     evidence = f"{model} is not here; it will be downloaded from {host}"

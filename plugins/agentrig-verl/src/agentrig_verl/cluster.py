@@ -10,13 +10,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from agentrig.doctor import modelscope
 from agentrig.doctor.cluster import NEEDED_BY_WORKERS
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware, installed, ray_environment
 
 log = logging.getLogger(__name__)
 
-PASSED = ("HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "PYTHONPATH", "LANGSMITH_TRACING")
+PASSED = (
+    *("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", *modelscope.PASSED),
+    *("VLLM_NO_USAGE_STATS", "PYTHONPATH", "LANGSMITH_TRACING"),
+)
 """Passed on to the workers of a cluster that was started elsewhere."""
 
 STOP = [sys.executable, "-m", "ray.scripts.scripts", "stop"]
