@@ -251,6 +251,33 @@ def test_an_agent_whose_making_hangs_is_told_of(start: Start, monkeypatch: pytes
         drain(pool, 1, timeout_s=20)
 
 
+def test_the_first_runner_tells_early_whether_the_agent_can_be_built(model: ModelServer, toy_file: str) -> None:
+    """It is kept: `start` adds the others to it."""
+
+    def pool(agent: str, **config: Any) -> Pool:
+        plan = AgentPlan(name=agent, config=config, files=(toy_file,))
+        return Pool(plan, n=2, threads=2, deadline_s=20.0, retries=1)
+
+    with contextlib.closing(pool("toy")) as sound:
+        assert sound.build_first(60.0)
+        (first,) = sound.processes()
+        sound.start()
+        assert sound.processes()[0] == first
+        assert len(sound.processes()) == 2
+        submit(sound, jobs(model, "", ""))
+        assert len(drain(sound, 2)) == 2
+    for how, said in (
+        ("raise", r"its prompts are missing \(toy_plugin\.py:\d+ in build_broken\)"),
+        ("die", "exit code 7"),
+    ):
+        with contextlib.closing(pool("toy-broken", how=how)) as broken, pytest.raises(AgentrigError, match=said):
+            broken.build_first(60.0)
+    with contextlib.closing(pool("toy-broken", how="hang")) as slow:
+        start = time.monotonic()
+        assert not slow.build_first(1.0)
+        assert time.monotonic() - start < 20
+
+
 def test_an_agent_that_no_plugin_brings(start: Start) -> None:
     pool = start("toyy")
     with pytest.raises(AgentrigError, match=r'there is no agent called "toyy"\. Did you mean "toy"\?'):

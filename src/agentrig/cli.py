@@ -353,8 +353,7 @@ def dev(
 
     plan = make_plan(words, options)
     server = measured_server(endpoint, model, checkpoint)
-    tasks_set: Any = plan.build("tasks")
-    _, tasks = eval_tasks(plan, split or plan.run.validation or tasks_set.roles["validation"], tasks_n)
+    _, tasks = eval_tasks(plan, split, tasks_n, role="validation")
     checkpoint = find_checkpoint(checkpoint)
     with stdout_to_stderr(as_json):
         found = evaluate(plan, tasks=tasks, endpoint=server, checkpoint=checkpoint, mode="dev", keep=True)

@@ -22,8 +22,9 @@ from agentrig.config import Plan
 from agentrig.errors import AgentrigError, ConfigError, nearest
 from agentrig.report.figures import wilson
 from agentrig.rewards import Scorer
-from agentrig.run import make_engine, ready_hardware
-from agentrig.tasks import Task, Tasks
+from agentrig.run import first_runner, make_engine, ready_hardware
+from agentrig.splits import load_split, split_of, task_set
+from agentrig.tasks import Task
 
 CHUNK = 256
 """Rollouts that are under way at once; bounds memory, not speed."""
@@ -132,31 +133,34 @@ def evaluate(
         keep: Keep the rollouts in the result.
         each: Called with every rollout as it ends.
     """
-    serving: AbstractContextManager[Endpoint]
-    if endpoint is not None:
-        serving = nullcontext(endpoint)
-    else:
-        hardware = ready_hardware(plan)
-        algorithm: Algorithm = plan.build("algorithm")
-        serving = algorithm.serve(hardware=hardware, checkpoint=checkpoint)
+    hardware = None if endpoint is not None else ready_hardware(plan)
     scorer = Scorer(plan.build("reward"), budget_s=plan.run.reward_budget_s)
-    engine, runtime = make_engine(plan, scorer=scorer, adapter=plan.build("adapter"))
+    adapter = plan.build("adapter")
     figures = _Figures()
+    with first_runner(plan) as pool:  # before the model's server starts
+        engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, pool=pool)
+        serving: AbstractContextManager[Endpoint]
+        if endpoint is not None:
+            serving = nullcontext(endpoint)
+        else:
+            algorithm: Algorithm = plan.build("algorithm")
+            assert hardware is not None
+            serving = algorithm.serve(hardware=hardware, checkpoint=checkpoint)
 
-    def body() -> None:
-        with serving as served:
-            sampled = served if temperature is None else served.with_sampling(temperature=temperature)
-            figures.start = time.perf_counter()
-            for i in range(0, len(tasks), CHUNK):
-                rollouts = engine.run(tasks[i : i + CHUNK], n=1, endpoint=sampled, step=0, mode=mode)
-                if i == 0:
-                    warn_of_sampling(rollouts, sampled.sampling, mode=mode)
-                for rollout in rollouts:
-                    each(rollout)
-                    figures.add(rollout, keep=keep)
-            figures.end = time.perf_counter()
+        def body() -> None:
+            with serving as served:
+                sampled = served if temperature is None else served.with_sampling(temperature=temperature)
+                figures.start = time.perf_counter()
+                for i in range(0, len(tasks), CHUNK):
+                    rollouts = engine.run(tasks[i : i + CHUNK], n=1, endpoint=sampled, step=0, mode=mode)
+                    if i == 0:
+                        warn_of_sampling(rollouts, sampled.sampling, mode=mode)
+                    for rollout in rollouts:
+                        each(rollout)
+                        figures.add(rollout, keep=keep)
+                figures.end = time.perf_counter()
 
-    runtime.run(body)
+        runtime.run(body)
     return figures.result()
 
 
@@ -197,17 +201,20 @@ class _Figures:
         )
 
 
-def eval_tasks(plan: Plan, split: str | None, limit: int = 0) -> tuple[str, Sequence[Task]]:
-    """Return a split's name and tasks; the report split by default.
+def eval_tasks(plan: Plan, split: str | None, limit: int = 0, *, role: str = "report") -> tuple[str, Sequence[Task]]:
+    """Return a split's name and tasks; of the role's split by default.
 
     Raises:
-        ConfigError: There is no such split.
+        ConfigError: There is no such split, or it has no tasks.
+        PluginError: A row is no sound `Task`.
     """
-    tasks: Tasks = plan.build("tasks")
-    name = split or plan.run.report or tasks.roles["report"]
-    if name not in tasks.splits:
-        raise ConfigError(f'there is no split "{name}".{nearest(name, tasks.splits)} Splits: {", ".join(tasks.splits)}')
-    rows = tasks.load(name)
+    tasks = task_set(plan)
+    name = split or split_of(plan, tasks, role)
+    if not name:
+        raise ConfigError(f"no split serves {role}; name one: --split NAME, one of {', '.join(tasks.splits)}")
+    rows = load_split(plan, tasks, name)
+    if not rows:
+        raise ConfigError(f'split "{name}" has no tasks; name another: --split NAME, one of {", ".join(tasks.splits)}')
     return name, rows[:limit] if limit else rows
 
 

@@ -112,9 +112,9 @@ class Registry:
             raise PluginError(_conflict(hits))
         if hits:
             return hits[0]
-        names = [self.reference(c) for c in known]
+        names, plain = [self.reference(c) for c in known], [c.spec.name for c in known]
         lines = [
-            f'there is no {kind} called "{name}".{nearest(name, names)}',
+            f'there is no {kind} called "{name}".{nearest(name, plain if ":" not in name else names)}',
             f"  {kind} components: {', '.join(names) or 'none'}",
         ]
         for p in self.plugins:

@@ -90,6 +90,27 @@ class BasePool(abc.ABC, Generic[W]):
         while len(self._workers) < self._n:
             self._workers.append(self._spawn())
 
+    def build_first(self, timeout_s: float) -> bool:
+        """Start one runner and wait until it has built the agent; `start` starts the others.
+
+        Args:
+            timeout_s: Give up waiting after this many seconds; the runner goes on.
+
+        Returns:
+            Whether the agent is built.
+
+        Raises:
+            AgentrigError: The agent cannot be built.
+        """
+        if not self._workers:
+            self._workers.append(self._spawn())
+        end = time.monotonic() + timeout_s
+        while not any(w.ready for w in self._workers) and (left := end - time.monotonic()) > 0:
+            self._listen(left)
+            if not self._workers:  # it died, and is not yet known to do so always
+                self._workers.append(self._spawn())
+        return any(w.ready for w in self._workers)
+
     @property
     def room(self) -> int:
         """How many more jobs could start at once; the queue should not grow much past it."""

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from agentrig.past import Past, begin, check_format, read_past, with_cure
 from agentrig.report import build_report
 from agentrig.rewards import Scorer
 from agentrig.rundir import RunDirectory, agentrig_version, manifest, manifest_changes, run_name
-from agentrig.tasks import Task, Tasks, overlap
+from agentrig.splits import load_splits, split_warnings
 from agentrig.workers import AgentPlan, Pool
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from agentrig.runtime import Runtime
 
 log = logging.getLogger(__name__)
-
-ROLES = ("train", "validation", "report")
 
 
 def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = None) -> dict[str, Any]:
@@ -71,14 +69,20 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         ending.callback(run.release)
         past = read_past(run, from_step=from_step)
 
-    from agentrig.session import RunSession  # brings Agent Lightning, which takes seconds
-
     # Hardware first: its variables must stand before torch is imported by whomever.
     hardware = ready_hardware(plan)
 
     # Tasks.
     splits = load_splits(plan)
     warnings = split_warnings(splits, plan.build("tasks"))
+
+    # Reward and adapter, and the agent in the first runner: what can't be built ends the run before it has begun.
+    scorer = Scorer(plan.build("reward"), budget_s=plan.run.reward_budget_s)
+    audit = Scorer(audit_reward(plan), budget_s=plan.run.reward_budget_s) if plan.run.audit else None
+    adapter = plan.build("adapter")
+    pool = ending.enter_context(first_runner(plan))
+
+    from agentrig.session import RunSession  # brings Agent Lightning, which takes seconds
 
     # The run directory: new, or changed by `begin_again` once the run has started.
     facts = manifest(plan, hardware, splits)
@@ -95,12 +99,9 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         ending.callback(run.release)
         run.write_json("manifest.json", facts)
 
-    # Agent, reward, adapter, algorithm.
-    scorer = Scorer(plan.build("reward"), budget_s=plan.run.reward_budget_s)
-    audit = Scorer(audit_reward(plan), budget_s=plan.run.reward_budget_s) if plan.run.audit else None
-    adapter = plan.build("adapter")
+    # The algorithm, and what rolls out for it.
     algorithm: Algorithm = plan.build("algorithm")
-    engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, algorithm=algorithm)
+    engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool)
 
     def begin_again() -> None:
         runtime.wait_for_agent()
@@ -242,53 +243,6 @@ def ready_hardware(plan: Plan) -> Hardware:
     return hardware
 
 
-def load_splits(plan: Plan, roles: Sequence[str] = ROLES) -> dict[str, tuple[str, Sequence[Task]]]:
-    """Load the tasks of each role.
-
-    Returns:
-        Role to the split's name and its tasks.
-
-    Raises:
-        ConfigError: The task set has no such split.
-    """
-    tasks: Tasks = plan.build("tasks")
-    loaded = {}
-    for role in roles:
-        split = getattr(plan.run, role) or tasks.roles[role]
-        if split not in tasks.splits:
-            raise ConfigError(f'run.{role}: there is no split "{split}"; the splits are {", ".join(tasks.splits)}')
-        rows = tasks.load(split)
-        limit = getattr(plan.run, f"{role}_tasks")
-        loaded[role] = (split, rows[:limit] if limit else rows)
-    return loaded
-
-
-def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any) -> list[str]:
-    """Return warnings about splits that share tasks, or a run that is steered by test data."""
-    warnings = []
-    held_out = getattr(tasks, "held_out", ("test",))
-    validation = splits["validation"][0]
-    if validation in held_out:
-        warnings.append(
-            f'this run validates on "{validation}", a split that is held out for final figures: what is chosen by it '
-            "can't be reported on it"
-        )
-    if splits["report"][0] == validation:
-        warnings.append(
-            f'this run validates and reports on one split, "{validation}": what is chosen by it looks better there '
-            f"than it is; set run.report to another of {', '.join(tasks.splits)}"
-        )
-    else:
-        shared = overlap(splits["validation"][1], splits["report"][1])
-        if shared:
-            warnings.append(f"{shared} of {len(splits['report'][1])} report tasks are in the validation split too")
-    for role in ("validation", "report"):
-        shared = overlap(splits["train"][1], splits[role][1])
-        if shared:
-            warnings.append(f"{shared} of {len(splits[role][1])} {role} tasks are in the training split too")
-    return warnings
-
-
 def audit_reward(plan: Plan) -> Any:
     """Build the reward that is only logged, with its own defaults."""
     component = plan.registry.find("reward", plan.run.audit)
@@ -296,22 +250,25 @@ def audit_reward(plan: Plan) -> Any:
 
 
 def make_engine(
-    plan: Plan, *, scorer: Scorer, adapter: Adapter, algorithm: Algorithm | None = None
+    plan: Plan, *, scorer: Scorer, adapter: Adapter, algorithm: Algorithm | None = None, pool: Pool | None = None
 ) -> tuple[RolloutEngine, Runtime]:
-    """Return the rollout engine and the runtime that it works on; imports Agent Lightning."""
+    """Return the rollout engine and the runtime that it works on; imports Agent Lightning.
+
+    Args:
+        plan: The run's.
+        scorer: The reward.
+        adapter: From traces to triplets.
+        algorithm: Asked for a pool of its own (`Algorithm`).
+        pool: What `first_runner` gave; it is closed where the algorithm has its own.
+    """
     from agentrig.rollouts import RolloutEngine
     from agentrig.runtime import Runtime
 
-    spec: Any = plan.components["agent"].spec
-    make_pool = getattr(algorithm, "pool", None) or Pool
-    pool = make_pool(
-        agent_plan(plan),
-        n=plan.runners.n,
-        threads=plan.runners.threads,
-        deadline_s=plan.runners.deadline_s,
-        retries=plan.runners.retries,
-        preload=spec.preload,
-    )
+    own = getattr(algorithm, "pool", None)
+    if own is not None and pool is not None:
+        pool.close()
+    if pool is None or own is not None:
+        pool = make_pool(plan, own or Pool)
     runtime = Runtime(pool)
     engine = RolloutEngine(
         runtime,
@@ -320,6 +277,47 @@ def make_engine(
         on_rollout=lambda rollout: plan.registry.notify("on_rollout_end", rollout=rollout),
     )
     return engine, runtime
+
+
+def make_pool(plan: Plan, make: Callable[..., Pool] = Pool) -> Pool:
+    """Return the pool of a plan's runners; none is started."""
+    spec: Any = plan.components["agent"].spec
+    pool: Pool = make(
+        agent_plan(plan),
+        n=plan.runners.n,
+        threads=plan.runners.threads,
+        deadline_s=plan.runners.deadline_s,
+        retries=plan.runners.retries,
+        preload=spec.preload,
+    )
+    return pool
+
+
+FIRST_RUNNER_S = 5.0
+"""How long a run waits for its first runner to build the agent; an agent that takes longer is built beside the rest."""
+
+
+@contextmanager
+def first_runner(plan: Plan) -> Iterator[Pool]:
+    """Start one runner, which builds the agent, before Agent Lightning, the algorithm and its server start.
+
+    The agent is built in a runner and never in this process: its imports take seconds and hundreds of MB, it may
+    start threads, and what it does to its process must not reach the reward's. A runner has to build it anyway, and
+    is kept; so a run pays nothing for learning early that an agent cannot be built. An algorithm with a pool
+    of its own (Ray's actors) needs its cluster first: the runner here is then only the trial.
+
+    Yields:
+        The pool, with one runner; closed at the end.
+
+    Raises:
+        AgentrigError: The agent cannot be built; the message names the plugin's file and line.
+    """
+    pool = make_pool(plan)
+    try:
+        pool.build_first(FIRST_RUNNER_S)
+        yield pool
+    finally:
+        pool.close()
 
 
 def agent_plan(plan: Plan) -> AgentPlan:

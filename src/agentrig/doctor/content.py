@@ -7,10 +7,11 @@ from pathlib import Path
 
 from agentrig.doctor import modelscope
 from agentrig.doctor.devices import workload
-from agentrig.doctor.findings import Finding, Situation
+from agentrig.doctor.findings import Finding, Result, Situation
 from agentrig.errors import AgentrigError
 from agentrig.hardware import usable_cores
 from agentrig.hardware.memory import in_words
+from agentrig.splits import ROLES, load_split, split_of, task_set
 from agentrig.tasks import fingerprint
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -107,18 +108,19 @@ def check_data(situation: Situation) -> Iterator[Finding]:
     if plan is None:
         return
     try:
-        tasks = plan.build("tasks")
-        for role in ("train", "validation", "report"):
-            split = getattr(plan.run, role) or tasks.roles.get(role, "")
+        tasks = task_set(plan)
+        for role in ROLES:
+            split = split_of(plan, tasks, role)
             if not split:
                 continue
-            rows = tasks.load(split)
+            rows = load_split(plan, tasks, split, key=f"run.{role}")
             if rows:
                 evidence = f"{len(rows)} tasks of {split}, SHA-256 {fingerprint(rows)[:16]}"
                 yield Finding(check=f"data: {role}", result="ok", evidence=evidence)
             else:
                 cure = f"choose another split: run.{role}=NAME, one of {', '.join(tasks.splits)}"
-                yield Finding(check=f"data: {role}", result="problem", evidence=f"{split} is empty", cure=cure)
+                result: Result = "problem" if role == "train" else "warning"
+                yield Finding(check=f"data: {role}", result=result, evidence=f"{split} is empty", cure=cure)
     except AgentrigError as error:
         first, _, rest = str(error).partition("\n")
         cure = rest.strip() or f"see agentrig data {plan.components['tasks'].spec.name} --help"

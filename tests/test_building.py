@@ -1,0 +1,133 @@
+"""Building: what a plugin's `build` raises or wrongly returns ends a command early, with plugin, file and line."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_server import ModelServer
+
+from agentrig import AgentSpec, RewardSpec, TasksSpec
+from agentrig.building import built, defined_at
+from agentrig.errors import AgentrigError, PluginError
+from agentrig.plugins import Component
+
+SOURCE = """
+from agentrig import AdapterSpec, AgentSpec, RewardSpec, hookimpl
+
+def build(config):
+    {body}
+
+@hookimpl
+def register_agents():
+    yield AgentSpec(name="mine", summary="", build=build)
+
+@hookimpl
+def register_rewards():
+    yield RewardSpec(name="mine", summary="", build=build)
+
+@hookimpl
+def register_adapters():
+    yield AdapterSpec(name="mine", summary="", build=build)
+"""
+
+MAIN = """
+import sys
+from agentrig.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    print("SEEN", end.code, sorted({"agentlightning", "torch"} & set(sys.modules)))
+"""
+
+
+RAISES = "return {}['prompts']", "the {kind} mine cannot be built: KeyError: 'prompts' (mine.py:5 in build)"
+NONE = "pass", "the {kind} mine cannot be built: `build` (mine.py:4) returned None; it must return a callable"
+TEXT = (
+    "return 'no'",
+    "the {kind} mine cannot be built: `build` (mine.py:4) returned 'no' (str); it must return a callable",
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "case"),
+    [
+        ("train", "agent", RAISES),
+        ("train", "agent", NONE),
+        ("eval", "agent", TEXT),
+        ("dev", "agent", RAISES),
+        ("train", "reward", RAISES),
+        ("eval", "reward", NONE),
+        ("train", "adapter", TEXT),
+        ("dev", "adapter", RAISES),
+    ],
+)
+def test_a_component_that_cannot_be_built_ends_a_command_before_anything_heavy_starts(
+    tmp_path: Path, model: ModelServer, toy_file: str, command: str, kind: str, case: tuple[str, str]
+) -> None:
+    body, said = case
+    (tmp_path / "mine.py").write_text(SOURCE.format(body=body))
+    words = [command, "toy", "--plugin", toy_file, "--plugin", "mine.py", f"--{kind}", "mine"]
+    words += [f"algorithm.endpoint={model.url}"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI")}
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, *words],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        timeout=100,
+        check=False,
+    )
+    assert said.format(kind=kind) in done.stderr
+    assert "it comes from plugin mine (file -)" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout.splitlines()[-1] == "SEEN 1 []"
+    assert model.requests == []
+    assert not (tmp_path / "runs").exists()
+
+
+class Odd:
+    """Builds nothing that can be called."""
+
+    def __init__(self, config: Any) -> None:
+        raise ValueError("no")
+
+
+def component(spec: Any) -> Component:
+    return Component(kind=spec.kind, spec=spec, plugin="p", distribution="d", version="1")
+
+
+def test_a_build_without_the_argument_is_found_where_it_is_written() -> None:
+    spec = AgentSpec(name="mine", summary="", build=lambda: None)  # type: ignore[arg-type,misc]
+    with pytest.raises(PluginError, match=r"takes 0 positional arguments but 1 was given \(test_building\.py:\d+\)"):
+        built(component(spec), None)
+
+
+def test_partials_and_classes_are_found_where_they_are_written() -> None:
+    assert defined_at(functools.partial(functools.partial(component), 1)).startswith(" (test_building.py:")
+    assert defined_at(Odd).startswith(" (test_building.py:")
+    assert defined_at(print) == defined_at(7) == ""
+    with pytest.raises(PluginError, match=r"ValueError: no \(test_building\.py:\d+ in __init__\)"):
+        built(component(RewardSpec(name="odd", summary="", build=Odd)), None)  # type: ignore[arg-type]
+
+
+def test_a_components_own_words_stand_as_they_are() -> None:
+    def build(config: Any) -> Any:
+        raise AgentrigError("make the files first")
+
+    with pytest.raises(AgentrigError, match=r"^make the files first$"):
+        built(component(TasksSpec(name="mine", summary="", build=build)), None)
+
+
+def test_a_reward_may_judge_batches_only() -> None:
+    class Many:
+        def score_many(self, items: Any, budget_s: float) -> list[Any]:
+            return []
+
+    assert isinstance(built(component(RewardSpec(name="m", summary="", build=lambda c: Many())), None), Many)  # type: ignore[arg-type,return-value]

@@ -1,0 +1,185 @@
+"""Splits: every row is looked at before anything starts, and what is wrong is said in words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from model_server import ModelServer
+
+from agentrig.cli import main
+from agentrig.config import Plan, resolve
+from agentrig.errors import AgentrigError, ConfigError, PluginError
+from agentrig.run import train
+from agentrig.splits import json_problem, load_splits, split_warnings, task_set
+
+SOURCE = """
+from agentrig import AgentrigError, Task, TasksSpec, hookimpl
+
+def row(i, **more):
+    given = {{"id": f"t-{{i}}", "input": {{"number": i, "do": "", "marker": ""}},
+             "private": {{"parity": "odd" if i % 2 else "even", "gold": "x"}}}}
+    return Task(**{{**given, **more}})
+
+def sound(split):
+    return [row(i + 100 * (split == "dev")) for i in range(6)]
+
+class Own:
+    splits = ("train", "dev")
+    roles = {{"train": "train", "validation": "dev", "report": "dev"}}
+
+    def load(self, split):
+        if split != {split!r}:
+            return sound(split)
+{body}
+
+{more}
+
+@hookimpl
+def register_tasks():
+    yield TasksSpec(name="own", summary="", build=lambda config: Own())
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan]:
+    """Resolve the recipe `toy` with a task set of which one split's `load` is given."""
+
+    def plan(body: str, *overrides: str, split: str = "train", more: str = "") -> Plan:
+        text = "\n".join(f"        {line}" for line in body.splitlines())
+        file = tmp_path / "my_tasks.py"
+        file.write_text(SOURCE.format(split=split, body=text, more=more))
+        given = [f"algorithm.endpoint={model.url}", "algorithm.steps=1", "algorithm.tasks=4"]
+        given += [f"run.directory={tmp_path}/runs", "run.name=one", "run.validation_tasks=0", "run.report_tasks=0"]
+        return resolve("toy", overrides=[*given, *overrides], uses={"tasks": "own"}, files=[toy_file, str(file)])
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return [row(0), row(1), row(0)]", 'row 2 (the first is 0): id is "t-0", which row 0 has too'),
+        ("return [row(0, id=7)]", 'row 0 (the first is 0): id is 7 (int); it must be text, for example "7"'),
+        ("return [row(0, id='')]", "id is '' (str); it must be text"),
+        ("return [row(0), {'id': 'x'}]", "row 1 (the first is 0): it is a dict; write agentrig.Task(id=..., input={"),
+        ("return (row(i) for i in range(3))", "`load` returned a generator; write `return list(...)`"),
+        ("pass", "`load` returned None; is a `return` missing? It must return a list of agentrig.Task objects"),
+        ("return {'a': row(0)}", "`load` returned a dict; write"),
+        ("return [row(0, input=None)]", "input is a NoneType; it must be a dict"),
+        ("return [row(0, input={'tags': {'b', }})]", "input.tags is {'b'} (set), no JSON value; write sorted(...)"),
+        (
+            "return [row(0, private={'a': [1, {'b': b'x'}]})]",
+            "private.a[1].b is b'x' (bytes), no JSON value; write .de",
+        ),
+        ("return [row(0, input={1: 2})]", "input has the key 1 (int); keys must be text"),
+        ("return [row(0, input={'x': float('nan')})]", "input.x is nan, which JSON can't hold"),
+        ("return [row(0, input={'x': 'a\\ud800'})]", "input.x holds a lone surrogate"),
+        ("x = {}\nx['x'] = x\nreturn [row(0, input=x)]", "input contains itself, or is nested too deep for JSON"),
+        ("return [][3]", "`load` raised IndexError: list index out of range (my_tasks.py:19 in load)"),
+        ("raise AgentrigError('get the rows first')", "get the rows first"),
+        ("return []", 'there is nothing to learn from: split "train" has no tasks.\n  Name another: run.train=SPLIT'),
+    ],
+)
+def test_a_wrong_row_ends_the_run_before_it_begins(
+    own: Callable[..., Plan], tmp_path: Path, model: ModelServer, body: str, said: str
+) -> None:
+    plan = own(body)
+    with pytest.raises(AgentrigError) as caught:
+        train(plan)
+    assert said in str(caught.value)
+    if "get the rows" not in body:  # a task set's own words stand as they are
+        assert "task set own" in str(caught.value)
+        assert "split train" in str(caught.value) or 'split "train"' in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+    assert model.requests == []
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            "del Own.roles",
+            'task set own: `roles` is None; write which split serves which role: roles = {"train": "train"',
+        ),
+        ("del Own.splits", "task set own: `splits` is None; write the names of the splits"),
+        ("Own.splits = 'train'", "`splits` is 'train'; write the names"),
+        ("Own.roles = {'train': 'trian'}", "`roles` has 'train': 'trian'; the roles are train, validation, report"),
+        ("Own.roles = {'dev': 'dev'}", "`roles` has 'dev': 'dev'"),
+        ("Own.roles = {}", "there is nothing to learn from: the task set names no split for it"),
+        ("del Own.load", "the tasks own cannot be built: `build` (my_tasks.py:"),
+        ("Own.__init__ = lambda self: {}['rows']", "the tasks own cannot be built: KeyError: 'rows' (my_tasks.py:"),
+    ],
+)
+def test_a_task_set_that_says_too_little_is_told_what_to_write(own: Callable[..., Plan], more: str, said: str) -> None:
+    with pytest.raises((PluginError, ConfigError)) as caught:
+        load_splits(own("return sound(split)", more=more))
+    assert said in str(caught.value)
+
+
+def test_every_command_looks_at_the_rows(own: Callable[..., Plan], tmp_path: Path, toy_file: str) -> None:
+    own("return [row(0), row(0)]", split="dev")
+    words = ["toy", "--plugin", toy_file, "--plugin", str(tmp_path / "my_tasks.py"), "--tasks", "own"]
+    for command in (["eval", "--limit", "1"], ["dev"], ["doctor", "--json"]):
+        done = CliRunner().invoke(main, [command[0], *words, *command[1:]], env={"OPENAI_BASE_URL": ""})
+        assert done.exit_code == 1
+        assert "task set own, split dev, row 1 (the first is 0): id is" in done.output, command
+        assert "Traceback" not in done.output
+
+
+def test_an_empty_split_is_no_measure(own: Callable[..., Plan], tmp_path: Path, toy_file: str) -> None:
+    own("return []", split="dev")
+    words = ["toy", "--plugin", toy_file, "--plugin", str(tmp_path / "my_tasks.py"), "--tasks", "own"]
+    for command in ("eval", "dev"):
+        done = CliRunner().invoke(main, [command, *words])
+        assert (done.exit_code, 'split "dev" has no tasks; name another' in done.stderr) == (1, True), done.output
+
+
+@pytest.mark.parametrize("more", ["", "Own.roles = {'train': 'train'}"], ids=["empty", "unnamed"])
+def test_a_run_without_validation_and_report_says_so_and_trains(
+    own: Callable[..., Plan], tmp_path: Path, more: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    summary = train(own("return []", split="dev", more=more))
+    assert (summary["steps"], summary["accuracy"]["before"]) == (1, None)
+    warnings = json.loads((tmp_path / "runs" / "one" / "manifest.json").read_text())["warnings"]
+    said = 'split "dev" has no tasks' if not more else "no split serves"
+    assert [said in w for w in warnings] == [True, True]
+    assert "nothing is measured while training; name another with run.validation=SPLIT" in warnings[0]
+    assert "no accuracy before and after training can be stated" in warnings[1]
+    assert warnings[0] in caplog.text
+
+
+def test_a_split_that_serves_two_roles_is_read_once(own: Callable[..., Plan]) -> None:
+    more = "Own.read = []\nload = Own.load\nOwn.load = lambda self, split: Own.read.append(split) or load(self, split)"
+    plan = own("return sound(split)", more=more)
+    splits = load_splits(plan)
+    assert type(task_set(plan)).read == ["train", "dev"]  # type: ignore[attr-defined]
+    assert splits["validation"] == splits["report"]
+    assert split_warnings(splits, plan.build("tasks")) == []
+
+
+def test_nothing_heavy_is_imported_and_no_process_started_for_a_wrong_row(
+    own: Callable[..., Plan], tmp_path: Path, toy_file: str
+) -> None:
+    own("return [row(0), row(0)]")
+    words = ["train", "toy", "--plugin", toy_file, "--plugin", str(tmp_path / "my_tasks.py"), "--tasks", "own"]
+    source = (
+        "import sys\nfrom multiprocessing.forkserver import _forkserver\nfrom agentrig.cli import main\n"
+        f"try:\n    main({words!r})\nexcept SystemExit as end:\n    assert end.code == 1\n"
+        "heavy = [m for m in ('agentlightning', 'torch', 'transformers') if m in sys.modules]\n"
+        "print('SEEN', heavy, _forkserver._forkserver_pid)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout.splitlines()[-1] == "SEEN [] None", done.stdout + done.stderr
+    assert "which row 0 has too" in done.stderr
+
+
+@pytest.mark.parametrize("value", [None, True, 3, -1.5, "text ü", [], {"a": [{"b": (1, None)}]}])
+def test_json_values_are_left_alone(value: Any) -> None:
+    assert json_problem(value, "input") is None
