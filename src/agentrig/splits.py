@@ -124,7 +124,7 @@ def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any)
             "can't be reported on it"
         )
     if splits["report"][0] == validation:
-        if validation:
+        if splits["validation"][1]:
             warnings.append(
                 f'this run validates and reports on one split, "{validation}": what is chosen by it looks better there '
                 f"than it is; set run.report to another of {', '.join(tasks.splits)}"
