@@ -82,8 +82,8 @@ def test_a_tokenizer_of_another_model_is_refused(make_model, tokenizer):
 def test_kept_prompts_are_bounded_by_their_tokens(tokenizer, monkeypatch):
     monkeypatch.setattr("agentrig_grpo.server.chat.KEPT_TOKENS", 100)
     chat, rendered = Chat(tokenizer), []
-    render = chat._render
-    monkeypatch.setattr(chat, "_render", lambda text: rendered.append(text) or render(text))
+    render = chat.render
+    monkeypatch.setattr(chat, "render", lambda text, most: rendered.append(text) or render(text, most))
     for i in range(50):
         messages = [{"role": "user", "content": f"order {i}"}]
         first = chat.prompt_ids(messages)

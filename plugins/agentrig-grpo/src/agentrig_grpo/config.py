@@ -6,6 +6,9 @@ import attrs
 
 from agentrig import setting
 
+MOST_ROLLOUTS = 1 << 17
+"""Most rollouts of one step."""
+
 
 @attrs.frozen(kw_only=True)
 class GrpoConfig:
@@ -13,8 +16,8 @@ class GrpoConfig:
 
     model: str = setting("mini", help="a local Hugging Face directory, or the name of a shipped model")
     steps: int = setting(60, help="training steps", ge=1)
-    tasks_per_step: int = setting(32, help="tasks of one step", ge=1)
-    group_size: int = setting(8, help="rollouts of each task", ge=2)
+    tasks_per_step: int = setting(32, help="tasks of one step", ge=1, le=16_384)
+    group_size: int = setting(8, help="rollouts of each task", ge=2, le=1024)
     lr: float = setting(1e-6, help="learning rate of AdamW", gt=0)
     warmup_steps: int = setting(0, help="updates over which the learning rate rises from 0", ge=0)
     beta1: float = setting(0.9, help="AdamW's decay of the mean gradient", ge=0, lt=1)
@@ -23,7 +26,7 @@ class GrpoConfig:
     max_grad_norm: float = setting(1.0, help="the gradient is clipped to this L2 norm", gt=0)
     temperature: float = setting(1.0, help="temperature of training rollouts, and of the ratio", gt=0, le=2)
     top_p: float = setting(1.0, help="nucleus of training rollouts; below 1 the ratio is no longer exact", gt=0, le=1)
-    max_tokens: int = setting(256, help="most tokens of one reply", ge=1)
+    max_tokens: int = setting(256, help="most tokens of one reply", ge=1, le=1 << 24)
     val_temperature: float = setting(0.0, help="temperature of validation and report rollouts", ge=0, le=2)
     clip_low: float = setting(0.2, help="how far the ratio may fall below 1", gt=0, lt=1)
     clip_high: float = setting(0.28, help="how far the ratio may rise above 1", gt=0)
@@ -33,12 +36,16 @@ class GrpoConfig:
     loss: str = setting(
         "token", help="what weighs the same in the loss: each token, or each rollout", choices=("token", "sequence")
     )
-    inner_epochs: int = setting(1, help="passes over a step's rollouts", ge=1)
-    mini_batches: int = setting(1, help="updates in one pass, each on its share of the groups", ge=1)
-    tokens_per_batch: int = setting(8192, help="tokens in one forward pass; gradients add up over passes", ge=64)
+    inner_epochs: int = setting(1, help="passes over a step's rollouts", ge=1, le=1000)
+    mini_batches: int = setting(1, help="updates in one pass, each on its share of the groups", ge=1, le=1000)
+    tokens_per_batch: int = setting(
+        8192, help="tokens in one forward pass; gradients add up over passes", ge=64, le=1 << 24
+    )
     dtype: str = setting("auto", help="what is computed in; weights stay fp32", choices=("auto", "float32", "bfloat16"))
     gradient_checkpointing: bool = setting(False, help="compute activations twice to save memory")
-    lora_rank: int = setting(0, help="train adapters of this rank instead of all weights; 0 for all weights", ge=0)
+    lora_rank: int = setting(
+        0, help="train adapters of this rank instead of all weights; 0 for all weights", ge=0, le=4096
+    )
     lora_alpha: int = setting(16, help="adapters are scaled by this over their rank", ge=1)
     lora_targets: str = setting("all-linear", help="modules that get adapters, with commas between")
     validate_every: int = setting(10, help="validate after every so many steps; 0 for never", ge=0)
@@ -48,13 +55,24 @@ class GrpoConfig:
         "last", help="weights that the run ends with: the last, or the best in validation", choices=("last", "best")
     )
     max_length: int = setting(
-        0, help="context of the server in tokens, at most the model's; 0 for the model's own", ge=0
+        0, help="context of the server in tokens, at most the model's; 0 for the model's own", ge=0, le=1 << 24
     )
-    server_batch: int = setting(64, help="most requests that the server samples at once", ge=1)
-    server_threads: int = setting(0, help="torch threads of the server on a CPU; 0 for 1", ge=0)
+    server_batch: int = setting(64, help="most requests that the server samples at once", ge=1, le=4096)
+    server_threads: int = setting(0, help="torch threads of the server on a CPU; 0 for 1", ge=0, le=1024)
     server_host: str = setting("127.0.0.1", help="address that the server listens on")
     server_port: int = setting(0, help="port that the server listens on; 0 for a free one", ge=0, le=65535)
     kv_cache_mb: int = setting(
-        0, help="MiB for keys and values of requests that run; others wait. 0 for a quarter of the device's", ge=0
+        0,
+        help="MiB for keys and values of requests that run; others wait. 0 for a quarter of the device's",
+        ge=0,
+        le=1 << 24,
     )
-    prompt_cache_mb: int = setting(256, help="MiB for prompts that are kept for reuse", ge=0)
+    prompt_cache_mb: int = setting(256, help="MiB for prompts that are kept for reuse", ge=0, le=1 << 24)
+
+    def __attrs_post_init__(self) -> None:
+        rollouts = self.tasks_per_step * self.group_size
+        if rollouts > MOST_ROLLOUTS:
+            raise ValueError(
+                f"tasks_per_step × group_size is {rollouts} rollouts a step; at most {MOST_ROLLOUTS}: all of them are "
+                "held in memory until the update"
+            )

@@ -6,9 +6,9 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import jinja2
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from agentrig_grpo.server import protocol
-from agentrig_grpo.server.chat import Chat, StopStrings
+from agentrig_grpo.server.chat import Chat, StopStrings, TooLong
 from agentrig_grpo.server.engine import Engine, Request
 from agentrig_grpo.server.protocol import ApiError, ChatRequest
 
@@ -48,6 +48,8 @@ class Api:
         self._slots_waiting = slots_waiting
         self._wake = asyncio.Event()
         self._open = 0
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+        self._rendering: dict[str, asyncio.Future[tuple[int, ...]]] = {}
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -76,10 +78,11 @@ class Api:
         request = protocol.parse(await http.body(), model=self.model)
         if self._open + request.n > self._slots_waiting:
             raise ApiError("too many requests are waiting; try again later", status=429, code="rate_limit_exceeded")
+        self._open += request.n
         try:
-            prompt = self.chat.prompt_ids(request.messages)
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise ApiError(f"the chat template refuses these messages: {error}", param="messages") from None
+            prompt = await self._prompt(request)
+        finally:
+            self._open -= request.n
         choices = protocol.requests_of(request, prompt, self.chat, max_length=self.max_length)
         if request.stream:
             return StreamingResponse(self._stream(request, choices), media_type="text/event-stream")
@@ -87,6 +90,28 @@ class Api:
         _raise_failures(choices)
         body = protocol.response(request, choices, self.chat, model=self.model)
         return Response(body, media_type="application/json")
+
+    async def _prompt(self, request: ChatRequest) -> tuple[int, ...]:
+        """Return the prompt's token ids; a thread beside the event loop makes them, once for all who ask the same."""
+        conversation = self.chat.conversation(request.messages)
+        ids = self.chat.kept(conversation)
+        if ids is not None:
+            return ids
+        made = self._rendering.get(conversation)
+        if made is None:
+            loop = asyncio.get_running_loop()
+            made = loop.run_in_executor(self._threads, self.chat.render, conversation, self.max_length)
+            self._rendering[conversation] = made
+            made.add_done_callback(lambda _: self._rendering.pop(conversation, None))
+        try:
+            # One who hangs up must not take the prompt away from the others.
+            ids = await asyncio.shield(made)
+        except TooLong as error:
+            raise protocol.too_long(f"at least {error.tokens}", request, self.max_length) from None
+        except ValueError as error:
+            raise ApiError(str(error), param="messages") from None
+        self.chat.keep(conversation, ids)
+        return ids
 
     def _submit(self, choices: list[Request]) -> None:
         self._open += len(choices)

@@ -13,6 +13,26 @@ KEPT_TOKENS = 1 << 20
 """Tokens of prompts that are kept for the next request with the same messages; about 36 bytes each."""
 
 
+SURELY = 16
+"""Characters a token by which a prompt's beginning is tokenized first, to refuse what is much too long early."""
+
+
+class TooLong(Exception):
+    """A prompt is longer than the context.
+
+    Args:
+        tokens: How many it has at least.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(tokens)
+        self.tokens = tokens
+
+
+def _key(conversation: str) -> bytes:
+    return hashlib.blake2b(conversation.encode(), digest_size=16).digest()
+
+
 class Chat:
     """A tokenizer with the few things that the server needs, cached.
 
@@ -27,29 +47,66 @@ class Chat:
         # A group asks the same thing n times, and its prompt is rendered once.
         self._prompts: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
         self._kept = 0
+        # No token stands for more characters than its name has: byte-level names have one for each byte.
+        self._longest = max(map(len, tokenizer.get_vocab()))
         self._piece = lru_cache(maxsize=None)(self._decode_one)
 
-    def prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """Return the token ids of a conversation, with the generation prompt at its end.
-
-        Raises:
-            jinja2.TemplateError: The template refuses the conversation (roles out of order, …).
-        """
-        text = json.dumps(messages, sort_keys=True)
-        key = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        ids = self._prompts.pop(key, None)
+    def prompt_ids(self, messages: Sequence[Mapping[str, Any]], max_length: int = 1 << 24) -> tuple[int, ...]:
+        """Return the token ids of messages at once, kept or rendered; see `render` for the errors."""
+        conversation = self.conversation(messages)
+        ids = self.kept(conversation)
         if ids is None:
-            ids = self._render(text)
-            self._kept += len(ids)
-        self._prompts[key] = ids
-        while self._kept > KEPT_TOKENS:
-            self._kept -= len(self._prompts.popitem(last=False)[1])
+            ids = self.render(conversation, max_length)
+            self.keep(conversation, ids)
         return ids
 
-    def _render(self, messages: str) -> tuple[int, ...]:
-        text = self.tokenizer.apply_chat_template(json.loads(messages), add_generation_prompt=True, tokenize=False)
-        # The template writes the special tokens itself.
-        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+    def conversation(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the messages as the text that `kept`, `render` and `keep` take."""
+        return json.dumps(messages, sort_keys=True)
+
+    def kept(self, conversation: str) -> tuple[int, ...] | None:
+        """Return the token ids of a conversation that was asked for lately, or None."""
+        key = _key(conversation)
+        ids = self._prompts.get(key)
+        if ids is not None:
+            self._prompts.move_to_end(key)
+        return ids
+
+    def keep(self, conversation: str, ids: tuple[int, ...]) -> None:
+        """Keep the token ids of a conversation for the next request with it."""
+        self._kept += len(ids) - len(self._prompts.pop(_key(conversation), ()))
+        self._prompts[_key(conversation)] = ids
+        while self._kept > KEPT_TOKENS:
+            self._kept -= len(self._prompts.popitem(last=False)[1])
+
+    def render(self, conversation: str, max_length: int) -> tuple[int, ...]:
+        """Return the token ids of a conversation, with the generation prompt at its end; may be called in any thread.
+
+        Raises:
+            TooLong: It surely has more than `max_length` tokens; a text of that length is not tokenized to its end.
+            ValueError: The template refuses the conversation (roles out of order, …), or the tokenizer does.
+        """
+        try:
+            text = self.tokenizer.apply_chat_template(
+                json.loads(conversation), add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # a template can raise anything, and does so about these messages
+            raise ValueError(f"the chat template refuses these messages: {type(error).__name__}: {error}") from error
+        if len(text) > max_length * self._longest:
+            raise TooLong(len(text) // self._longest)
+        start = text[: SURELY * max_length]
+        if len(start) < len(text):
+            tokens = len(self._encode(start))
+            if tokens > 2 * max_length:
+                raise TooLong(tokens)
+        return self._encode(text)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        try:
+            # The template writes the special tokens itself.
+            return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+        except BaseException as error:  # a panic of the tokenizer's own language is no Exception
+            raise ValueError(f"the tokenizer refuses this prompt: {type(error).__name__}: {error}") from error
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens left out."""

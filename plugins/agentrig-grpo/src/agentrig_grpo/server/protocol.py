@@ -11,8 +11,10 @@ from typing import Any
 import attrs
 
 from agentrig.errors import nearest
+from agentrig_grpo.server import values
 from agentrig_grpo.server.chat import Chat, StopStrings
 from agentrig_grpo.server.engine import Request
+from agentrig_grpo.server.values import short
 
 IGNORED = frozenset(
     {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"}
@@ -34,6 +36,9 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "modalities": (["text"], None),
 }
 """Fields that this server doesn't implement, with the values that ask for nothing."""
+
+STOP_LIMIT = 512
+"""Most characters of a stop string: each is looked for after every token."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -77,16 +82,16 @@ def parse(body: bytes, *, model: str) -> ChatRequest:
         ApiError: Not JSON, a field that is unknown, wrong or not implemented; names the field.
     """
     try:
-        data = json.loads(body)
-    except ValueError as error:
-        raise ApiError(f"the body is not JSON: {error}") from None
+        data = values.read(body)
+    except values.BadValue as error:
+        raise ApiError(str(error), param=error.where or None) from None
     if not isinstance(data, dict):
         raise ApiError("the body must be a JSON object")
     fields = _Fields(data)
     asked = fields.take("model", str, None)
     if asked != model:
         raise ApiError(
-            f"the model {asked!r} does not exist; this server has {model!r}",
+            f"the model {short(asked)} does not exist; this server has {model!r}",
             param="model",
             status=404,
             code="model_not_found",
@@ -95,8 +100,15 @@ def parse(body: bytes, *, model: str) -> ChatRequest:
     limits = [fields.number(name, int, None, 1, None) for name in ("max_completion_tokens", "max_tokens")]
     stop = data.pop("stop", None)
     stops = [stop] if isinstance(stop, str) else stop or []
-    if not isinstance(stops, list) or len(stops) > 16 or not all(isinstance(s, str) and s for s in stops):
-        raise ApiError("stop must be a string or up to 16 strings, none of them empty", param="stop")
+    if (
+        not isinstance(stops, list)
+        or len(stops) > 16
+        or not all(isinstance(s, str) and 0 < len(s) <= STOP_LIMIT for s in stops)
+    ):
+        raise ApiError(
+            f"stop must be a string or up to 16 strings, none of them empty or longer than {STOP_LIMIT} characters",
+            param="stop",
+        )
     logprobs = fields.take("logprobs", bool, False)
     top_logprobs = fields.number("top_logprobs", int, 0, 0, 20)
     if top_logprobs and not logprobs:
@@ -148,7 +160,7 @@ class _Fields:
             raise ApiError(f"{name} must be {'an integer' if type_ is int else 'a number'}", param=name)
         if not low <= value or (high is not None and not value <= high):
             bounds = f"at least {low}" if high is None else f"between {low} and {high}"
-            raise ApiError(f"{name} is {value}; it must be {bounds}", param=name)
+            raise ApiError(f"{name} is {short(value)}; it must be {bounds}", param=name)
         return type_(value)
 
 
@@ -162,7 +174,7 @@ def _messages(messages: list[Any]) -> list[dict[str, Any]]:
             raise ApiError(f"{where} must be an object with role and content", param=where)
         if message.get("role") not in ROLES:
             raise ApiError(
-                f"{where}.role is {message.get('role')!r}; use one of {', '.join(ROLES)}", param=f"{where}.role"
+                f"{where}.role is {short(message.get('role'))}; use one of {', '.join(ROLES)}", param=f"{where}.role"
             )
         checked.append({**message, "content": _content(message.get("content"), f"{where}.content")})
     return checked
@@ -184,9 +196,20 @@ def _refuse_others(data: Mapping[str, Any]) -> None:
             continue
         if name not in NEUTRAL:
             known = [f.name for f in attrs.fields(ChatRequest)] + [*NEUTRAL, "return_token_ids", "model"]
-            raise ApiError(f"unknown field {name!r}.{nearest(name, known)}", param=name, code="unknown_parameter")
+            near = nearest(name[:100], known)
+            raise ApiError(f"unknown field {short(name)}.{near}", param=name[:100], code="unknown_parameter")
         if value not in NEUTRAL[name]:
-            raise ApiError(f"{name} = {value!r} is not implemented by this server", param=name)
+            raise ApiError(f"{name} = {short(value)} is not implemented by this server", param=name)
+
+
+def too_long(tokens: str, chat: ChatRequest, max_length: int) -> ApiError:
+    """Return the error of a prompt of so many tokens, or of what is asked for beside it."""
+    asked = f" and {chat.max_tokens} tokens were asked for" if chat.max_tokens else ""
+    return ApiError(
+        f"this model's context is {max_length} tokens; the prompt has {tokens}{asked}",
+        param="messages",
+        code="context_length_exceeded",
+    )
 
 
 def requests_of(chat: ChatRequest, prompt: tuple[int, ...], tokenizer: Chat, *, max_length: int) -> list[Request]:
@@ -197,12 +220,7 @@ def requests_of(chat: ChatRequest, prompt: tuple[int, ...], tokenizer: Chat, *, 
     """
     room = max_length - len(prompt)
     if room < 1 or (chat.max_tokens or 0) > room:
-        asked = f" and {chat.max_tokens} tokens were asked for" if chat.max_tokens else ""
-        raise ApiError(
-            f"this model's context is {max_length} tokens; the prompt has {len(prompt)}{asked}",
-            param="messages",
-            code="context_length_exceeded",
-        )
+        raise too_long(str(len(prompt)), chat, max_length)
     return [
         Request(
             prompt=prompt,
