@@ -9,6 +9,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -218,3 +219,69 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("AGENTRIG_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "there"))
     assert mini_sql.cache_folder() == tmp_path / "there" / "agentrig"
+
+
+def modes(folder: Path) -> dict[str, set[int]]:
+    return {
+        kind: {path.stat().st_mode & 0o777 for path in folder.glob(pattern)}
+        for kind, pattern in (("gold", "*.jsonl"), ("databases", "database/*/*.sqlite"))
+    }
+
+
+def test_gold_is_its_owners_alone_and_databases_are_read_only(tasks: MiniSql) -> None:
+    assert modes(tasks.folder) == {"gold": {0o600}, "databases": {0o444}}
+
+
+def test_a_cache_of_an_older_version_is_brought_to_that(tasks: MiniSql) -> None:
+    for path in tasks.folder.rglob("*.*"):
+        if path.is_file():
+            path.chmod(0o644)
+    tasks.load("dev")
+    assert modes(tasks.folder) == {"gold": {0o600}, "databases": {0o444}}
+
+
+AS_NOBODY = """
+import os, sqlite3, sys
+os.setgid(65534); os.setuid(65534)
+try:
+    open(sys.argv[1]).read()
+    print("read")
+except PermissionError:
+    print("refused")
+connection = sqlite3.connect("file:" + sys.argv[2] + "?mode=ro&immutable=1", uri=True)
+print(len(connection.execute("SELECT * FROM sqlite_master").fetchall()))
+(table,) = connection.execute("SELECT name FROM sqlite_master").fetchone()
+try:
+    sqlite3.connect(sys.argv[2]).execute("DROP TABLE " + table)
+    print("written")
+except sqlite3.OperationalError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_agent_in_a_sandbox_of_another_user_reads_databases_and_no_gold() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        tasks = MiniSql(MiniSqlConfig(cache=name))
+        task = tasks.load("dev")[0]
+        words = [sys.executable, "-c", AS_NOBODY, str(tasks.folder / "dev.jsonl"), task.input["database"]]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.splitlines() == ["refused", "2", "attempt to write a readonly database"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_cache_is_refused_in_words() -> None:
+    code = (
+        "import os, sys; from agentrig_spider.tasks.mini_sql import MiniSql, MiniSqlConfig\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "try: MiniSql(MiniSqlConfig(cache=sys.argv[1])).load('dev')\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        MiniSql(MiniSqlConfig(cache=name)).load("dev")
+        done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("AgentrigError")
+    assert "dev.jsonl can't be read" in done.stdout
+    assert "AGENTRIG_CACHE" in done.stdout

@@ -255,6 +255,24 @@ def test_the_rewards_score_outcomes(database: Path, name: str) -> None:
     assert "private['gold']" in batch[4].details["reason"]
 
 
+@pytest.mark.parametrize("name", ["spider-exec", "spider-exec-strict"])
+def test_nothing_is_judged_by_a_database_that_the_run_has_changed(database: Path, name: str) -> None:
+    """An empty database would make any prediction match."""
+    spec = {spec.name: spec for spec in specs()}[name]
+    reward = spec.build(spec.config())
+    asked = task(database, gold="SELECT name FROM band WHERE age > 30")
+    assert reward(asked, Outcome(answer="SELECT name FROM band WHERE age < 0"), 5.0).value == 0.0
+    connection = sqlite3.connect(database)
+    connection.execute("DELETE FROM band")
+    connection.commit()
+    connection.close()
+    again = [reward(asked, Outcome(answer="SELECT name FROM band WHERE age < 0"), 5.0)]
+    again += reward.score_many([(asked, Outcome(answer="SELECT name FROM band WHERE age < 0"))], 5.0)  # type: ignore[attr-defined]
+    assert [score.status for score in again] == ["invalid", "invalid"]
+    assert "band.sqlite was changed or replaced during the run" in again[0].details["reason"]
+    assert spec.build(spec.config())(asked, Outcome(answer="SELECT name FROM band WHERE age < 0"), 5.0).value == 1.0
+
+
 def test_settings_reach_the_reward(database: Path) -> None:
     spec = next(spec for spec in specs() if spec.name == "spider-exec")
     reward = spec.build(spec.config(timeout_s=0.2))

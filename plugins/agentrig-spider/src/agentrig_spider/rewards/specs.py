@@ -8,6 +8,7 @@ import attrs
 
 from agentrig import Outcome, RewardSpec, Score, Task, setting
 from agentrig_spider.rewards.exec_match import ExecMatch
+from agentrig_spider.sandbox import fingerprint
 
 
 @attrs.frozen(kw_only=True)
@@ -26,10 +27,15 @@ class StrictConfig(ExecMatchConfig):
 
 
 class ExecMatchReward:
-    """Scores outcomes whose answer is SQL; the database is in the task's input, the gold in its private part."""
+    """Scores outcomes whose answer is SQL; the database is in the task's input, the gold in its private part.
+
+    A database that is not what it was when the run first judged by it scores `invalid`: gold and prediction would be
+    run on what somebody, perhaps the agent, made of it.
+    """
 
     def __init__(self, match: ExecMatch) -> None:
         self._match = match
+        self._seen: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, task: Task, outcome: Outcome, budget_s: float) -> Score:
         """Score one outcome within `budget_s` wall seconds."""
@@ -50,8 +56,21 @@ class ExecMatchReward:
             scores[index] = score
         return [score for score in scores if score is not None]
 
-    @staticmethod
-    def _unfit(task: Task, outcome: Outcome) -> Score | None:
+    def _changed(self, database: str) -> str:
+        """Return what happened to a database since it was first used here; empty where nothing did."""
+        try:
+            mark = fingerprint(database)
+        except OSError:
+            return ""  # the match says what is wrong with it
+        now = (mark.device, mark.inode, mark.size, mark.modified)
+        if self._seen.setdefault(database, now) == now:
+            return ""
+        return (
+            f"the database {database} was changed or replaced during the run, so nothing can be judged by it: find "
+            "what writes to it (an agent that opens it itself should use mode=ro), restore it, make the file read-only"
+        )
+
+    def _unfit(self, task: Task, outcome: Outcome) -> Score | None:
         """Return the score of what can't be judged at all; None for the rest."""
         for where, key in (("input", "database"), ("private", "gold")):
             if not isinstance(getattr(task, where).get(key), str):
@@ -60,7 +79,8 @@ class ExecMatchReward:
             return Score.invalid(
                 f"the answer is no text but {type(outcome.answer).__name__}; the agent must return SQL as str"
             )
-        return None
+        changed = self._changed(task.input["database"])
+        return Score.invalid(changed) if changed else None
 
 
 def _official(config: ExecMatchConfig) -> ExecMatchReward:

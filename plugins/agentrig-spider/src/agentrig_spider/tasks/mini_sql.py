@@ -17,7 +17,7 @@ import attrs
 
 from agentrig import Task
 from agentrig.config import setting
-from agentrig.errors import ConfigError, nearest
+from agentrig.errors import AgentrigError, ConfigError, nearest
 from agentrig_spider.tasks.databases import rows_of, write_database
 from agentrig_spider.tasks.domains import SEEN, UNSEEN, Domain
 from agentrig_spider.tasks.questions import Question, Wording, questions_of
@@ -60,6 +60,7 @@ class MiniSql:
         folder = self._cache / "mini-sql" / f"v{FORMAT}-seed{self._seed}"
         if not folder.is_dir():
             generate(folder, seed=self._seed)
+        keep_apart(folder)  # an older version may have made it
         return folder
 
     def load(self, split: str) -> Sequence[Task]:
@@ -67,8 +68,14 @@ class MiniSql:
         if split not in SPLITS:
             raise ConfigError(f"mini-sql has no split {split!r}.{nearest(split, SPLITS)} It has {', '.join(SPLITS)}")
         folder = self.folder
-        with (folder / f"{split}.jsonl").open(encoding="utf-8") as lines:
-            return [_task(json.loads(line), folder) for line in lines]
+        try:
+            with (folder / f"{split}.jsonl").open(encoding="utf-8") as lines:
+                return [_task(json.loads(line), folder) for line in lines]
+        except PermissionError as error:
+            raise AgentrigError(
+                f"{error.filename} can't be read: it holds gold answers and is its owner's alone. Name a folder of "
+                "your own: tasks.cache=FOLDER, or AGENTRIG_CACHE"
+            ) from error
 
 
 def _task(row: Mapping[str, Any], folder: Path) -> Task:
@@ -93,6 +100,7 @@ def generate(target: Path, *, seed: int) -> None:
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         _generate(made, seed)
+        keep_apart(made)
         made.chmod(0o755)
         try:
             made.rename(target)
@@ -124,6 +132,20 @@ def _generate(folder: Path, seed: int) -> None:
         random.Random(f"mini-sql {seed} order {split}").shuffle(content)
         text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in content)
         (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
+
+
+def keep_apart(folder: Path) -> None:
+    """Let only this user read the files with gold answers, and nobody write the databases.
+
+    What another user owns, or lies on a disk that can't be written, stays as it is: this user's programs can't change
+    it either.
+    """
+    kept = [(path, 0o600) for path in folder.glob("*.jsonl")]
+    kept += [(path, 0o444) for path in folder.glob("database/*/*.sqlite")]
+    for path, mode in kept:
+        status = path.stat()
+        if status.st_mode & 0o777 != mode and status.st_uid == os.geteuid() and os.access(folder, os.W_OK):
+            path.chmod(mode)
 
 
 def _split(rng: random.Random) -> str:
