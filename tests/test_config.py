@@ -97,6 +97,16 @@ def test_swapping_forgets_the_recipes_own_keys(file: Callable[[str], str], toy_f
         ("steps=3", '"steps=3" is not an override; write section.key=value'),
         ("algorithm.steps", "is not an override"),
         ("hardware.thread=2", '[hardware] cpu (agentrig 0.1.0) has no key "thread". Did you mean "threads"?'),
+        ("runners.n=100000", "'n' must be <= 1024: 100000"),
+        ("runners.threads=100000", "'threads' must be <= 1024: 100000"),
+        ("algorithm.report=True", "expected bool (measure before and after)\n  Write algorithm.report=true"),
+        ("algorithm.report='False'", "Write algorithm.report=false"),
+        (
+            'algorithm.change="2e-6"',
+            "expected float (the weight change that it reports)\n  Write algorithm.change=2e-6",
+        ),
+        ("algorithm.steps='7'", "Write algorithm.steps=7"),
+        ("algorithm.steps=1e2", "Write algorithm.steps=100"),
         ("run.block=core", "[run] block = 'core' must be a list of strings"),
     ],
 )
@@ -111,6 +121,18 @@ def test_keys_of_automatic_hardware_are_checked_before_it_is_looked_for(toy_plan
         toy_plan("hardware.use=auto", "hardware.thread=2")
     plan = toy_plan("hardware.use=auto", "hardware.threads=2")
     assert (plan.components["hardware"].spec.name, plan.configs["hardware"].threads) == ("cpu", 2)
+
+
+def test_a_value_that_nobody_could_mean_gets_no_advice(toy_plan: Callable[..., Plan]) -> None:
+    for override in (
+        "algorithm.steps=three",
+        "algorithm.steps=1.5",
+        "algorithm.report=perhaps",
+        "algorithm.endpoint=3",
+    ):
+        with pytest.raises(ConfigError) as caught:
+            toy_plan(override)
+        assert "Write" not in str(caught.value)
 
 
 def test_a_choice_out_of_range_lists_the_choices(toy_plan: Callable[..., Plan]) -> None:

@@ -94,8 +94,8 @@ class RunSettings:
 class RunnerSettings:
     """Section `[runners]`: the processes that run the agent."""
 
-    n: int = setting(2, help="runner processes", ge=1)
-    threads: int = setting(8, help="rollouts at once in each runner", ge=1)
+    n: int = setting(2, help="runner processes; each holds the agent, often 100 MB and more", ge=1, le=1024)
+    threads: int = setting(8, help="rollouts at once in each runner", ge=1, le=1024)
     deadline_s: float = setting(
         120.0, help="seconds a rollout may take; then its runner is killed and the rollout is a failure", gt=0
     )
@@ -239,7 +239,7 @@ def structure(cls: type[C], keys: Mapping[str, Any], *, owner: str, section: str
         except Exception as error:
             raise ConfigError(
                 f"[{section}] {key} = {value!r} does not fit {owner}: expected {_type_name(fields[key].type)}"
-                f" ({fields[key].metadata.get('help', '')})"
+                f" ({fields[key].metadata.get('help', '')}){meant(value, fields[key].type, f'{section}.{key}')}"
             ) from error
     missing = [n for n, f in fields.items() if f.default is attrs.NOTHING and n not in values]
     if missing:
@@ -256,6 +256,20 @@ def _secret(source: Any, where: str) -> Secret | None:
         return None if source is None else Secret.read(source)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def meant(value: Any, type_: Any, key: str) -> str:
+    """Return what to write for a value that was pasted as Python or with quotes (`True`, `"2e-6"`, `1e2`), or ''."""
+    text = str(value).strip().strip("\"'")
+    for written in (text, text.lower(), text.removesuffix(".0")):
+        try:
+            _converter().structure(tomllib.loads(f"x = {written}")["x"], type_)
+        except Exception:  # not this one: it is only a guess
+            continue
+        return f"\n  Write {key}={written}"
+    if isinstance(value, float) and value.is_integer() and type_ is int:
+        return f"\n  Write {key}={int(value)}"
+    return ""
 
 
 def _type_name(type_: Any) -> str:

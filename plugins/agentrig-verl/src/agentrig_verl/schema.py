@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrig.config import meant
 from agentrig.errors import ConfigError, nearest
 
 MODEL = "actor_rollout_ref.model"
@@ -255,6 +256,7 @@ def _check(config: Any, key: str, value: Any, known: list[str]) -> Any:
     if old is not None and value is not None and not _fits(old, value):
         raise ConfigError(
             f"[algorithm] verl: {key} = {value!r} does not fit; verl's own value is {old!r} ({type(old).__name__})"
+            f"{meant(value, type(old), f'algorithm.verl.{key}')}"
         )
     if isinstance(value, str) and isinstance(old, int | float):
         return int(value) if re.fullmatch(r"[+-]?\d+", value) else float(value)
