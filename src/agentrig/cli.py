@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
+from agentrig.ends import Interrupted, handling, interrupt, leave
 from agentrig.errors import AgentrigError, nearest
 
 if TYPE_CHECKING:
@@ -72,9 +73,10 @@ class Group(NearestGroup):
             formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; errors that a user can mend end in exit status 1 and their message."""
+        """Run a command; errors that a user can mend end in exit status 1, signals in 128 plus their number."""
         try:
-            return super().invoke(ctx)
+            with handling(interrupt):
+                return super().invoke(ctx)
         except AgentrigError as error:
             from agentrig.text import storable
 
@@ -82,7 +84,10 @@ class Group(NearestGroup):
             ctx.exit(1)
         except KeyboardInterrupt as error:
             click.echo(f"agentrig: {str(error) or 'interrupted'}", err=True)
-            ctx.exit(130)
+            status = error.exit_status if isinstance(error, Interrupted) else 130
+            if isinstance(error, Interrupted) and error.abandoned:
+                leave(status)
+            ctx.exit(status)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -19,10 +19,12 @@ from agentrig.agents import Endpoint, without_proxy
 from agentrig.algorithms import Algorithm, Mode, Rollout
 from agentrig.checks import count_failures, warn_of_sampling
 from agentrig.config import Plan
+from agentrig.ends import Interrupted, handling, name_of
 from agentrig.errors import AgentrigError, ConfigError, nearest
 from agentrig.report.figures import wilson
 from agentrig.rewards import Scorer
 from agentrig.run import first_runner, make_engine, ready_hardware
+from agentrig.scratch import temporary_files
 from agentrig.splits import load_split, split_of, task_set
 from agentrig.tasks import Task
 
@@ -137,7 +139,7 @@ def evaluate(
     scorer = Scorer(plan.build("reward"), budget_s=plan.run.reward_budget_s)
     adapter = plan.build("adapter")
     figures = _Figures()
-    with first_runner(plan) as pool:  # before the model's server starts
+    with temporary_files(), first_runner(plan) as pool:  # before the model's server starts
         engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, pool=pool)
         serving: AbstractContextManager[Endpoint]
         if endpoint is not None:
@@ -160,7 +162,11 @@ def evaluate(
                         figures.add(rollout, keep=keep)
                 figures.end = time.perf_counter()
 
-        runtime.run(body)
+        def end(number: int, frame: Any) -> None:
+            runtime.abort(Interrupted(number, f"interrupted by {name_of(number)}"))
+
+        with handling(end):
+            runtime.run(body)
     return figures.result()
 
 

@@ -47,6 +47,7 @@ class Lock:
         os.write(descriptor, json.dumps(facts).encode() + b"\n")
         self._descriptor = descriptor
         self._close = weakref.finalize(self, os.close, descriptor)
+        self._close.atexit = False  # the kernel does it
         _held.add(self)
         return True
 

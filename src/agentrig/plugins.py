@@ -322,6 +322,8 @@ def load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise PluginError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # modules beside it; last, so that they hide none of Python's
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)

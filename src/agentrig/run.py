@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,6 +17,7 @@ from agentrig.adapters import Adapter
 from agentrig.algorithms import Algorithm
 from agentrig.building import built
 from agentrig.config import Plan, resolve
+from agentrig.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError, RunStopped
 from agentrig.hardware import Hardware, select
 from agentrig.observers import RunEnd, RunError
@@ -25,6 +25,7 @@ from agentrig.past import Past, begin, check_format, read_past, with_cure
 from agentrig.report import build_report
 from agentrig.rewards import Scorer
 from agentrig.rundir import RunDirectory, agentrig_version, manifest, manifest_changes, run_name
+from agentrig.scratch import temporary_files
 from agentrig.splits import load_splits, split_warnings
 from agentrig.workers import AgentPlan, Pool
 
@@ -50,9 +51,11 @@ def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = Non
     Raises:
         agentrig.errors.RunStopped: The run would have learned nothing; the message says what was seen.
         agentrig.errors.AgentrigError: Something that the user can mend.
-        KeyboardInterrupt: Ctrl-C; the step under way was finished and a checkpoint is there.
+        agentrig.ends.Interrupted: Ctrl-C, SIGTERM or SIGHUP; the step under way was finished and a checkpoint is there.
     """
     with ExitStack() as ending:
+        ending.enter_context(handling(interrupt))  # later, and as long as there is something to save: RunSignals
+        ending.enter_context(temporary_files())
         return _train(plan, resume, from_step, ending)
 
 
@@ -105,6 +108,8 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
 
     def begin_again() -> None:
         runtime.wait_for_agent()
+        if session.stopping:
+            raise KeyboardInterrupt("interrupted while the run started")
         begin(run, plan, facts, past)
 
     def body() -> None:
@@ -126,31 +131,38 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     )
 
     # Roll out and learn, until the algorithm is done.
+    signals = RunSignals(session, runtime.abort)
+    ending.enter_context(handling(signals))
     complete, report_error = False, ""
     try:
-        with interrupt_stops(session):
-            runtime.run(body)
+        runtime.run(body)
         complete = not session.stopping
     except BaseException as error:
         plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=error))
         if session.begun or not resume:
+            kind = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__
             with noted():
-                run.write_json("error.json", {"error": type(error).__name__, "message": str(error)})
+                run.write_json("error.json", {"error": kind, "message": str(error)})
         elif isinstance(error, CheckpointDamaged):
             raise with_cure(error, run) from error.__cause__
         raise
     finally:
+        signals.writing = True
         if session.begun or not resume:
             wall_s = time.perf_counter() - start + sum(line["step_s"] for line in past.lines)
             with noted() if not complete else nullcontext():
                 if session.lines:
                     run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
-            report_error = try_report(run.path)
+            if session.lines or not isinstance(sys.exception(), KeyboardInterrupt):
+                report_error = try_report(run.path)
     summary: dict[str, Any] = run.read_json("summary.json")
-    if session.stopping:
-        plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=KeyboardInterrupt()))
-        raise KeyboardInterrupt(f"ended early; go on with: agentrig train --resume {run.path}")
-    plan.registry.notify("on_run_end", event=RunEnd(directory=run.path, summary=summary, report_error=report_error))
+    early = f"ended early; go on with: agentrig train --resume {run.path}"
+    if complete:
+        plan.registry.notify("on_run_end", event=RunEnd(directory=run.path, summary=summary, report_error=report_error))
+    else:
+        plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=KeyboardInterrupt(early)))
+    if signals.first is not None:
+        raise Interrupted(signals.first, "the run has ended, and its report is written" if complete else early)
     return summary
 
 
@@ -330,28 +342,6 @@ def agent_plan(plan: Plan) -> AgentPlan:
         block=tuple(plan.run.block),
         environment=(*spec.environment, *plan.runners.environment),
     )
-
-
-@contextmanager
-def interrupt_stops(session: Any) -> Iterator[None]:
-    """Make the first Ctrl-C ask the algorithm to end after this step, the second one raise."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ask(signum: int, frame: Any) -> None:
-        if session.stopping:
-            signal.signal(signal.SIGINT, before)
-            session.runtime.abort()
-            raise KeyboardInterrupt
-        session.stopping = True
-        log.warning("ending after this step; Ctrl-C once more ends at once")
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 __all__ = ["RunStopped", "resume_plan", "train"]

@@ -7,15 +7,18 @@ and a runner and takes them down. The runner here is a `Runner` of theirs that h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from agentrig.adapters import Adapter
 from agentrig.agents import Endpoint
+from agentrig.ends import Interrupted
 from agentrig.errors import AgentrigError
 from agentrig.lightning_import import import_lightning
 from agentrig.recording import current, plain
@@ -47,6 +50,9 @@ T = TypeVar("T")
 
 IDLE_POLL_S = 0.02
 """How long the runner sleeps when there is nothing to do; Agent Lightning's own polls every 5 s."""
+
+UNWIND_S = 5.0
+"""How long an interrupted body may take to let go of its server and the like."""
 
 MODES = {"train": "train", "validation": "val", "report": "test", "dev": "val"}
 
@@ -272,24 +278,47 @@ def lightning_llm(endpoint: Endpoint, *, ours: bool = True) -> LLM:
 
 
 class _Body(Algorithm):
-    """Lets our code be what Agent Lightning's Trainer takes for its algorithm."""
+    """Lets our code be what Agent Lightning's Trainer takes for its algorithm.
+
+    It runs in a thread that can be abandoned: one that is stuck, in a server's start or an update, must not keep a
+    run that is told to end.
+    """
 
     def __init__(self, body: Callable[[], None]) -> None:
         super().__init__()
         self._body = body
+        self._abandoned = False
+        self._wake: Callable[[], None] = lambda: None
+        self.thread = threading.Thread(target=self._guarded, name="algorithm", daemon=True)
         self.error: BaseException | None = None
 
     def is_async(self) -> bool:
         return True
 
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
-        def guarded() -> None:
-            try:
-                self._body()
-            except BaseException as error:
-                self.error = error
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
-        await asyncio.to_thread(guarded)
+        def wake() -> None:
+            loop.call_soon_threadsafe(ended.set)
+
+        self._wake = wake
+        if not self._abandoned:
+            self.thread.start()
+            await ended.wait()
+
+    def abandon(self) -> None:
+        """Wait for the thread no longer. Safe in a signal handler."""
+        self._abandoned = True
+        self._wake()
+
+    def _guarded(self) -> None:
+        try:
+            self._body()
+        except BaseException as error:
+            self.error = error
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop of an abandoned body is closed
+                self._wake()
 
 
 class RecorderTracer(Tracer):
@@ -369,11 +398,13 @@ class Runtime:
         self.reward_of: Callable[[Result, Mapping[str, Any]], float | None] | None = None
         self.trainer: Any = None
         self._resources: dict[str, str] = {}
-        self._aborted = False
+        self._aborted: Interrupted | None = None
+        self._body: Any = None
+        self._fitting = False
 
     def run(self, body: Callable[[], None]) -> None:
         """Bring runners up, call `body` in a thread, take everything down; raises what `body` raised."""
-        algorithm = _Body(body)
+        algorithm = self._body = _Body(body)
         runner = PoolRunner(self.pool, self._judge, self._hand_over, self.results.put)
         strategy = SharedMemoryExecutionStrategy(
             n_runners=1, main_thread="algorithm", managed_store=False, graceful_delay=0.5, join_timeout=5.0
@@ -387,20 +418,29 @@ class Runtime:
             tracer=RecorderTracer(),
             adapter=SpanAdapter(lambda trace: ()),
         )
-        self.pool.start()
         try:
-            self.trainer.fit(LitAgent())
+            self.pool.start()
+            self._fitting = True
+            if self._aborted is None:
+                self.trainer.fit(LitAgent())
         finally:
+            self._fitting = False
             self.pool.close()
-        if self._aborted:  # Agent Lightning has swallowed the KeyboardInterrupt
-            raise KeyboardInterrupt("ended at once")
+        if self._aborted is not None:
+            if algorithm.thread.is_alive():
+                algorithm.thread.join(UNWIND_S)
+            self._aborted.abandoned = algorithm.thread.is_alive()
+            raise self._aborted
         if algorithm.error is not None:
             raise algorithm.error
 
-    def abort(self) -> None:
-        """Make `body` end if it waits for rollouts: its thread would keep the process. Safe in a signal handler."""
-        self._aborted = True
+    def abort(self, error: Interrupted) -> None:
+        """Make `run` end at once and raise that error; for a signal handler, in the thread of `run`."""
+        self._aborted = error
         self.results.put(AgentrigError("the run was interrupted"))
+        if not self._fitting:
+            raise error
+        self._body.abandon()
 
     def wait_for_agent(self) -> None:
         """Wait until a runner has built the agent; the pool itself limits how long that may take.

@@ -6,6 +6,7 @@ Nothing here knows Agent Lightning: `runtime` feeds a pool from the store and fi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import logging
@@ -17,15 +18,19 @@ import re
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 
 from agentrig.agents import Agent, Endpoint, Outcome, without_proxy
-from agentrig.confine import BASE, confine, declared, hint, start_forkserver, withheld
+from agentrig.confine import BASE, confine, declared, hint, withheld
+from agentrig.ends import SIGNALS
 from agentrig.errors import AgentFailure, AgentrigError, place_of
+from agentrig.families import MARK, end_families, lead
+from agentrig.forks import SAFE_PATH_KEPT, start_process
 from agentrig.pools import BasePool, Worker
 from agentrig.text import cut, storable, words_of
 from agentrig.traces import Trace
@@ -220,7 +225,7 @@ def worker_main(
     """Run in a runner process: build the agent, then run what comes through the pipe, until it closes."""
     from agentrig.recording import install
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the runners
+    own_family()
     confine(plan.environment, environment, absent)
     try:
         install()  # now, so that no rollout's deadline pays for its imports
@@ -229,7 +234,7 @@ def worker_main(
         own = isinstance(error, AgentrigError)
         text = storable(str(error)) if own else f"no runner can start: {words_of(error)}"
         pipe.send(("failed", text + hint(text)))
-        return
+        leave_no_family()
     pipe.send(("ready", os.getpid()))
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     lock = threading.Lock()
@@ -252,13 +257,30 @@ def worker_main(
         if message is None:
             break
         jobs.put(message)
-    os._exit(0)  # threads may hang in the agent; nothing of value is left in this process
+    leave_no_family()  # threads may hang in the agent; nothing of value is left in this process
+
+
+def own_family() -> None:
+    """Make this process the head of all that its agent will start, and leave signals to the run, which ends it."""
+    lead()
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: None)  # not ignored: what the agent starts would ignore them too
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    if os.environ.pop(SAFE_PATH_KEPT, None) is None:
+        os.environ.pop("PYTHONSAFEPATH", None)  # it was for the start of this process
+
+
+def leave_no_family() -> NoReturn:
+    """End this process and what its agent has started."""
+    end_families([os.getpid()], [os.environ.get(MARK, "")])
+    os._exit(0)
 
 
 @attrs.define(eq=False)
 class _Worker(Worker):
     process: Any
     pipe: Connection
+    mark: str
 
 
 class Pool(BasePool[_Worker]):
@@ -306,25 +328,31 @@ class Pool(BasePool[_Worker]):
         return [w.process.pid for w in self._workers]
 
     def close(self) -> None:
-        """End all runners; what they were doing is lost."""
-        for worker in self._workers:
-            worker.process.kill()  # all of them before one is waited for
+        """End all runners and what they have started; what they were doing is lost."""
+        self._end(self._workers)
+        self._workers.clear()
         super().close()
 
     def _spawn(self) -> _Worker:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=worker_main, args=(theirs, self._plan, self._threads, self._environment, self._absent), daemon=True
-        )
-        start_forkserver()
-        process.start()
-        theirs.close()
-        return _Worker(process, ours, title=f"runner {process.pid}")
+        mark = uuid.uuid4().hex
+        environment = {**self._environment, MARK: mark}
+        ours, process = start_process(self._context, worker_main, self._plan, self._threads, environment, self._absent)
+        return _Worker(process, ours, mark, title=f"runner {process.pid}")
 
     def _kill(self, worker: _Worker) -> None:
-        worker.process.kill()
-        worker.process.join()
-        worker.pipe.close()
+        self._end([worker])
+
+    def _end(self, workers: Sequence[_Worker]) -> None:
+        if not workers:
+            return
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.process.pid, signal.SIGSTOP)  # what it starts no more need not be looked for
+        end_families([w.process.pid for w in workers], [w.mark for w in workers])
+        for worker in workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
 
     def _send(self, worker: _Worker, job: Job) -> bool:
         try:
@@ -367,6 +395,7 @@ class Pool(BasePool[_Worker]):
         """Bury a process that ended, with its exit code."""
         worker.process.join()
         worker.pipe.close()
+        end_families([worker.process.pid], [worker.mark])
         code = f"(exit code {worker.process.exitcode})"
         failed = self._bury(
             worker,

@@ -48,7 +48,7 @@ def ask(code: str, *arguments: str, environ: Mapping[str, str] | None = None, ti
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
+            [sys.executable, "-P", "-c", code, *arguments],
             capture_output=True,
             text=True,
             timeout=timeout_s,

@@ -23,7 +23,7 @@ PASSED = (
 )
 """Passed on to the workers of a cluster that was started elsewhere."""
 
-STOP = [sys.executable, "-m", "ray.scripts.scripts", "stop"]
+STOP = [sys.executable, "-P", "-m", "ray.scripts.scripts", "stop"]
 """`ray stop`, of this environment, which need not be on PATH."""
 
 

@@ -48,7 +48,7 @@ def serve_model(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model, "--host", "127.0.0.1"]
+    command = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", model, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--dtype", dtype, "--gpu-memory-utilization", str(memory)]
     command += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
     if max_model_len is not None:

@@ -2,7 +2,7 @@
 
 The first argument is its end of the private line to the run (see `channel`), the second the run's process. It
 gets its settings and the key over the line, answers with the port or an error, then takes new weights from it,
-and serves until the run is gone or sends SIGTERM.
+and serves until the run is gone or kills it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import functools
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agentrig.ends import SIGNALS
 from agentrig.errors import AgentrigError
 from agentrig_grpo.server.channel import Channel
 
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 def main() -> None:
     """Run the server process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # A terminal and Slurm send these to all processes of a run, whose step under way still needs its server.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     channel, parent = Channel.inherited(int(sys.argv[1])), int(sys.argv[2])
     guard = Path(__file__).with_name("guard.py")
     subprocess.Popen([sys.executable, "-I", "-S", str(guard), str(parent)], stdin=subprocess.DEVNULL)
@@ -100,7 +104,7 @@ async def _serve(api: Any, listener: socket.socket, channel: Channel, host: str,
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
-            """Leave signals as they are: SIGTERM ends this process at once, and it has nothing to save."""
+            """Leave signals as they are: blocked."""
             yield
 
     port = listener.getsockname()[1]

@@ -236,12 +236,8 @@ class LLMServer:
         if self._process is None:
             return
         if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            self._process.kill()  # it has nothing to save, and leaves other signals to its run
+            self._process.wait()
         if self._channel is not None:
             self._channel.close()
             self._channel = None

@@ -1,0 +1,111 @@
+"""How a command ends before its time: by Ctrl-C, SIGTERM or SIGHUP, while it starts and later."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+log = logging.getLogger(__name__)
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""What asks a process to end: a person, Slurm or Kubernetes, a terminal that closes."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended a command.
+
+    Args:
+        number: The signal's number.
+        message: What became of the command, and what to do.
+
+    Attributes:
+        abandoned: Whether a thread still works that nothing could end; see `leave`.
+    """
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.number = number
+        self.abandoned = False
+
+    @property
+    def exit_status(self) -> int:
+        """128 plus the signal's number, as a shell has it: 130, 143 or 129."""
+        return 128 + self.number
+
+
+def name_of(number: int) -> str:
+    """Return what a signal is called: `Ctrl-C`, `SIGTERM`, `SIGHUP`."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+@contextmanager
+def handling(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let a handler take the signals; without effect in other threads than the main one.
+
+    A SIGTERM or SIGHUP that was ignored before stays ignored: that is what `nohup` asks for.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {}
+    for number in SIGNALS:
+        if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, signal.SIG_DFL if old is None else old)
+
+
+def interrupt(number: int, frame: Any) -> NoReturn:
+    """Raise `Interrupted`: the handler of a command that has nothing to save."""
+    raise Interrupted(number, f"interrupted by {name_of(number)}")
+
+
+class RunSignals:
+    """The handler of a run.
+
+    While the run starts, the first signal ends it: there is nothing to save. Later the first one lets the step under
+    way end, the second one ends the run at once. While summary and report are written the first one waits for them.
+
+    Args:
+        session: The run's session; its `stopping` is set.
+        abort: Ends the run's work at once, with the error that it gets.
+    """
+
+    def __init__(self, session: Any, abort: Callable[[Interrupted], None]) -> None:
+        self._session, self._abort = session, abort
+        self.first: int | None = None
+        self.writing = False
+
+    def __call__(self, number: int, frame: Any) -> None:
+        """Take a signal."""
+        again, self.first = self.first is not None, self.first or number
+        if self.writing:
+            if again:
+                raise Interrupted(number, "ended at once")
+            log.warning("%s: the summary and the report are written first; once more ends at once", name_of(number))
+            return
+        self._session.stopping = True
+        if again:
+            self._abort(Interrupted(self.first, "ended at once"))
+        elif not self._session.begun:
+            self._abort(Interrupted(number, f"interrupted by {name_of(number)} while the run started"))
+        else:
+            log.warning("%s: ending after this step; %s once more ends at once", name_of(number), name_of(number))
+
+
+def leave(status: int) -> NoReturn:
+    """End this process though a thread of it still works, after what must be done at its end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    atexit._run_exitfuncs()
+    os._exit(status)

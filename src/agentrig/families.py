@@ -1,0 +1,67 @@
+"""What a runner's agent has started: found, and ended with its runner, however it was detached."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection
+
+import psutil
+
+MARK = "AGENTRIG_RUNNER"
+"""Set in the environment of all that a runner starts: which runner it was."""
+
+ROUNDS = 5
+"""How often to look again for what was started meanwhile."""
+
+
+def lead() -> None:
+    """Make this process the leader of a session of its own, so that a terminal's signals do not reach it."""
+    with contextlib.suppress(PermissionError):  # it leads one already
+        os.setsid()
+
+
+def end_families(leaders: Collection[int], marks: Collection[str]) -> None:
+    """Kill what runners have started: their descendants, their sessions, and what carries their marks.
+
+    Args:
+        leaders: The runners' process ids; they are killed too, unless it is this process that calls.
+        marks: Their values of `MARK`.
+    """
+    own = os.getpid()
+    for _ in range(ROUNDS):
+        found = {p.pid: p for p in psutil.process_iter() if _belongs(p, leaders, marks)}
+        for leader in leaders:
+            with contextlib.suppress(psutil.Error):
+                found |= {p.pid: p for p in psutil.Process(leader).children(recursive=True)}
+        found.pop(own, None)
+        if not found:
+            return
+        for process in found.values():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(list(found.values()), timeout=0.2)
+
+
+def marked(name: str, value: str) -> list[psutil.Process]:
+    """Return the processes of this user that were started with an environment variable of that value."""
+    return [p for p in psutil.process_iter() if _variable(p, name) == value]
+
+
+def _belongs(process: psutil.Process, leaders: Collection[int], marks: Collection[str]) -> bool:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return os.getsid(process.pid) in leaders or _variable(process, MARK) in marks
+    except (psutil.Error, OSError):
+        return False
+
+
+def _variable(process: psutil.Process, name: str) -> str | None:
+    try:
+        if process.uids().real != os.getuid():
+            return None
+        value: str | None = process.environ().get(name)
+        return value
+    except (psutil.Error, OSError):  # another user's, or gone meanwhile
+        return None

@@ -1,0 +1,25 @@
+"""An agent that leaves processes behind, and one whose runners cannot be forked; with a module beside this file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import beside  # what a user's own plugin does
+
+from agentrig import AgentSpec, hookimpl
+
+DETACH = "import os, sys, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\ntime.sleep(600)\n"
+
+
+def parent(task_input, endpoint):
+    """Start a child, and a grandchild that leaves session and parents, and answer."""
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    subprocess.run([sys.executable, "-c", DETACH], check=True)
+    return beside.ANSWER
+
+
+@hookimpl
+def register_agents():
+    yield AgentSpec(name="parent", summary="Leaves processes.", build=lambda config: parent)
+    yield AgentSpec(name="unforked", summary="Cannot be forked.", build=lambda config: parent, preload=("deadly",))

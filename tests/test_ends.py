@@ -1,0 +1,301 @@
+"""Ends: signals while a run starts, works and writes; what agents started; what a killed run leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from model_server import ModelServer
+
+from agentrig import scratch
+from agentrig.ends import Interrupted, RunSignals, handling
+from agentrig.families import marked
+
+SUPPORT = Path(__file__).parent / "support"
+
+
+class Command:
+    """A command in a process group and a temporary folder of its own."""
+
+    def __init__(self, tmp_path: Path, *words: str, cwd: Path | None = None, **environment: str) -> None:
+        self.tmp = tmp_path / "tmp"
+        self.tmp.mkdir(exist_ok=True)  # a long path: sockets lie in /tmp then
+        self.log = tmp_path / "log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [str(Path(sys.executable).with_name("agentrig")), *words],
+                stdout=log,
+                stderr=log,
+                cwd=cwd or tmp_path,
+                env={**os.environ, "TMPDIR": str(self.tmp), **environment},
+                start_new_session=True,
+            )
+
+    def wait_for(self, what: Callable[[], Any], timeout_s: float = 120.0) -> None:
+        end = time.monotonic() + timeout_s
+        while not what():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < end, self.log.read_text()
+            time.sleep(0.02)
+
+    def started(self) -> list[psutil.Process]:
+        """What it, or anything below it, has started and still lives."""
+        found = [p for p in psutil.process_iter() if variable(p, "TMPDIR").startswith(str(self.tmp))]
+        return [p for p in found if p.pid != self.process.pid]
+
+    def end(self, timeout_s: float = 120.0) -> tuple[int, str]:
+        return self.process.wait(timeout_s), self.log.read_text()
+
+    def leaves_nothing(self) -> None:
+        end = time.monotonic() + 20
+        while (left := self.started()) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert left == []
+        assert list(self.tmp.iterdir()) == []
+
+
+def variable(process: psutil.Process, name: str) -> str:
+    try:
+        return str(process.environ().get(name, "")) if process.status() != psutil.STATUS_ZOMBIE else ""
+    except (psutil.Error, OSError):
+        return ""
+
+
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    commands: list[Command] = []
+
+    def make(*words: str, **more: Any) -> Command:
+        commands.append(Command(tmp_path, *words, **more))
+        return commands[-1]
+
+    yield make
+    for command in commands:
+        if command.process.poll() is None:
+            os.killpg(command.process.pid, signal.SIGKILL)
+            command.process.wait()
+        for process in command.started():
+            process.kill()
+
+
+def toy(model: ModelServer, toy_file: str, *words: str, steps: int = 3) -> list[str]:
+    own = [f"algorithm.endpoint={model.url}", "run.name=toy", f"algorithm.steps={steps}", "run.validation_tasks=1"]
+    return ["train", "toy", "--plugin", toy_file, "--json", *own, *words]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_to_all_of_a_run_lets_the_step_end(
+    model: ModelServer, toy_file: str, tmp_path: Path, start: Start, number: int, status: int
+) -> None:
+    command = start(*toy(model, toy_file, "algorithm.wait_s=1", "algorithm.report=false", steps=50))
+    run = tmp_path / "runs" / "toy"
+    command.wait_for((run / "metrics.jsonl").exists)
+    os.killpg(command.process.pid, number)  # as Slurm does
+    code, said = command.end()
+    assert code == status, said
+    assert f"{signal.Signals(number).name}: ending after this step" in said
+    assert "go on with: agentrig train --resume" in said
+    done = len((run / "metrics.jsonl").read_text().splitlines())
+    assert 1 <= done < 50
+    assert (run / "checkpoints" / "latest").read_text() == f"step-{done:05d}"
+    assert (run / "report.html").is_file()
+    assert json.loads((run / "summary.json").read_text())["complete"] is False
+    command.leaves_nothing()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.7, 1.5, 2.5])
+def test_a_signal_while_a_run_starts_ends_it_in_words(
+    model: ModelServer, toy_file: str, tmp_path: Path, start: Start, delay_s: float
+) -> None:
+    command = start(*toy(model, toy_file, "agent.use=toy-broken", "agent.how=hang"))
+    command.wait_for(lambda: list(command.tmp.glob("agentrig-*")))
+    time.sleep(delay_s)
+    os.killpg(command.process.pid, signal.SIGINT)
+    while command.process.poll() is None:
+        time.sleep(0.1)
+        if "ending after this step" in command.log.read_text():  # it had begun, and waits for its first step
+            os.killpg(command.process.pid, signal.SIGINT)
+            break
+    code, said = command.end()
+    assert code == 130, said
+    assert "Traceback" not in said
+    assert "Aborted" not in said
+    assert "agentrig: " in said.splitlines()[-1]
+    command.leaves_nothing()
+
+
+def test_a_resume_that_is_interrupted_in_its_start_changes_nothing(
+    model: ModelServer, toy_file: str, tmp_path: Path, start: Start
+) -> None:
+    assert start(*toy(model, toy_file, steps=1)).end()[0] == 0
+    run = tmp_path / "runs" / "toy"
+    before = {f: f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != "run.lock"}
+    words = ["train", "--resume", str(run), "algorithm.steps=2", "agent.use=toy-broken", "agent.how=hang"]
+    command = start(*words)
+    command.wait_for(lambda: len(command.started()) > 2)  # the runners are there, and hang
+    command.process.send_signal(signal.SIGTERM)
+    code, said = command.end()
+    assert (code, "interrupted by SIGTERM while the run started" in said) == (143, True), said
+    assert {f: f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != "run.lock"} == before
+    command.leaves_nothing()
+
+
+def test_a_body_that_is_stuck_does_not_keep_a_run_that_is_told_to_end(
+    model: ModelServer, toy_file: str, tmp_path: Path, start: Start
+) -> None:
+    command = start(*toy(model, toy_file, "algorithm.wait_s=500", "algorithm.report=false"))
+    command.wait_for((tmp_path / "runs" / "toy" / "rollouts" / "train-00001.parquet").exists)
+    command.process.send_signal(signal.SIGTERM)
+    command.wait_for(lambda: "ending after this step" in command.log.read_text())
+    before = time.monotonic()
+    command.process.send_signal(signal.SIGTERM)
+    code, said = command.end()
+    assert (code, "agentrig: ended at once" in said) == (143, True), said
+    assert time.monotonic() - before < 60
+    command.leaves_nothing()
+
+
+def test_an_evaluation_ends_by_a_signal_too(model: ModelServer, toy_file: str, tmp_path: Path, start: Start) -> None:
+    words = ["eval", "toy", "--plugin", toy_file, "--split", "train", f"tasks.marker={tmp_path}", 'tasks.do=["hang"]']
+    command = start(*words, "--endpoint", model.url)
+    command.wait_for(lambda: list(tmp_path.glob("seen-*")))
+    command.process.send_signal(signal.SIGTERM)
+    code, said = command.end()
+    assert (code, said.splitlines()[-1]) == (143, "agentrig: interrupted by SIGTERM"), said
+    command.leaves_nothing()
+
+
+def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with handling(lambda number, frame: None):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_while_the_report_is_written_waits_for_it_and_a_second_does_not() -> None:
+    class Session:
+        stopping = False
+        begun = True
+
+    signals = RunSignals(Session(), lambda error: pytest.fail("nothing works any more"))
+    signals.writing = True
+    signals(signal.SIGTERM, None)
+    assert signals.first == signal.SIGTERM
+    with pytest.raises(Interrupted, match="ended at once"):
+        signals(signal.SIGINT, None)
+
+
+# --- what agents start ------------------------------------------------------------------------------
+
+
+def family(tmp_path: Path, model: ModelServer, toy_file: str, *, agent: str = "parent") -> list[str]:
+    folder = tmp_path / "own"
+    folder.mkdir(exist_ok=True)
+    plugin = folder / "family_plugin.py"
+    plugin.write_text((SUPPORT / "family_plugin.py").read_text())
+    (folder / "beside.py").write_text("ANSWER = 'odd'\n")
+    words = ["eval", "toy", "--plugin", toy_file, "--plugin", str(plugin), "--agent", agent, "--limit", "4"]
+    return [*words, "--endpoint", model.url]
+
+
+def test_what_an_agent_started_ends_with_its_runner(
+    model: ModelServer, toy_file: str, tmp_path: Path, start: Start
+) -> None:
+    (tmp_path / "queue.py").write_text("raise RuntimeError('a module of the current folder was imported')\n")
+    command = start(*family(tmp_path, model, toy_file))
+    command.wait_for(lambda: sum("sleep(600)" in " ".join(cmdline(p)) for p in command.started()) >= 5)
+    code, said = command.end()
+    assert code == 0, said
+    assert "accuracy 50.0%" in said
+    command.leaves_nothing()
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def test_a_run_that_is_killed_leaves_no_process_and_the_next_sweeps_its_files(
+    model: ModelServer, toy_file: str, tmp_path: Path, start: Start
+) -> None:
+    command = start(*family(tmp_path, model, toy_file), 'tasks.do=["hang"]', "runners.deadline_s=500")
+    command.wait_for(lambda: sum("sleep(600)" in " ".join(cmdline(p)) for p in command.started()) >= 5)
+    command.process.kill()
+    command.process.wait()
+    end = time.monotonic() + 20
+    while (left := command.started()) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert left == []
+    assert len(list(command.tmp.glob("agentrig-*"))) == 1
+    again = start(*toy(model, toy_file, steps=1))
+    assert again.end()[0] == 0
+    again.leaves_nothing()
+
+
+def test_runners_that_cannot_be_forked_are_told_of(
+    model: ModelServer, toy_file: str, tmp_path: Path, start: Start
+) -> None:
+    path = tmp_path / "path"
+    path.mkdir()
+    (path / "deadly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    command = start(*family(tmp_path, model, toy_file, agent="unforked"), PYTHONPATH=str(path))
+    code, said = command.end()
+    assert code == 1, said
+    assert "agentrig: no runner can be started: the process that they are forked from died 3 times" in said
+    assert "Traceback" not in said
+    assert "Aborted" not in said
+    command.leaves_nothing()
+
+
+# --- temporary files --------------------------------------------------------------------------------
+
+
+def test_temporary_files_lie_in_one_folder_and_only_dead_ones_are_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(scratch, "_own", None)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    with scratch.temporary_files() as folder:
+        assert folder.parent == tmp_path
+        with tempfile.NamedTemporaryFile() as file:
+            assert Path(file.name).parent == folder
+        said = subprocess.run(["mktemp"], capture_output=True, text=True, check=True).stdout
+        assert Path(said.strip()).parent == folder
+        assert os.environ["RAY_TMPDIR"] != str(folder)
+    assert tempfile.tempdir == str(tmp_path)
+    assert scratch.VARIABLE not in os.environ
+
+    own = tmp_path / "agentrig-notes"  # a user's, whatever it is called
+    own.mkdir()
+    (own / "text").touch()
+    os.utime(own, (0, 0))
+    (dead := tmp_path / "agentrig-dead").mkdir()
+    (dead / scratch.LOCK).touch()
+    orphan = subprocess.Popen(["sleep", "600"], env={**os.environ, scratch.VARIABLE: str(dead)})
+    assert [p.pid for p in marked(scratch.VARIABLE, str(dead))] == [orphan.pid]
+    assert scratch.sweep(tmp_path) == [dead]
+    assert orphan.wait(10) == -signal.SIGKILL
+    assert sorted(f.name for f in tmp_path.iterdir()) == sorted([folder.name, own.name])
+    assert scratch._own is not None
+    scratch._own[1].release()
+    assert scratch.sweep(tmp_path) == [folder]
