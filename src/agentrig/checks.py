@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrig.algorithms import Mode, Rollout
 from agentrig.errors import RunStopped
-from agentrig.traces import SERVER
+from agentrig.traces import MISSED, SERVER
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,35 @@ def reason_of(rollout: Rollout) -> str:
     return str(details.get("reason", "the reward could not judge"))
 
 
+def unseen_calls(rollouts: Sequence[Rollout]) -> str:
+    """Say which calls to the model the tracer did not see, and what to do; nothing when it saw all it knows of."""
+    missed: Counter[str] = Counter()
+    for rollout in rollouts:
+        for span in rollout.trace.spans:
+            missed.update(span.attributes.get(MISSED) or {})
+    sees = "httpx (the openai and anthropic packages, LangChain)"
+    if missed:
+        libraries = ", ".join(f"{name} ({count})" for name, count in missed.most_common())
+        return (
+            f"{missed.total()} connections to the model's server were made by {libraries}: calls through these are not "
+            f"recorded and never trained. Call the model through {sees}."
+        )
+    if any(rollout.trace.llm_calls() for rollout in rollouts):
+        return ""
+    return (
+        f"No call to the model was recorded. The tracer sees calls made through {sees} to /chat/completions, in the "
+        "thread of the agent or one that copies its context.\n  Does the agent call endpoint.base_url?"
+    )
+
+
+def warn_of_unseen(rollouts: Sequence[Rollout], *, step: int) -> bool:
+    """Warn when a step's rollouts made calls that the tracer did not see; return whether any did."""
+    unseen = unseen_calls(rollouts)
+    if unseen:
+        log.warning("step %d: %s", step, unseen)
+    return bool(unseen)
+
+
 def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> None:
     """Stop when a training step gave nothing to train on: no calls, no token ids, or no match."""
     valid = [r for r in rollouts if r.failure is None]
@@ -94,11 +123,7 @@ def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> N
     calls = [(r.trace, call) for r in valid for call in r.trace.llm_calls()]
     where = f"step {step}: {len(valid)} rollouts gave no triplets, so nothing can be learned."
     if not calls:
-        raise RunStopped(
-            f"{where}\n  No call to the model was recorded. The tracer sees calls made through httpx (the openai and "
-            "anthropic packages, LangChain) to /chat/completions, in the thread of the agent or one that copies its "
-            "context.\n  Does the agent call endpoint.base_url?"
-        )
+        raise RunStopped(f"{where}\n  {unseen_calls(valid)}")
     with_ids = [call for _, call in calls if call.attributes.get("response_token_ids")]
     names = Counter(name for trace, call in calls for name in (trace.nodes(call) or ["(no node)"]))
     seen = ", ".join(f"{name} ({count})" for name, count in names.most_common())

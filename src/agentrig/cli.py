@@ -353,6 +353,7 @@ def dev(
     agentrig dev mini
     OPENAI_BASE_URL=http://127.0.0.1:8000/v1 agentrig dev spider --tasks-n 5
     """
+    from agentrig.checks import unseen_calls
     from agentrig.evaluate import eval_tasks, evaluate
     from agentrig.rundir import row_of
 
@@ -372,6 +373,9 @@ def dev(
         console = Console()
         for rollout in found.rollouts:
             console.print(span_tree(rollout))
+    unseen = unseen_calls(found.rollouts)
+    if unseen:
+        click.echo(f"agentrig: warning: {unseen}", err=True)
     if any(rollout.failure for rollout in found.rollouts):
         raise SystemExit(1)
 

@@ -13,6 +13,7 @@ import json
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.thread import _worker as pool_worker
@@ -24,9 +25,10 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from agentrig.connections import watch
 from agentrig.streams import Streamed, async_tee, joined, tee
 from agentrig.text import cut, json_text, words_of
-from agentrig.traces import LLM_CALL, NODE, SERVER, Span, Trace
+from agentrig.traces import LLM_CALL, MISSED, NODE, SERVER, Span, Trace
 
 _active: ContextVar[Recorder | None] = ContextVar("agentrig_recorder", default=None)
 _parent: ContextVar[str | None] = ContextVar("agentrig_parent_span", default=None)
@@ -58,6 +60,7 @@ class Recorder:
         self._open: dict[str, tuple[str | None, str, float, dict[str, Any]]] = {}
         self._hidden: dict[str, str | None] = {}
         self.streams: list[Any] = []
+        self._missed: Counter[str] = Counter()
 
     def open(self, span_id: str, parent: str | None, name: str, attributes: dict[str, Any]) -> None:
         """Begin a span and make it the parent of what follows in this context."""
@@ -108,6 +111,11 @@ class Recorder:
         """Take over spans that another tracer recorded; those without a parent go under the root."""
         self._spans += [s if s.parent else attrs.evolve(s, parent=self.root) for s in spans]
 
+    def miss(self, library: str) -> None:
+        """Note a connection to the endpoint that another library than httpx made: its calls are not recorded."""
+        if not self.muted:
+            self._missed[library] += 1
+
     def fail(self, error: str) -> None:
         """Note the error that ended the rollout."""
         self._error = error
@@ -121,7 +129,15 @@ class Recorder:
             stream.close()
         for span_id in list(self._open):
             self.close(span_id, error="never ended")
-        root = Span(id=self.root, parent=None, name="rollout", start=self._start, end=time.time(), error=self._error)
+        root = Span(
+            id=self.root,
+            parent=None,
+            name="rollout",
+            start=self._start,
+            end=time.time(),
+            error=self._error,
+            attributes={MISSED: dict(self._missed)} if self._missed else {},
+        )
         return Trace(rollout_id=self.rollout_id, spans=(root, *sorted(self._spans, key=lambda s: s.start)))
 
 
@@ -203,6 +219,7 @@ def install() -> None:
         _tap(module, is_async=False)
         _tap(module, is_async=True)
     _tap_threads()
+    watch(_active.get)
     with contextlib.suppress(ImportError):  # an agent that does not use LangChain needs no handler
         _install_langchain()
 

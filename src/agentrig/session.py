@@ -20,6 +20,7 @@ from agentrig.checks import (
     count_nodes,
     warn_of_constraints,
     warn_of_sampling,
+    warn_of_unseen,
 )
 from agentrig.config import Plan
 from agentrig.errors import AgentrigError, ConfigError
@@ -107,7 +108,7 @@ class RunSession:
             self._failures.update(line["failures"])
         self._failures.update({kind: count for kind, count in past.measured.items() if kind})
         self._measured = sum(past.measured.values())
-        self._warned = self._constrained = False
+        self._warned = self._constrained = self._unseen = False
 
     def begin(self, steps: int | None = None) -> None:
         """Note that the plan has really started, and tell the observers; only the first call does anything.
@@ -170,6 +171,7 @@ class RunSession:
             check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
             check_sampling(rollouts, sampling, step=step)
             self._constrained = self._constrained or warn_of_constraints(rollouts, step=step)
+            self._unseen = self._unseen or warn_of_unseen(rollouts, step=step)
             if self._guards.judge(self._step_rollouts, step=step) and not self.solved:
                 self.solved = True
                 log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)

@@ -16,6 +16,9 @@ when the endpoint did not return them)."""
 SERVER = "agentrig.server"
 """Attribute of a call that went to another server than the run's: that server. Such a call has no token ids."""
 
+MISSED = "agentrig.missed"
+"""Attribute of a rollout's root span: by library, how many connections to the run's server nothing recorded."""
+
 NODE = "langchain.chain.type"
 """Attribute that holds the name of the graph node or chain that a span stands for."""
 

@@ -1,0 +1,145 @@
+"""Calls through other libraries than httpx: named by `dev` and `train`, with what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from model_server import ModelServer
+
+from agentrig.cli import main
+from agentrig.config import Plan, resolve
+from agentrig.errors import RunStopped
+from agentrig.recording import recording
+from agentrig.run import train
+from agentrig.traces import MISSED
+
+BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "?"}]}).encode()
+
+AGENT = """
+import {library}
+from agentrig import AgentSpec, hookimpl
+
+def ask(task_input, endpoint):
+    url = f"{{endpoint.base_url}}/chat/completions"
+    body = {{"model": endpoint.model, "messages": [{{"role": "user", "content": "?"}}], **endpoint.sampling}}
+    return {call}.json()["choices"][0]["message"]["content"]
+
+@hookimpl
+def register_agents():
+    yield AgentSpec(name="asker", summary="Asks.", build=lambda config: ask)
+"""
+
+
+def by_requests(url: str) -> None:
+    import requests
+
+    assert requests.post(url, data=BODY, timeout=20).ok
+
+
+def by_urllib3(url: str) -> None:
+    import urllib3
+
+    with urllib3.PoolManager() as pool:
+        assert pool.request("POST", url, body=BODY).status == 200
+
+
+def by_urllib(url: str) -> None:
+    with urllib.request.urlopen(urllib.request.Request(url, data=BODY), timeout=20) as reply:
+        assert reply.status == 200
+
+
+def by_aiohttp(url: str) -> None:
+    import aiohttp
+
+    async def ask() -> None:
+        async with aiohttp.ClientSession() as session, session.post(url, data=BODY) as reply:
+            assert reply.status == 200
+
+    asyncio.run(ask())
+
+
+def by_httpx(url: str) -> None:
+    assert httpx.post(url, content=BODY).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("call", "seen"),
+    [
+        (by_requests, {"requests": 1}),
+        (by_urllib3, {"urllib3": 1}),
+        (by_urllib, {"urllib": 1}),
+        (by_aiohttp, {"aiohttp": 1}),
+        (by_httpx, {}),
+    ],
+)
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_connections_to_the_models_server_are_counted(
+    model: ModelServer, call: Callable[[str], None], seen: dict[str, int], name: str
+) -> None:
+    url = model.url.replace("127.0.0.1", name)
+    with recording("r", token_ids=True, base_url=url) as recorder:
+        call(f"{url}/chat/completions")
+    trace = recorder.trace()
+    assert trace.spans[0].attributes.get(MISSED, {}) == seen
+    assert len(trace.llm_calls()) == (0 if seen else 1)
+    with recording("r", token_ids=True, base_url="http://127.0.0.1:9/v1") as other:  # a tool's server, say
+        call(f"{url}/chat/completions")
+    assert MISSED not in other.trace().spans[0].attributes
+
+
+@pytest.fixture
+def words(model: ModelServer, tmp_path: Path, toy_file: str) -> Callable[[str, str], list[str]]:
+    """Return the words of a command whose agent asks through a library."""
+
+    def make(library: str, call: str) -> list[str]:
+        file = tmp_path / "asker.py"
+        file.write_text(AGENT.format(library=library, call=call))
+        return [toy_file, str(file)]
+
+    return make
+
+
+def test_dev_and_train_say_what_was_missed(
+    model: ModelServer, tmp_path: Path, words: Callable[[str, str], list[str]]
+) -> None:
+    files = words("requests", "requests.post(url, json=body, timeout=20)")
+    told = "connections to the model's server were made by requests"
+    plugins = [w for f in files for w in ("--plugin", f)]
+    found = CliRunner().invoke(main, ["dev", "toy", *plugins, "--agent", "asker", "--endpoint", model.url])
+    assert (found.exit_code, f"3 {told} (3)" in found.stderr, "Call the model through httpx" in found.stderr) == (
+        0,
+        True,
+        True,
+    )
+    own = [f"algorithm.endpoint={model.url}", f"run.directory={tmp_path}/runs", "algorithm.report=false"]
+    plan: Plan = resolve("toy", overrides=own, uses={"agent": "asker"}, files=files)
+    with pytest.raises(RunStopped, match=rf"gave no triplets(.|\n)*12 {told} \(12\)"):
+        train(plan)
+
+
+def test_a_run_that_misses_some_of_its_calls_is_warned(
+    model: ModelServer,
+    tmp_path: Path,
+    words: Callable[[str, str], list[str]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    files = words("requests, httpx", "(requests.post(url, json=body), httpx.post(url, json=body))[1]")
+    own = [f"algorithm.endpoint={model.url}", f"run.directory={tmp_path}/runs", "algorithm.report=false"]
+    train(resolve("toy", overrides=[*own, "algorithm.steps=2"], uses={"agent": "asker"}, files=files))
+    warned = [r.getMessage() for r in caplog.records if "made by requests (12)" in r.getMessage()]
+    assert len(warned) == 1  # once a run
+
+
+def test_dev_says_nothing_of_an_agent_that_is_seen(model: ModelServer, words: Callable[[str, str], list[str]]) -> None:
+    files = words("httpx", "httpx.post(url, json=body, timeout=20)")
+    plugins: list[Any] = [w for f in files for w in ("--plugin", f)]
+    found = CliRunner().invoke(main, ["dev", "toy", *plugins, "--agent", "asker", "--endpoint", model.url])
+    assert (found.exit_code, "warning" in found.stderr) == (0, False), found.stderr
