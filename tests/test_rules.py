@@ -213,7 +213,8 @@ def test_rule_8_a_run_is_reproducible_and_goes_on_after_a_crash(
     )
     assert process.stderr is not None
     end = time.monotonic() + 150
-    while not (run / "checkpoints" / "step-00002").exists():
+    latest = run / "checkpoints" / "latest"
+    while not (latest.exists() and latest.read_text().strip() == "step-00002"):
         assert time.monotonic() < end, "two steps took too long"
         assert process.poll() is None, process.stderr.read().decode()[-3000:]
         time.sleep(0.02)
