@@ -279,7 +279,7 @@ def test_eval_measures_a_server_that_the_environment_names(here: Path, model: Mo
     result = invoke(*words, "--json", "--save", "predictions.jsonl", env=environment)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert set(found) == {"accuracy", "ci95", "n", "failures", "wall_s", "rollouts_per_s"}
+    assert set(found) == {"accuracy", "ci95", "reward", "n", "failures", "wall_s", "rollouts_per_s"}
     assert (found["accuracy"], found["n"], found["failures"]) == (0.5, 8, {})
     assert found["ci95"] == pytest.approx([0.2152, 0.7848], abs=1e-4)
     saved = [json.loads(line) for line in (here / "predictions.jsonl").read_text().splitlines()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -11,8 +12,9 @@ import attrs
 
 from agentrig.adapters import Triplet
 from agentrig.agents import Endpoint, Outcome
+from agentrig.correctness import CORRECT_AT
 from agentrig.hardware import Hardware
-from agentrig.rewards import CORRECT_AT, Score
+from agentrig.rewards import Score
 from agentrig.tasks import Task
 from agentrig.traces import Trace
 
@@ -66,7 +68,34 @@ class Rollout:
     @property
     def correct(self) -> bool | None:
         """Whether the answer counts as correct (see `docs/rewards.md`); None for a failure."""
-        return None if self.value is None else self.value >= CORRECT_AT
+        if self.failure or self.score is None or self.score.value is None:
+            return None
+        if self.score.correct is not None:  # a run's scores say it
+            return self.score.correct
+        return self.score.status == "ok" and self.score.value >= CORRECT_AT
+
+
+@attrs.frozen(kw_only=True)
+class Measurement:
+    """What a measurement found, over the rollouts that could be judged.
+
+    Attributes:
+        accuracy: The share of them that is correct, from 0 to 1; None without any.
+        reward: Their mean reward; None without any.
+        n: How many they are.
+    """
+
+    accuracy: float | None
+    reward: float | None
+    n: int
+
+    @classmethod
+    def of(cls, rollouts: Sequence[Rollout]) -> Measurement:
+        """Measure rollouts."""
+        values = [r.value for r in rollouts if r.value is not None]
+        right = sum(bool(r.correct) for r in rollouts)
+        n = len(values)
+        return cls(accuracy=right / n if n else None, reward=statistics.fmean(values) if n else None, n=n)
 
 
 OnGroups = Callable[[Mapping[int, Sequence[Rollout]]], None]
@@ -86,6 +115,7 @@ class Session(Protocol):
         stopping: True once the user asked to end (Ctrl-C): finish the step, save, return.
         solved: True once every rollout of three steps running got the same reward and is correct: there is nothing
             left to learn. Finish the step, save, `report` "after", return; the run has then ended well.
+        measured: What `validate` or `report` found last: accuracy and mean reward; None before the first.
     """
 
     train_tasks: Sequence[Task]
@@ -96,6 +126,7 @@ class Session(Protocol):
     checkpoint: Path | None
     stopping: bool
     solved: bool
+    measured: Measurement | None
 
     @property
     def lines(self) -> Sequence[Mapping[str, Any]]:
@@ -138,7 +169,10 @@ class Session(Protocol):
         ...
 
     def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
-        """Return the accuracy on the validation split (greedy unless the run says otherwise)."""
+        """Return the accuracy on the validation split (greedy unless the run says otherwise).
+
+        The mean reward is in `measured` then. None when there is nothing to validate on, or nothing could be judged.
+        """
         ...
 
     def report(

@@ -282,7 +282,7 @@ def eval_(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure a model through an agent: accuracy, its 95% interval, a table per database.
+    """Measure a model through an agent: accuracy, its 95% interval, mean reward, a table per database.
 
     \b
     agentrig eval mini --checkpoint runs/mini-20260101-120000
@@ -318,6 +318,7 @@ def eval_(
         click.echo(f"{database:<40} {right:>4} of {n:<4} {right / n:7.1%}")
     if found.accuracy is not None and found.ci95 is not None:
         click.echo(f"accuracy {found.accuracy:.1%}  (95%: {found.ci95[0]:.1%} to {found.ci95[1]:.1%}, n = {found.n})")
+        click.echo(f"mean reward {found.reward:.4g}")
     failures = ", ".join(f"{count} x {kind}" for kind, count in found.failures.items())
     click.echo(f"failures: {failures or 'none'}; {found.wall_s:.1f} s, {found.rollouts_per_s:.1f} rollouts/s")
 

@@ -85,6 +85,9 @@ class RunSettings:
         0.25, help="greatest share of a step's rollouts that may fail before the run stops", ge=0, le=1
     )
     reward_budget_s: float = setting(10.0, help="seconds a reward may take for one outcome", gt=0)
+    correct_at: float | None = setting(
+        None, help="an answer counts as correct from this reward on, whatever the reward says; by default it says so"
+    )
     audit: str = setting("", help="a reward that is logged at every step beside the one that is learned from")
     block: list[str] = setting(list, help="plugins or distributions that are not loaded")
     plugins: list[str] = setting(list, help="Python files that are plugins too, relative to the run file")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 import urllib.error
@@ -22,8 +23,7 @@ from agentrig.config import Plan
 from agentrig.ends import Interrupted, handling, name_of
 from agentrig.errors import AgentrigError, ConfigError, nearest
 from agentrig.report.figures import wilson
-from agentrig.rewards import Scorer
-from agentrig.run import first_runner, make_engine, ready_hardware
+from agentrig.run import first_runner, make_engine, make_scorer, ready_hardware
 from agentrig.scratch import temporary_files
 from agentrig.splits import load_split, split_of, task_set
 from agentrig.tasks import Task
@@ -37,8 +37,9 @@ class Evaluation:
     """What an evaluation found.
 
     Attributes:
-        accuracy: Share of the judged rollouts with full marks; None when none could be judged.
+        accuracy: Share of the judged rollouts that are correct (docs/rewards.md); None when none could be judged.
         ci95: Its Wilson interval.
+        reward: Mean reward of the judged rollouts; None when none could be judged.
         n: Judged rollouts; failures are not among them.
         failures: Kind to count.
         wall_s: Seconds from the first rollout to the last.
@@ -49,6 +50,7 @@ class Evaluation:
 
     accuracy: float | None
     ci95: tuple[float, float] | None
+    reward: float | None
     n: int
     failures: Mapping[str, int]
     wall_s: float
@@ -61,6 +63,7 @@ class Evaluation:
         return {
             "accuracy": self.accuracy,
             "ci95": list(self.ci95) if self.ci95 else None,
+            "reward": self.reward,
             "n": self.n,
             "failures": dict(self.failures),
             "wall_s": self.wall_s,
@@ -136,7 +139,7 @@ def evaluate(
         each: Called with every rollout as it ends.
     """
     hardware = None if endpoint is not None else ready_hardware(plan)
-    scorer = Scorer(plan.build("reward"), budget_s=plan.run.reward_budget_s)
+    scorer = make_scorer(plan)
     adapter = plan.build("adapter")
     figures = _Figures()
     with temporary_files(), first_runner(plan) as pool:  # before the model's server starts
@@ -178,6 +181,7 @@ class _Figures:
         self.total = 0
         self.failures: dict[str, int] = defaultdict(int)
         self.databases: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self.rewards: list[float] = []
         self.kept: list[Rollout] = []
 
     def add(self, rollout: Rollout, *, keep: bool) -> None:
@@ -188,8 +192,9 @@ class _Figures:
             self.failures[kind] += count
         if rollout.value is not None:
             row = self.databases[str(rollout.task.input.get("db_id", ""))]
-            row[0] += rollout.value >= 1.0
+            row[0] += bool(rollout.correct)
             row[1] += 1
+            self.rewards.append(rollout.value)
 
     def result(self) -> Evaluation:
         right = sum(r for r, _ in self.databases.values())
@@ -198,6 +203,7 @@ class _Figures:
         return Evaluation(
             accuracy=right / n if n else None,
             ci95=wilson(right, n) if n else None,
+            reward=math.fsum(self.rewards) / n if n else None,
             n=n,
             failures=dict(self.failures),
             wall_s=wall,
@@ -232,6 +238,7 @@ def prediction(rollout: Rollout) -> dict[str, Any]:
         "question": rollout.task.input.get("question"),
         "answer": rollout.outcome.answer,
         "value": rollout.value,
+        "correct": rollout.correct,
         "failure": rollout.failure,
         "message": rollout.outcome.message or None,
         "details": dict(rollout.score.details) if rollout.score else {},

@@ -6,20 +6,19 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import attrs
 
 from agentrig.agents import Outcome
+from agentrig.correctness import Correctness
 from agentrig.errors import place_of
 from agentrig.tasks import Task
 from agentrig.text import words_of
 
 VALUE_LIMIT = 1e9
 """Greatest size of a score's value: its square, summed over a step, stays finite in 32-bit floats."""
-
-CORRECT_AT = 1.0
-"""From this value on an answer counts as correct, when nobody says otherwise."""
 
 
 @attrs.frozen(kw_only=True)
@@ -33,16 +32,23 @@ class Score:
         value: The number to learn from, at most `VALUE_LIMIT` in size; None if and only if the status is `invalid`.
         components: Named parts of the value, for the report and audits; not learned from.
         details: Anything else that explains the verdict (a reason, an error); JSON values.
+        correct: Whether the answer counts as correct, for accuracy; not learned from. None leaves it to a threshold
+            (`agentrig.correctness`); only an `ok` score can be correct.
     """
 
     status: Literal["ok", "invalid", "timeout"]
     value: float | None = None
     components: Mapping[str, float] = attrs.field(factory=dict)
     details: Mapping[str, Any] = attrs.field(factory=dict)
+    correct: bool | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.status not in ("ok", "invalid", "timeout"):
             raise ValueError(f"status is {self.status!r}; use 'ok', 'invalid' or 'timeout'")
+        if self.correct is not None and not isinstance(self.correct, bool):
+            raise ValueError(f"a score's correct is {self.correct!r}; use True, False or None")
+        if self.correct and self.status != "ok":
+            raise ValueError(f"a score with status {self.status!r} cannot be correct; only 'ok' can")
         for name in ("components", "details"):
             if not isinstance(getattr(self, name), Mapping):
                 raise TypeError(
@@ -56,10 +62,26 @@ class Score:
                 "sums and squares of it stay finite in training: scale it"
             )
 
+    def judged(self, correctness: Correctness) -> Score:
+        """Return the score with `correct` decided; an `invalid` one, of which nobody can tell, as it is."""
+        if self.value is None:
+            return self
+        correct = correctness.decide(self.status, self.value, self.correct)
+        return self if correct is self.correct else attrs.evolve(self, correct=correct)
+
     @classmethod
-    def ok(cls, value: float, **components: float) -> Score:
-        """Return a judged score."""
-        return cls(status="ok", value=float(value), components=components)
+    def ok(cls, value: float, *, correct: bool | float | None = None, **components: float) -> Score:
+        """Return a judged score.
+
+        Args:
+            value: The number to learn from.
+            correct: True or False: whether the answer counts as correct. A number is the component of that name.
+            components: Named parts of the value.
+        """
+        if isinstance(correct, Real) and not isinstance(correct, bool):
+            return cls(status="ok", value=float(value), components={"correct": float(correct), **components})
+        verdict = None if correct is None else bool(correct)  # a bool of NumPy's too
+        return cls(status="ok", value=float(value), components=components, correct=verdict)
 
     @classmethod
     def invalid(cls, reason: str, **details: Any) -> Score:
@@ -93,9 +115,13 @@ class Scorer:
         reward: What `RewardSpec.build` returned.
         budget_s: Seconds for one outcome.
         threads: How many outcomes are judged at once; a reward that holds the GIL gains nothing by them.
+        correctness: What counts as correct; the scores that come back say it.
     """
 
-    def __init__(self, reward: Reward, *, budget_s: float, threads: int = 4) -> None:
+    def __init__(
+        self, reward: Reward, *, budget_s: float, threads: int = 4, correctness: Correctness | None = None
+    ) -> None:
+        self.correctness = correctness or Correctness()
         self._reward, self._budget_s, self._threads = reward, budget_s, threads
         self._many: Callable[[Sequence[tuple[Task, Outcome]], float], Sequence[Score]] | None = getattr(
             reward, "score_many", None
@@ -103,6 +129,9 @@ class Scorer:
 
     def __call__(self, items: Sequence[tuple[Task, Outcome]]) -> list[Score]:
         """Judge a batch; as many scores as items, in their order. Never raises."""
+        return [score.judged(self.correctness) for score in self._scores(items)]
+
+    def _scores(self, items: Sequence[tuple[Task, Outcome]]) -> list[Score]:
         if not items:
             return []
         if self._many is not None:

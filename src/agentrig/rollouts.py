@@ -35,7 +35,8 @@ class RolloutEngine:
         on_rollout: Callable[[Rollout], None] = lambda rollout: None,
     ) -> None:
         self.adapter = adapter
-        self._runtime, self._scorer, self._on_rollout = runtime, scorer, on_rollout
+        self.scorer = scorer
+        self._runtime, self._on_rollout = runtime, on_rollout
 
     def run(
         self,
@@ -92,7 +93,7 @@ class RolloutEngine:
         scores = dict(
             zip(
                 (r.id for r in answered),
-                self._scorer([(waiting[r.id][0], r.outcome) for r in answered]),
+                self.scorer([(waiting[r.id][0], r.outcome) for r in answered]),
                 strict=True,
             )
         )

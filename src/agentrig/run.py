@@ -17,6 +17,7 @@ from agentrig.adapters import Adapter
 from agentrig.algorithms import Algorithm
 from agentrig.building import built
 from agentrig.config import Plan, resolve
+from agentrig.correctness import Correctness
 from agentrig.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError, RunStopped
 from agentrig.hardware import Hardware, select
@@ -80,8 +81,8 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     warnings = split_warnings(splits, plan.build("tasks"))
 
     # Reward and adapter, and the agent in the first runner: what can't be built ends the run before it has begun.
-    scorer = Scorer(plan.build("reward"), budget_s=plan.run.reward_budget_s)
-    audit = Scorer(audit_reward(plan), budget_s=plan.run.reward_budget_s) if plan.run.audit else None
+    scorer = make_scorer(plan)
+    audit = audit_scorer(plan) if plan.run.audit else None
     adapter = plan.build("adapter")
     pool = ending.enter_context(first_runner(plan))
 
@@ -255,10 +256,19 @@ def ready_hardware(plan: Plan) -> Hardware:
     return hardware
 
 
-def audit_reward(plan: Plan) -> Any:
-    """Build the reward that is only logged, with its own defaults."""
+def make_scorer(plan: Plan) -> Scorer:
+    """Return what judges by the plan's reward, and says what is correct by its rules."""
+    spec: Any = plan.components["reward"].spec
+    correctness = Correctness(run_at=plan.run.correct_at, reward_at=spec.correct_at)
+    return Scorer(plan.build("reward"), budget_s=plan.run.reward_budget_s, correctness=correctness)
+
+
+def audit_scorer(plan: Plan) -> Scorer:
+    """Return what judges by the reward that is only logged, with its own defaults."""
     component = plan.registry.find("reward", plan.run.audit)
-    return built(component, component.spec.config())
+    spec: Any = component.spec
+    correctness = Correctness(reward_at=spec.correct_at)
+    return Scorer(built(component, spec.config()), budget_s=plan.run.reward_budget_s, correctness=correctness)
 
 
 def make_engine(

@@ -339,6 +339,7 @@ def _verdict(score: Score) -> dict[str, Any]:
         "value": score.value,
         "components": dict(score.components),
         "details": dict(score.details),
+        "correct": score.correct,
     }
 
 
@@ -355,6 +356,7 @@ def row_of(r: Rollout, audit: Score | None = None) -> dict[str, Any]:
         "message": storable(r.outcome.message) or None,
         "status": score.status if score else None,
         "value": score.value if score else None,
+        "correct": r.correct,
         "components": json_text(dict(score.components) if score else {}),
         "details": json_text(dict(score.details) if score else {}),
         "audit": json_text(_verdict(audit)) if audit else None,
@@ -375,8 +377,8 @@ def _schema(pa: Any) -> Any:
     text, number, count = pa.string(), pa.float64(), pa.int64()
     types = {
         "id": text, "task_id": text, "group": text, "mode": text, "step": count, "failure": text, "message": text,
-        "status": text, "value": number, "components": text, "details": text, "audit": text, "input": text,
-        "answer": text, "start": number, "duration_s": number, "reward_s": number, "calls": count, "triplets": count,
-        "prompt_tokens": count, "response_tokens": count, "spans": text,
+        "status": text, "value": number, "correct": pa.bool_(), "components": text, "details": text, "audit": text,
+        "input": text, "answer": text, "start": number, "duration_s": number, "reward_s": number, "calls": count,
+        "triplets": count, "prompt_tokens": count, "response_tokens": count, "spans": text,
     }  # fmt: skip
     return pa.schema(list(types.items()))

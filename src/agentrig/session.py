@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import attrs
+
 from agentrig.agents import Endpoint
-from agentrig.algorithms import Mode, OnGroups, Rollout
+from agentrig.algorithms import Measurement, Mode, OnGroups, Rollout
 from agentrig.checks import (
     check_failures,
     check_sampling,
@@ -36,12 +38,6 @@ from agentrig.runtime import Runtime
 from agentrig.tasks import Task
 
 log = logging.getLogger(__name__)
-
-
-def accuracy_of(rollouts: Sequence[Rollout]) -> float | None:
-    """Return the share of judged rollouts that are correct, or None."""
-    verdicts = [r.correct for r in rollouts if r.correct is not None]
-    return sum(verdicts) / len(verdicts) if verdicts else None
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -99,7 +95,8 @@ class RunSession:
         self._step_rollouts: list[Rollout] = []
         self._step_audits: dict[str, Score] = {}
         self._step_time: dict[str, float] = defaultdict(float)
-        self._validated: float | None = None
+        self._validated: Measurement | None = None
+        self.measured: Measurement | None = None
         self._step_start = time.perf_counter()
         self._guards = Guards.after(() if past.ended else past.lines)
         self.solved = self._guards.solved
@@ -186,39 +183,35 @@ class RunSession:
         if not self.validation_tasks:
             return None
         rollouts = self.rollouts(self.validation_tasks, n=1, endpoint=endpoint, step=step, mode="validation")
-        accuracy = accuracy_of(rollouts)
+        self.measured = found = Measurement.of(rollouts)
         if step < self.first_step:  # it belongs to no line; in a resumed run it is the checkpoint's, not the start's
             if self.first_step == 1:
-                self._progress["validation_before"] = accuracy
+                self._progress["validation_before"] = found.accuracy
+                self._progress["validation_reward_before"] = found.reward
                 self._run.write_json("progress.json", self._progress)
             self._step_start = time.perf_counter()
         else:
-            self._validated = accuracy
-        return accuracy
+            self._validated = found
+        return found.accuracy
 
     def report(
         self, endpoint: Endpoint | Sequence[Endpoint], *, when: Literal["before", "after"], step: int
     ) -> float | None:
         """Measure the held-out accuracy; a resumed run keeps what it measured before its first step."""
         if when in self._progress and when == "before":
-            measured: float | None = self._progress[when]["accuracy"]
-            return measured
+            kept = self._progress[when]
+            self.measured = Measurement(accuracy=kept["accuracy"], reward=kept.get("reward"), n=kept["n"])
+            return self.measured.accuracy
         if not self._report_tasks:
             return None
         rollouts = self.rollouts(
             self._report_tasks, n=1, endpoint=endpoint, step=0 if when == "before" else max(step, 1), mode="report"
         )
-        judged = [r.value for r in rollouts if r.value is not None]
-        self._progress[when] = {
-            "accuracy": accuracy_of(rollouts),
-            "reward": mean(judged),
-            "n": len(judged),
-            "failures": count_failures(rollouts),
-        }
+        self.measured = found = Measurement.of(rollouts)
+        self._progress[when] = {**attrs.asdict(found), "failures": count_failures(rollouts)}
         self._run.write_json("progress.json", self._progress)
         self._step_start = time.perf_counter()
-        accuracy: float | None = self._progress[when]["accuracy"]
-        return accuracy
+        return found.accuracy
 
     def end_step(self, step: int, *, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> None:
         """Close a step: write its line, tell the observers, check that the weights moved."""
@@ -268,6 +261,7 @@ class RunSession:
                 "n": after.get("n", before.get("n", 0)),
             },
             "validation_before": self._progress.get("validation_before"),
+            "validation_reward_before": self._progress.get("validation_reward_before"),
             "reward": {"before": before.get("reward"), "after": after.get("reward")},
             "steps": self.lines[-1]["step"] if self.lines else 0,  # a line may have been lost
             "solved": self.solved,
@@ -279,6 +273,7 @@ class RunSession:
             "transitions_per_rollout": mean([line["transitions_per_rollout"] for line in self.lines]),
             "prompt_tokens": mean([line["prompt_tokens"] for line in self.lines if line["prompt_tokens"]]),
             "response_tokens": mean([line["response_tokens"] for line in self.lines if line["response_tokens"]]),
+            "warnings": [self.engine.scorer.correctness.warning] if self.engine.scorer.correctness.warning else [],
             "observer_errors": dict(self.plan.registry.observer_errors),
         }
 
@@ -314,7 +309,7 @@ class RunSession:
             "time": time.time(),
             "reward": mean(values),
             "reward_std": statistics.pstdev(values) if values else None,
-            "accuracy": accuracy_of(rollouts),
+            "accuracy": Measurement.of(rollouts).accuracy,
             "rollouts": len(rollouts),
             "failures": count_failures(rollouts),
             "constant_groups": mean([float(len(v) == 1) for v in groups.values()]),
@@ -329,7 +324,8 @@ class RunSession:
             "algorithm": canonical(metrics),
         }
         if self._validated is not None:
-            line["validation_accuracy"] = self._validated
+            line["validation_accuracy"] = self._validated.accuracy
+            line["validation_reward"] = self._validated.reward
         if self._audit is not None:
             verdicts = [(self._step_audits[r.id].value, r.value) for r in valid if r.id in self._step_audits]
             audited = [(audit, value) for audit, value in verdicts if audit is not None]

@@ -104,10 +104,16 @@ class AgentSpec(Spec):
 
 @attrs.frozen(kw_only=True)
 class RewardSpec(Spec):
-    """A reward; `build(config)` returns a callable `reward(task, outcome, budget_s) -> Score`."""
+    """A reward; `build(config)` returns a callable `reward(task, outcome, budget_s) -> Score`.
+
+    Attributes:
+        correct_at: From this value on an answer counts as correct, where its score does not say so itself
+            (`Score.correct`); None for 1.0.
+    """
 
     kind: ClassVar[str] = "reward"
     build: Callable[[Any], Reward]
+    correct_at: float | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 from run_dirs import rollout_of, write_run
 
+from agentrig import Score
 from agentrig.display import LiveDisplay
 from agentrig.display.live import final_line
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
@@ -194,12 +195,12 @@ def test_names_are_never_read_as_markup():
     assert "[/x]" in buffer.getvalue()
 
 
-def test_the_last_line_has_the_mean_reward_where_accuracy_does_not_tell(tmp_path):
+def test_the_last_line_has_the_mean_reward_beside_accuracy(tmp_path):
     accuracy = {"before": 0.0, "after": 0.0, "n": 40}
     graded = final_line({"accuracy": accuracy, "reward": {"before": 0.2163, "after": 0.2891}, "steps": 2}, tmp_path)
     assert "accuracy 0.0% → 0.0% (+0.0 points, n = 40) · reward 0.216 → 0.289 · 2 steps" in graded
     same = {"accuracy": {"before": 0.5, "after": 0.75, "n": 4}, "reward": {"before": 0.5, "after": 0.75}, "steps": 2}
-    assert "reward" not in final_line(same, tmp_path)
+    assert " · reward 0.500 → 0.750 · " in final_line(same, tmp_path)
     assert "reward" not in final_line({"accuracy": {"before": 0.5}, "steps": 2}, tmp_path)
 
 
@@ -210,3 +211,22 @@ def test_the_last_line_says_why_there_is_no_report(tmp_path: Path):
     (line,) = buffer.getvalue().splitlines()
     assert "report.html" not in line
     assert line.endswith(f"no report (OSError: no space left); try: agentrig report {tmp_path}")
+
+
+def test_the_mean_reward_stands_beside_accuracy(tmp_path: Path):
+    shown, buffer = display()
+    shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
+    assert "reward 0.500 (mean of 1: 0.500)  accuracy 25.0%  validation 48.2% (reward -0.250)" in buffer.getvalue()
+    shown, _ = display(terminal=True)
+    try:
+        shown.on_run_start(event=start())
+        shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
+        graded = rollout_of(0, right=False, mode="train", step=4)
+        score = Score(status="ok", value=0.7, correct=True)
+        shown.on_rollout_end(rollout=attrs.evolve(graded, score=score))
+        shown.on_rollout_end(rollout=rollout_of(1, right=False, mode="train", step=4))
+        text = panel(shown)
+        for expected in ("2 rollouts, 1 right, reward 0.350", "48.2% (reward -0.250) at step 3", "25.0%"):
+            assert expected in text
+    finally:
+        shown.close()

@@ -231,6 +231,8 @@ class RewardConfig:
     """Settings of the reward."""
 
     right: float = setting(1.0, help="the value of a right answer", ge=0)
+    wrong: float = setting(0.0, help="the value of a wrong answer")
+    says: bool = setting(False, help="say itself what is correct")
     invalid: bool = setting(False, help="judge nothing")
     odd: bool = setting(False, help="explain the verdict by what no file can hold")
 
@@ -250,7 +252,8 @@ class ToyReward:
             ring = {"half": "\ud800", ("a", 1): {3}}
             ring["ring"] = ring
             return Score(status="ok", value=float(right), details=[{"half": "\ud800"}, ring][task.id[-1] in "02468"])
-        return Score.ok(self.config.right if right else 0.0, parity=float(right))
+        value = self.config.right if right else self.config.wrong
+        return Score.ok(value, correct=right if self.config.says else None, parity=float(right))
 
 
 @attrs.frozen(kw_only=True)

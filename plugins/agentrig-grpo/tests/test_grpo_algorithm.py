@@ -13,7 +13,7 @@ from agentrig_grpo.config import GrpoConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrig import Outcome, Score, Task, Trace, Triplet
-from agentrig.algorithms import Rollout
+from agentrig.algorithms import Measurement, Rollout
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError
 from agentrig.hardware import Cpu, CpuConfig
 
@@ -28,7 +28,7 @@ class FakeSession:
         self.train_tasks = [Task(id=str(i), input={"question": f"name {i}"}) for i in range(12)]
         self.directory, self.hardware, self.seed = directory, CPU, 3
         self.first_step, self.checkpoint, self.stopping, self.solved = first_step, checkpoint, False, False
-        self.stop_after = stop_after
+        self.stop_after, self.measured = stop_after, None
         self.calls, self.lines, self.reports, self.saved, self.validated = [], [], {}, {}, {}
         directory.mkdir(exist_ok=True)
 
@@ -84,6 +84,7 @@ class FakeSession:
         assert endpoint.sampling["temperature"] == 0.0
         self.calls.append(("validate", step))
         self.validated[step] = self.mean(endpoint, step, "validation")
+        self.measured = Measurement(accuracy=self.validated[step], reward=0.0, n=len(self.train_tasks))
         return self.validated[step]
 
     def report(self, endpoint, *, when, step):
@@ -209,6 +210,19 @@ def test_the_last_step_is_a_candidate_for_the_best(model_dir, tmp_path, caplog):
         assert ("ending with the weights of the start: no step did better" in caplog.text) is told
     with pytest.raises(ConfigError, match="validate_every = 0"):
         Grpo(config_of(model_dir, validate_every=0, final="best")).run(session)
+
+
+def test_among_equal_accuracies_the_mean_reward_decides_what_is_best(model_dir, tmp_path):
+    class Graded(FakeSession):
+        def validate(self, endpoint, *, step):
+            super().validate(endpoint, step=step)
+            self.measured = Measurement(accuracy=0.0, reward={0: -0.9, 1: -0.2, 2: -0.1, 3: -0.4}[step], n=12)
+            return self.measured.accuracy
+
+    session = Graded(tmp_path / "run")
+    Grpo(config_of(model_dir, steps=3, validate_every=1, save_every=1, final="best")).run(session)
+    best = torch.load(session.saved[3] / "trainer" / "best.pt", weights_only=True)
+    assert (best["step"], best["accuracy"], best["reward"]) == (2, 0.0, -0.1)
 
 
 def test_solved_tasks_end_a_run_with_all_that_an_end_has(model_dir, tmp_path):

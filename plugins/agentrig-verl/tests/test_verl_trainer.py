@@ -38,6 +38,7 @@ class Session:
         self.run, self.directory, self.cut, self.stop_after = run, run.path, cut, stop_after
         self.stopping, self.solved, self.solved_by = False, already, solved_by
         self.lines: list[Any] = []
+        self.measured = None
         self.calls: list[str] = []
 
     def note(self, call: str) -> None:

@@ -56,11 +56,12 @@ class LiveDisplay:
         self._last: Mapping[str, Any] = {}
         self._rewards: list[float] = []
         self._step_times: list[float] = []
-        self._validation: tuple[int, float] | None = None
+        self._validation: tuple[int, str] | None = None
         self._failures: Counter[str] = Counter()
         self._doing = ""
         self._ended = 0  # rollouts of the batch under way
-        self._right = 0
+        self._right = self._judged = 0
+        self._total = 0.0  # of their rewards
         self._start = time.monotonic()
         self._opened = False
         self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
@@ -88,12 +89,14 @@ class LiveDisplay:
         with self._lock:
             changed = doing != self._doing
             if changed:
-                self._doing, self._ended, self._right = doing, 0, 0
+                self._doing, self._ended, self._right, self._judged, self._total = doing, 0, 0, 0, 0.0
             self._ended += 1
             if rollout.failure is not None:
                 self._failures[rollout.failure] += 1
-            elif (rollout.value or 0.0) >= 1.0:
-                self._right += 1
+            else:
+                self._judged += 1
+                self._right += bool(rollout.correct)
+                self._total += rollout.value or 0.0
         self._open()
         # Where nothing is redrawn, a long measurement would look like a standstill.
         if changed and rollout.mode == "report" and not self._console.is_terminal:
@@ -105,18 +108,19 @@ class LiveDisplay:
         metrics = event.metrics
         with self._lock:
             self._last = metrics
-            reward, seconds, accuracy = (metrics.get(k) for k in ("reward", "step_s", "validation_accuracy"))
+            names = ("reward", "step_s", "validation_accuracy", "validation_reward")
+            reward, seconds, accuracy, validation_reward = (metrics.get(k) for k in names)
             if reward is not None:
                 self._rewards = [*self._rewards, float(reward)][-SMOOTHING:]
             if seconds is not None:
                 self._step_times = [*self._step_times, float(seconds)][-SMOOTHING:]
             if accuracy is not None:
-                self._validation = (event.step, float(accuracy))
-            self._doing, self._ended, self._right = "", 0, 0
+                self._validation = (event.step, _measured(accuracy, validation_reward))
+            self._doing, self._ended, self._right, self._judged, self._total = "", 0, 0, 0, 0.0
         if not self._console.is_terminal:
             self._say(self._line(metrics))
         elif accuracy is not None:
-            self._say(f"step {event.step}: validation accuracy {_percent(accuracy)}")
+            self._say(f"step {event.step}: validation accuracy {_measured(accuracy, validation_reward)}")
 
     @hookimpl
     def on_run_end(self, event: RunEnd) -> None:
@@ -172,13 +176,14 @@ class LiveDisplay:
             done = int(m.get("step") or self._first_step - 1)
             rows = [
                 ("reward", self._reward()),
+                ("accuracy", "" if m.get("accuracy") is None else _percent(m["accuracy"])),
                 ("validation", self._validated()),
                 ("speed", _speed(m)),
                 ("time", _split(m)),
                 ("failures", _counted(self._failures)),
             ]
             if self._doing:
-                rows.insert(0, ("now", f"{self._doing}: {self._ended} rollouts, {self._right} right"))
+                rows.insert(0, ("now", self._under_way()))
             steps, eta = self._steps, self._eta(done)
             elapsed = time.monotonic() - self._start
         figures = Table.grid(padding=(0, 2, 0, 0))
@@ -187,6 +192,10 @@ class LiveDisplay:
                 style = "yellow" if label == "failures" else ""
                 figures.add_row(Text(label, style="dim"), Text(text, style=style))
         return Group(_bar(done, steps, elapsed, eta), figures)
+
+    def _under_way(self) -> str:
+        reward = f", reward {self._total / self._judged:.3f}" if self._judged else ""
+        return f"{self._doing}: {self._ended} rollouts, {self._right} right{reward}"
 
     def _line(self, m: Mapping[str, Any]) -> str:
         """Return a step as one plain line."""
@@ -200,7 +209,8 @@ class LiveDisplay:
             parts = [
                 f"step {done:>{width}}{of}",
                 f"reward {self._reward()}",
-                "" if validation is None else f"validation {_percent(validation)}",
+                "" if m.get("accuracy") is None else f"accuracy {_percent(m['accuracy'])}",
+                "" if validation is None else f"validation {_measured(validation, m.get('validation_reward'))}",
                 _speed(m),
                 _split(m),
                 f"failed {failed}" if failed else "",
@@ -215,7 +225,7 @@ class LiveDisplay:
         return f"{self._rewards[-1]:.3f} (mean of {len(self._rewards)}: {mean:.3f})"
 
     def _validated(self) -> str:
-        return "" if self._validation is None else f"{_percent(self._validation[1])} at step {self._validation[0]}"
+        return "" if self._validation is None else f"{self._validation[1]} at step {self._validation[0]}"
 
     def _eta(self, done: int) -> float | None:
         """Return the seconds that the rest takes at the pace of the latest steps."""
@@ -240,7 +250,7 @@ def final_line(summary: Mapping[str, Any], directory: Path, *, report_error: str
     failed = _counted(Counter(summary.get("failures") or {}))
     parts = [
         f"accuracy {_percent(before)} → {_percent(after)}{gain}",
-        _rewards(summary.get("reward") or {}, accuracy),
+        _rewards(summary.get("reward") or {}),
         "solved" if summary.get("solved") else "",
         f"{summary.get('steps', '?')} steps in {_clock(summary.get('wall_s') or 0.0)}",
         f"failed {failed}" if failed else "",
@@ -251,12 +261,15 @@ def final_line(summary: Mapping[str, Any], directory: Path, *, report_error: str
     return " · ".join(p for p in parts if p)
 
 
-def _rewards(reward: Mapping[str, Any], accuracy: Mapping[str, Any]) -> str:
-    """Return the mean held-out reward where it says more than accuracy, the share of rewards of 1, does."""
-    pairs = [(reward.get(when), accuracy.get(when)) for when in ("before", "after")]
-    if any(value is None for value, _ in pairs) or all(value == share for value, share in pairs):
-        return ""
-    return f"reward {pairs[0][0]:.3f} → {pairs[1][0]:.3f}"
+def _rewards(reward: Mapping[str, Any]) -> str:
+    """Return the mean held-out reward."""
+    before, after = reward.get("before"), reward.get("after")
+    return "" if before is None or after is None else f"reward {before:.3f} → {after:.3f}"
+
+
+def _measured(accuracy: float, reward: float | None) -> str:
+    """Return an accuracy with the mean reward beside it."""
+    return _percent(accuracy) + ("" if reward is None else f" (reward {reward:.3f})")
 
 
 def _bar(done: int, steps: int | None, elapsed: float, eta: float | None) -> Table:

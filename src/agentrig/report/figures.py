@@ -102,6 +102,21 @@ def change(run: RunData, key: str) -> Change | None:
 
 
 @attrs.frozen(kw_only=True)
+class Rewards:
+    """The mean held-out reward; None where it was not measured."""
+
+    before: float | None
+    after: float | None
+
+
+def rewards(run: RunData) -> Rewards:
+    """Return a run's mean held-out reward: the summary's, or what was measured so far."""
+    measured = {when: mapping(run.progress.get(when)).get("reward") for when in ("before", "after")}
+    stated = mapping(run.summary.get("reward")) or measured
+    return Rewards(before=number(stated.get("before")), after=number(stated.get("after")))
+
+
+@attrs.frozen(kw_only=True)
 class Accuracy:
     """The held-out accuracy, as fractions, with 95% intervals; None where it was not measured."""
 

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 CAPTIONS = {
-    "accuracy": "Accuracy by step. Held-out tasks are measured once before and once after training.",
-    "reward": "Training reward: the mean over a step's rollouts that were scored. Pale: each step; strong: mean of 16.",
+    "accuracy": "Accuracy by step: the share of answers that are correct. Held-out tasks are measured once before and "
+    "once after training.",
+    "reward": "Mean reward: of a step's rollouts that were scored (pale: each step; strong: mean of 16), in validation "
+    "(dots) and on the held-out tasks (diamonds).",
     "time": "Wall time of a step by part.",
     "lengths": "Mean tokens of a trained call, and trained calls a rollout. Pale: each step; strong: mean of 16.",
 }
@@ -78,6 +80,7 @@ def _view(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
         "good": status == "finished",
         "about": _about(run),
         "accuracy": row["accuracy"],
+        "reward": row["reward"],
         "split": _split(run),
         "tiles": _tiles(run, row, failures.rollouts),
         "warnings": [f.text for f in found if f.level == "warn"],
@@ -163,7 +166,9 @@ def _tiles(run: RunData, row: Mapping[str, Any], rollouts: Mapping[str, int]) ->
     if reward is not None:
         tiles.append(("training reward", f"{reward.first:.3f} → {reward.last:.3f}", "first and last steps"))
     if best is not None:
-        tiles.append(("best validation", f"{percent(best)}%", ""))
+        _, validated = figures.series(run, "validation_reward")
+        remark = f"mean reward {figure(max(validated))} at best" if validated else ""
+        tiles.append(("best validation", f"{percent(best)}%", remark))
     if speed is not None:
         tiles.append(("rollouts a second", figure(speed), "" if tokens is None else f"{count(round(tokens))} tokens/s"))
     return tiles

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 
 def accuracy(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
-    """Validation accuracy and smoothed training reward by step; held-out accuracy at both ends."""
+    """Validation accuracy and smoothed training accuracy by step; held-out accuracy at both ends."""
     axes = figure.add_subplot()
     drawn = False
     for i, run in enumerate(runs):
         color = color_of(colors, i)
         label = short(run.name) if len(runs) > 1 else ""
-        steps, values = figures.series(run, "reward")
+        steps, values = figures.series(run, "accuracy")
+        if not values:  # lines of earlier versions have none
+            steps, values = figures.series(run, "reward")
         if values and min(values) >= 0 and max(values) <= 1:
             curve = [100 * v for v in figures.smoothed(values)]
             if len(runs) == 1:
@@ -70,7 +72,7 @@ def accuracy(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
 
 
 def reward(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
-    """Mean training reward by step, raw and smoothed, with the audit reward where there is one."""
+    """Mean reward by step: of training, raw and smoothed, of validation and held out; and the audit reward."""
     axes = figure.add_subplot()
     drawn = False
     for i, run in enumerate(runs):
@@ -82,6 +84,17 @@ def reward(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
         label = short(run.name) if len(runs) > 1 else f"mean of {figures.SMOOTHING} steps"
         axes.plot(steps, values, color=color, alpha=0.28, lw=1, label="" if len(runs) > 1 else "each step")
         axes.plot(steps, figures.smoothed(values), color=color, lw=1.8, label=label)
+        steps, values = figures.series(run, "validation_reward")
+        if values:
+            own = "" if len(runs) > 1 else "validation"
+            axes.plot(steps, values, color=color_of(colors, i), ls="none", marker="o", ms=3.6, label=own)
+        found = figures.rewards(run)
+        last = max((int(r["step"]) for r in run.steps), default=0)
+        ends = [(x, value) for x, value in ((0, found.before), (last, found.after)) if value is not None]
+        if ends:
+            ink = colors.ink if len(runs) == 1 else color_of(colors, i)
+            own = "" if len(runs) > 1 else "held out"
+            axes.plot(*zip(*ends, strict=True), color=ink, ls="none", marker="D", ms=5.5, label=own)
         for j, name in enumerate(audits(run), 1):
             steps, values = figures.series(run, "audit", name)
             axes.plot(
@@ -92,7 +105,7 @@ def reward(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
                 ls="--",
                 label="" if len(runs) > 1 else f"audit: {short(name)}",
             )
-    finish(axes, colors, ylabel="training reward")
+    finish(axes, colors, ylabel="mean reward")
     return drawn
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import attrs
 
+from agentrig.correctness import CORRECT_AT
 from agentrig.errors import AgentrigError
 from agentrig.figures import canonical
 
-FIGURES = ("id", "task_id", "failure", "message", "status", "value", "details", "audit")
+FIGURES = ("id", "task_id", "failure", "message", "status", "value", "correct", "details", "audit")
 """The columns that are read of every rollout; its input, answer and spans only for the few that are shown."""
 
 _FILE = re.compile(r"(train|validation|report|dev)-(\d+)\.parquet")
@@ -88,6 +89,12 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
+
+
+def is_correct(row: Mapping[str, Any]) -> bool:
+    """Return whether a rollout counts as correct; in files of earlier versions, from a reward of 1 on."""
+    stated = row.get("correct")
+    return bool(stated) if stated is not None else (number(row.get("value")) or 0.0) >= CORRECT_AT
 
 
 def read_run(directory: Path) -> RunData:

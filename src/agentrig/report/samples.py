@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from agentrig.report.reading import RolloutFile, RunData, mapping, number, rollout_rows
+from agentrig.report.reading import RolloutFile, RunData, is_correct, mapping, number, rollout_rows
 from agentrig.report.stories import STORY, TEXT_LIMIT, Story, cut, question, story
 
 
@@ -65,13 +65,14 @@ def before_after(run: RunData, missing: list[str]) -> Pairs | None:
     if ends is None:
         return None
     first, last = ends
-    before = {r["task_id"]: r for r in rollout_rows([first], ("id", "task_id", "failure", "value"), missing=missing)}
-    after = {r["task_id"]: r for r in rollout_rows([last], ("id", "task_id", "failure", "value"), missing=missing)}
+    columns = ("id", "task_id", "failure", "value", "correct")
+    before = {r["task_id"]: r for r in rollout_rows([first], columns, missing=missing)}
+    after = {r["task_id"]: r for r in rollout_rows([last], columns, missing=missing)}
     groups: dict[tuple[bool, bool], list[str]] = {kind: [] for kind in _KINDS}
     for task in sorted(before.keys() & after.keys(), key=str):
         values = number(before[task]["value"]), number(after[task]["value"])
         if values[0] is not None and values[1] is not None:
-            groups[values[0] >= 1, values[1] >= 1].append(task)
+            groups[is_correct(before[task]), is_correct(after[task])].append(task)
     chosen = [(task, name) for kind, (name, count) in _KINDS.items() for task in groups[kind][:count]]
     wanted = {str(rows[task]["id"]) for task, _ in chosen for rows in (before, after)}
     told = {r["id"]: r for r in rollout_rows([first, last], STORY, ids=wanted, missing=missing)}

@@ -8,10 +8,13 @@ from typing import Any
 
 import attrs
 
-from agentrig.report.reading import mapping, number
+from agentrig.report.reading import is_correct, mapping, number
 from agentrig.traces import LLM_CALL, NODE
 
-STORY = ("id", "task_id", "failure", "message", "status", "value", "components", "details", "input", "answer", "spans")
+STORY = (
+    "id", "task_id", "failure", "message", "status", "value", "correct", "components", "details", "input", "answer",
+    "spans",
+)  # fmt: skip
 """The columns that a story needs."""
 
 TEXT_LIMIT = 1200
@@ -42,7 +45,7 @@ class Story:
     """One rollout, as the page tells it.
 
     Attributes:
-        verdict: `right`, `wrong`, `part` (a value between) or `failed`.
+        verdict: `right`, `wrong`, `part` (not correct, but a value above 0) or `failed`.
         answer: What the agent answered; empty when a step has put out the same.
         score: The score in words.
         reasons: What the reward or the failure says of it.
@@ -75,7 +78,7 @@ def story(row: Mapping[str, Any]) -> Story:
     elif value is None:
         verdict, score = "failed", "not scored"
     else:
-        verdict = "right" if value >= 1 else "wrong" if value <= 0 else "part"
+        verdict = "right" if is_correct(row) else "wrong" if value <= 0 else "part"
         score = f"{value:g}" + ("" if row.get("status") in ("ok", None) else f" ({row['status']})")
     reasons = [("message", str(row["message"]))] if row.get("message") else []
     for key, item in {**mapping(row.get("components")), **mapping(row.get("details"))}.items():

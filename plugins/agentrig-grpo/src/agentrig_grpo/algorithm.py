@@ -72,7 +72,7 @@ class Grpo:
             if session.checkpoint is None:
                 session.report(measured, when="before", step=0)
                 if config.validate_every:
-                    self._keep_best(best, session.validate(measured, step=0), 0, learner)
+                    self._validate(session, measured, best, 0, learner)
             step = session.first_step - 1
             for step in range(session.first_step, config.steps + 1):
                 if session.stopping or session.solved:
@@ -87,7 +87,7 @@ class Grpo:
                 pushed = time.perf_counter()
                 due = config.final == "best" and (step == config.steps or session.solved)
                 if config.validate_every and (due or step % config.validate_every == 0):
-                    self._keep_best(best, session.validate(measured, step=step), step, learner)
+                    self._validate(session, measured, best, step, learner)
                 validated = time.perf_counter()
                 session.end_step(
                     step,
@@ -108,7 +108,8 @@ class Grpo:
                 log.warning("there was nothing to validate on: the run ends with the last weights, not the best")
             if config.final == "best" and best.trained and best.step != step:
                 kept = f"step {best.step}" if best.step else "the start: no step did better"
-                log.warning("ending with the weights of %s, validation accuracy %.3f", kept, best.accuracy)
+                figures = best.accuracy, best.reward
+                log.warning("ending with the weights of %s, validation accuracy %.3f, mean reward %.4g", kept, *figures)
                 learner.load_weights(best.trained)
                 server.swap(checkpoint.weights(learner.model), best.step)
                 self._save(session, step, learner, tokenizer, best, dtype, keep=True)
@@ -175,10 +176,13 @@ class Grpo:
             token_ids=True,
         )
 
-    def _keep_best(self, best: Best, accuracy: float | None, step: int, learner: Learner) -> None:
-        if accuracy is None or accuracy <= best.accuracy:
+    def _validate(self, session: Session, endpoint: Endpoint, best: Best, step: int, learner: Learner) -> None:
+        """Validate, and keep the weights if they are the best: by accuracy, then by mean reward."""
+        accuracy = session.validate(endpoint, step=step)
+        reward = session.measured.reward if session.measured is not None else None
+        if accuracy is None or reward is None or (accuracy, reward) <= (best.accuracy, best.reward):
             return
-        best.accuracy, best.step = accuracy, step
+        best.accuracy, best.reward, best.step = accuracy, reward, step
         if self.config.final == "best":
             best.trained = {name: p.detach().cpu().clone() for name, p in learner.trained.items()}
 

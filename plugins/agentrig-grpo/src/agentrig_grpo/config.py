@@ -52,7 +52,9 @@ class GrpoConfig:
     save_every: int = setting(1, help="save a checkpoint after every so many steps", ge=1)
     keep_every: int = setting(0, help="keep the checkpoint of every so many steps for good; 0 for the last only", ge=0)
     final: str = setting(
-        "last", help="weights that the run ends with: the last, or the best in validation", choices=("last", "best")
+        "last",
+        help="weights that the run ends with: the last, or the best in validation by accuracy, then mean reward",
+        choices=("last", "best"),
     )
     max_length: int = setting(
         0, help="context of the server in tokens, at most the model's; 0 for the model's own", ge=0, le=1 << 24

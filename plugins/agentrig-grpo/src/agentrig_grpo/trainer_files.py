@@ -23,9 +23,10 @@ LEARNER = frozenset({"trained", "optimizer", "updates"})
 
 @attrs.define
 class Best:
-    """The weights that did best in validation so far."""
+    """The weights that did best in validation so far: by accuracy, among equals by mean reward."""
 
     accuracy: float = -1.0
+    reward: float = -math.inf
     step: int = 0
     trained: dict[str, torch.Tensor] = attrs.field(factory=dict, repr=False)
 

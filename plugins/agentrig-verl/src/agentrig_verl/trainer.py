@@ -153,7 +153,11 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         with explained(self.session, self.endpoints):
             accuracy = self.session.validate(self.greedy, step=self.global_steps)
         # verl wants at least one figure
-        return {"val-core/agentrig/acc/mean@1": float("nan") if accuracy is None else accuracy}
+        figures = {"val-core/agentrig/acc/mean@1": float("nan") if accuracy is None else accuracy}
+        found = self.session.measured
+        if accuracy is not None and found is not None and found.reward is not None:
+            figures["val-core/agentrig/reward/mean@1"] = found.reward
+        return figures
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Let verl do its part (rollout correction), then put the advantages over rollouts in place of its own.

@@ -1,0 +1,130 @@
+"""What counts as correct: one rule, and what follows from it for every figure called accuracy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from model_server import ModelServer
+from rollouts import rollout
+
+from agentrig import Outcome, Score, Task
+from agentrig.algorithms import Measurement
+from agentrig.config import Plan
+from agentrig.correctness import Correctness
+from agentrig.evaluate import evaluate
+from agentrig.rewards import Scorer
+from agentrig.run import train
+
+MakePlan = Callable[..., Plan]
+
+ITEM = (Task(id="t", input={}), Outcome(answer="x"))
+
+
+@pytest.mark.parametrize(
+    ("run_at", "said", "reward_at", "value", "correct"),
+    [
+        (None, None, None, 1.0, True),
+        (None, None, None, 0.99, False),
+        (None, None, 0.5, 0.5, True),
+        (None, None, 5.0, 4.0, False),
+        (None, True, 5.0, 0.0, True),
+        (None, False, None, 1.0, False),
+        (0.5, False, 0.9, 0.6, True),
+        (7.0, True, None, 6.0, False),
+        (-0.5, None, None, -0.2, True),
+    ],
+)
+def test_the_first_who_says_it_decides(
+    run_at: float | None, said: bool | None, reward_at: float | None, value: float, correct: bool
+) -> None:
+    rule = Correctness(run_at=run_at, reward_at=reward_at)
+    (score,) = Scorer(lambda t, o, b: Score.ok(value, correct=said), budget_s=5, correctness=rule)([ITEM])
+    assert score.correct is correct
+    assert rule.warning == ""
+
+
+def test_what_is_not_ok_is_not_correct() -> None:
+    rule = Correctness(run_at=-1.0)
+    scores = iter([Score.timeout("too slow"), Score.invalid("no database")])
+    found = Scorer(lambda t, o, b: next(scores), budget_s=5, threads=1, correctness=rule)([ITEM, ITEM])
+    assert [s.correct for s in found] == [False, None]
+    for status, value in (("timeout", 1.0), ("invalid", None)):
+        with pytest.raises(ValueError, match=f"status '{status}' cannot be correct"):
+            Score(status=status, value=value, correct=True)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="use True, False or None"):
+        Score(status="ok", value=1.0, correct="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("verdict", [True, np.True_, False, np.False_])
+def test_a_reward_says_it_by_a_bool(verdict: Any) -> None:
+    score = Score.ok(0.3, correct=verdict, style=0.5)
+    assert (score.correct is bool(verdict), score.components) == (True, {"style": 0.5})
+
+
+@pytest.mark.parametrize("number", [1, 0.5, np.float64(0.5), np.int64(1)])
+def test_a_component_may_still_be_called_correct(number: Any) -> None:
+    score = Score.ok(0.3, correct=number, style=0.5)
+    assert (score.correct, score.components) == (None, {"correct": float(number), "style": 0.5})
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, 10])
+def test_rewards_outside_0_to_1_are_warned_of_once_when_nobody_says_what_is_correct(
+    value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    rule = Correctness()
+    Scorer(lambda t, o, b: Score.ok(value), budget_s=5, correctness=rule)([ITEM, ITEM])
+    assert caplog.messages == [rule.warning]
+    assert f"a reward of {value:g} was seen, which is outside 0 to 1" in rule.warning
+    for cure in ("run.correct_at=VALUE", "RewardSpec(correct_at=VALUE)", "Score.ok(value, correct=True or False)"):
+        assert cure in rule.warning
+    for said in (Correctness(reward_at=5), Correctness(run_at=5)):
+        Scorer(lambda t, o, b: Score.ok(value), budget_s=5, correctness=said)([ITEM])
+    Scorer(lambda t, o, b: Score.ok(value, correct=False), budget_s=5)([ITEM])
+    assert len(caplog.messages) == 1
+
+
+def test_a_measurement_leaves_failures_out() -> None:
+    said = attrs.evolve(Score.ok(0.2), correct=True)
+    rollouts = [rollout(1.0), rollout(0.5), rollout(None), rollout(failure="deadline"), rollout(score=said)]
+    assert Measurement.of(rollouts) == Measurement(accuracy=2 / 3, reward=pytest.approx(1.7 / 3), n=3)
+    assert Measurement.of([rollout(None)]) == Measurement(accuracy=None, reward=None, n=0)
+
+
+BOUNDS = ["reward.right=0.9", "reward.wrong=-1.0"]
+SMALL = ["algorithm.steps=1", "run.validation_tasks=4", "run.report_tasks=4", "algorithm.validate_first=true"]
+
+
+@pytest.mark.parametrize(
+    ("more", "accuracy"), [([], 0.0), (["run.correct_at=0.5"], 0.5), (["reward.says=true"], 0.5), (["spec"], 0.5)]
+)
+def test_a_run_states_accuracy_and_mean_reward_side_by_side(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, more: list[str], accuracy: float
+) -> None:
+    plan = toy_plan(*SMALL, *BOUNDS, *(m for m in more if m != "spec"))
+    if "spec" in more:
+        component = plan.components["reward"]
+        declared = attrs.evolve(component, spec=attrs.evolve(component.spec, correct_at=0.5))
+        plan = attrs.evolve(plan, components={**plan.components, "reward": declared})
+    summary = train(plan)
+    reward = pytest.approx(-0.05)
+    assert (summary["accuracy"]["after"], summary["reward"]["after"]) == (accuracy, reward)
+    assert (summary["validation_before"], summary["validation_reward_before"]) == (accuracy, reward)
+    run = tmp_path / "runs" / "toy"
+    line = json.loads((run / "metrics.jsonl").read_text())
+    assert (line["accuracy"], line["reward"]) == (accuracy, reward)
+    assert (line["validation_accuracy"], line["validation_reward"]) == (accuracy, reward)
+    rows = pq.read_table(run / "rollouts" / "train-00001.parquet").to_pylist()
+    assert {(r["value"], r["correct"]) for r in rows} == {(-1.0, False), (0.9, bool(accuracy))}
+    assert [("run.correct_at" in w) for w in summary["warnings"]] == ([] if more else [True])
+    assert ("run.correct_at" in (run / "report.html").read_text()) >= (not more)
+
+    found = evaluate(plan, tasks=plan.build("tasks").load("test")[:4], endpoint=plan.build("algorithm").endpoint())
+    assert (found.accuracy, found.reward) == (accuracy, reward)
+    assert (found.as_dict()["accuracy"], found.as_dict()["reward"]) == (accuracy, reward)
