@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from agentrig.cli import main
 from agentrig.config import resolve
 from agentrig.errors import AgentrigError
-from agentrig.run import load_splits, split_warnings
+from agentrig.splits import load_splits, split_warnings
 
 ROOT = Path(__file__).resolve().parents[3]
 
