@@ -226,6 +226,7 @@ def worker_main(
     from agentrig.recording import install
 
     own_family()
+    threading.Thread(target=_leave_with_run, name="run", daemon=True).start()
     confine(plan.environment, environment, absent)
     try:
         install()  # now, so that no rollout's deadline pays for its imports
@@ -268,6 +269,14 @@ def own_family() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if os.environ.pop(SAFE_PATH_KEPT, None) is None:
         os.environ.pop("PYTHONSAFEPATH", None)  # it was for the start of this process
+
+
+def _leave_with_run() -> None:
+    """End this process with the run's, also while it builds the agent."""
+    run = multiprocessing.parent_process()
+    assert run is not None
+    run.join()
+    leave_no_family()
 
 
 def leave_no_family() -> NoReturn:
