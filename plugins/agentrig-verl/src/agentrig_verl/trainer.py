@@ -26,6 +26,7 @@ from agentrig import Endpoint
 from agentrig.agents import without_proxy
 from agentrig.algorithms import Session
 from agentrig.errors import RunStopped
+from agentrig.figures import GRAD_NORM
 from agentrig_verl.actor import METRIC, Actor
 from agentrig_verl.checkpoints import finish_checkpoint
 from agentrig_verl.manager import explained
@@ -240,7 +241,7 @@ def step_figures(metrics: Mapping[str, Any], *, padding: int) -> dict[str, float
     names = {
         METRIC: f"actor/{METRIC}",
         "loss": "actor/pg_loss",
-        "grad_norm": "actor/grad_norm",
+        GRAD_NORM: "actor/grad_norm",
         "entropy": "actor/entropy",
         "clip_share": "actor/pg_clipfrac",
         "kl_old": "actor/ppo_kl",
