@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=990, help="words, which are tokens, of a prompt")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--tasks", type=int, default=16, help="tasks of a step, each with 8 rollouts")
-    parser.add_argument("--ratio", type=float, default=0.1, help="how far the mean ratio may be from 1")
+    parser.add_argument("--ratio", type=float, default=0.02, help="how far the mean ratio may be from 1")
     parser.add_argument("--timeout", type=float, default=600.0, help="longest wait for each half of the run, seconds")
     options = parser.parse_args()
     begun = time.perf_counter()

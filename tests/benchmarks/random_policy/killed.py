@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+ONE_UPDATE = ("algorithm.inner_epochs=1", "algorithm.mini_batches=1", "algorithm.warmup_steps=0")
+"""The ratios are then those of the server's log-probabilities to the learner's for the same weights."""
+
 
 class Run:
     """One run directory, trained by `python -m agentrig train` in a process of its own.
@@ -124,7 +127,9 @@ def kill_and_resume(
     Returns:
         The lines of the finished run's `metrics.jsonl`.
     """
-    run.start(*words, f"run.directory={run.path.parent}", f"run.name={run.path.name}", f"algorithm.steps={steps}")
+    run.start(
+        *words, *ONE_UPDATE, f"run.directory={run.path.parent}", f"run.name={run.path.name}", f"algorithm.steps={steps}"
+    )
     run.wait_for_step(after, timeout_s=timeout_s)
     time.sleep(pause_s)
     run.kill()
