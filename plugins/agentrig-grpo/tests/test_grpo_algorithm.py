@@ -7,7 +7,7 @@ import attrs
 import httpx
 import pytest
 import torch
-from agentrig_grpo import build, register_algorithms
+from agentrig_grpo import build, checkpoint, register_algorithms
 from agentrig_grpo.algorithm import Grpo, check_device
 from agentrig_grpo.config import GrpoConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -177,6 +177,49 @@ def test_a_checkpoint_that_is_cut_off_is_named_before_anything_starts(model_dir,
         Grpo(attrs.evolve(config, steps=2)).run(resumed)
     assert found.value.checkpoint == session.saved[1]
     assert resumed.calls == []
+
+
+class LongPrompts(FakeSession):
+    """Tasks whose prompts are longer than what the server's cache holds at first."""
+
+    def __init__(self, directory, **more):
+        super().__init__(directory, **more)
+        self.train_tasks = [Task(id=str(i), input={"question": f"{i} " + "count " * 300}) for i in range(4)]
+
+    def one(self, *arguments):
+        rollout = super().one(*arguments)
+        assert all(300 < len(t.prompt_ids) < 500 for t in rollout.triplets)
+        if rollout.score is None:
+            return rollout
+        ids = rollout.triplets[0].response_ids  # a share that hardly ever is the same for a whole group
+        return attrs.evolve(rollout, score=Score.ok(sum(i % 2 for i in ids) / len(ids)))
+
+
+def assert_trains_and_resumes(directory, tmp_path, **settings):
+    config = config_of(directory, steps=3, tasks_per_step=2, save_every=1, validate_every=0, **settings)
+    first = LongPrompts(tmp_path / "first", stop_after=2)
+    Grpo(config).run(first)
+    second = LongPrompts(tmp_path / "second", checkpoint=first.saved[2], first_step=3)
+    Grpo(config).run(second)
+    lines = [*first.lines, *second.lines]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for line in lines:
+        assert line["weight_change"] > 0
+        assert line["ratio_max"] == pytest.approx(1.0, abs=2e-3), "the server samples with the learner's weights"
+
+
+def test_long_prompts_train_through_the_server_and_are_resumed(model_dir, tmp_path):
+    assert_trains_and_resumes(model_dir, tmp_path, lr=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_model_of_a_hundred_million_parameters_trains_on_long_prompts(make_model, tokenizer, tmp_path):
+    model = make_model("llama", hidden=768, layers=17, initializer_range=0.05)
+    assert sum(p.numel() for p in model.parameters()) > 100e6
+    checkpoint.save(model, tokenizer, tmp_path / "model")
+    del model
+    assert_trains_and_resumes(tmp_path / "model", tmp_path, lr=1e-5, group_size=4)
 
 
 def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_path):
