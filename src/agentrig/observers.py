@@ -56,7 +56,12 @@ class RunEnd:
 
 @attrs.frozen(kw_only=True)
 class RunError:
-    """A run ended by an error or by Ctrl-C."""
+    """A run ended by an error or by Ctrl-C.
+
+    Attributes:
+        directory: The run directory.
+        error: What ended it; `KeyboardInterrupt` for Ctrl-C.
+    """
 
     directory: Path
     error: BaseException

@@ -23,6 +23,26 @@ NODE = "langchain.chain.type"
 """Attribute that holds the name of the graph node or chain that a span stands for."""
 
 
+ATTRIBUTES: Mapping[str, str] = {
+    "request": "LLM call: the body that was sent, with what the tracer asked for",
+    "response": "LLM call: the body that came back, a stream joined into one; without the token ids below",
+    "prompt_token_ids": "LLM call: the prompt's token ids, as the server made them",
+    "response_token_ids": "LLM call: the sampled token ids of the first choice",
+    "response_logprobs": "LLM call: the log-probability of each of these under the sampling model",
+    "finish_reason": "LLM call: why the first choice ended: `stop`, `length`, `tool_calls` …",
+    "gen_ai.response.id": "LLM call: the completion's id",
+    SERVER: "LLM call: the server, when it is another than the run's; such a call has no token ids",
+    NODE: "chain: the name of the graph node or chain",
+    "agent.name": "agent: the name that `agentrig.span` gave",
+    "tool.name": "tool: its name",
+    "input": "first chain, tool: what it was given, cut at 20,000 characters of JSON",
+    "output": "chain, tool: what it returned, cut likewise",
+    MISSED: "rollout (the root): by library, how many connections to the run's server nothing recorded",
+}
+"""What the tracer's own spans hold: attribute to the kind of span and its meaning. Spans that an agent of Agent
+Lightning emits, or a tracer of its own records, have what these give them."""
+
+
 @attrs.frozen(kw_only=True)
 class Span:
     """One recorded operation.
@@ -54,7 +74,12 @@ class Span:
 
 @attrs.frozen(kw_only=True, slots=False)
 class Trace:
-    """All spans of one rollout, in the order in which they started."""
+    """All spans of one rollout, in the order in which they started.
+
+    Attributes:
+        rollout_id: Whose spans these are.
+        spans: The root first, which is called `rollout`.
+    """
 
     rollout_id: str
     spans: Sequence[Span] = ()

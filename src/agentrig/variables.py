@@ -1,0 +1,58 @@
+"""The environment variables that agentrig and its own plugins read; docs/reference.md is made from this list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+VARIABLES: Mapping[str, str] = {
+    "AGENTRIG_BLOCK": "names of plugins or distributions that are not even imported, separated by commas",
+    "AGENTRIG_CACHE": "where task sets keep what they make; `agentrig` in the user's cache folder by default",
+    "AGENTRIG_SPIDER_DIR": "Spider's folder, for the task set `spider`",
+    "VERL_SPIDER_DATA_DIR": "the same, under the reference's name",
+    "AGENTRIG_YES": "`1`: stop a stale Ray cluster without asking, as `--yes` does",
+    "OPENAI_BASE_URL": "the model server of `eval` and `dev` when `--endpoint` names none, and of algorithms of others",
+    "OPENAI_API_BASE": "the same, under its older name",
+    "OPENAI_API_KEY": "that server's key; runners get it as `endpoint.api_key`, never as a variable",
+    "NO_PROXY": "hosts that are reached without a proxy; in a runner the endpoint's private address is added",
+    "no_proxy": "the same",
+    "HF_HOME": "where Hugging Face keeps models and its login",
+    "HF_HUB_CACHE": "where Hugging Face keeps models",
+    "HF_TOKEN": "Hugging Face's key, which `doctor` looks for when a model must be downloaded",
+    "HF_ENDPOINT": "a mirror of huggingface.co",
+    "MODELSCOPE_CACHE": "where ModelScope keeps models",
+    "MODELSCOPE_DOMAIN": "ModelScope's host",
+    "MODELSCOPE_ENDPOINT": "ModelScope's address",
+    "XDG_CACHE_HOME": "the user's cache folder",
+    "HOME": "the user's folder",
+    "PATH": "where programs such as `nvidia-smi` are looked for",
+    "PYTHONSAFEPATH": "kept off the agents' import path unless the user has set it",
+    "CUDA_VISIBLE_DEVICES": "the GPUs that a run may use",
+    "ASCEND_RT_VISIBLE_DEVICES": "the NPUs that a run may use",
+    "ASCEND_HOME_PATH": "where CANN is installed",
+    "ASCEND_TOOLKIT_HOME": "the same, under another name",
+    "ATB_HOME_PATH": "where Ascend's transformer library is installed",
+    "MASTER_PORT": "the port of torch's distributed processes; `doctor` looks whether it is free",
+    "RAY_ADDRESS": "the Ray cluster to join",
+    "RAY_AUTH_MODE": "whether that cluster asks for a token",
+    "RAY_AUTH_TOKEN": "its token",
+    "RAY_AUTH_TOKEN_PATH": "a file that holds its token",
+    "RAY_TMPDIR": "where Ray keeps its sessions",
+    "VERL_DISABLE_FLASH_ATTN_CE": "verl's switch for flash-attn's cross-entropy",
+    "VLLM_PLUGINS": "the plugins that vLLM loads",
+    "WANDB_API_KEY": "the login of Weights & Biases, for verl's logger `wandb`",
+    "WANDB_IDENTITY_TOKEN_FILE": "another form of that login",
+    "WANDB_MODE": "`offline` or `disabled`: no login is needed",
+    "WANDB_BASE_URL": "another server of Weights & Biases",
+    "NETRC": "the file that holds that login",
+    "SWANLAB_API_KEY": "the login of SwanLab, for verl's logger `swanlab`",
+    "SWANLAB_MODE": "`local`, `offline` or `disabled`: no login is needed",
+}
+"""Name to meaning: those that a user may set."""
+
+INTERNAL: Mapping[str, str] = {
+    "AGENTRIG_RUNNER": "marks what a runner has started, so that it ends with it",
+    "AGENTRIG_SCRATCH": "the folder for a run's temporary files",
+    "AGENTRIG_KEEP_SAFEPATH": "tells a runner that `PYTHONSAFEPATH` is the user's own",
+    "AGENTRIG_WORKER_SETUP": "the functions that prepare a Ray worker for its hardware",
+}
+"""Name to meaning: those that agentrig sets for its own processes; leave them alone."""

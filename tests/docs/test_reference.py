@@ -1,0 +1,108 @@
+"""The reference can't fall behind: it is made from the code, and the code's lists are compared with what it does."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reference
+from model_server import ModelServer
+
+import agentrig
+from agentrig.recording import recording
+from agentrig.traces import ATTRIBUTES
+from agentrig.variables import INTERNAL, VARIABLES
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")])
+
+
+def test_the_page_is_what_the_code_says() -> None:
+    assert reference.PAGE.read_text("utf-8") == reference.page(), "run: python tests/support/reference.py"
+
+
+def test_what_has_no_words_is_an_error() -> None:
+    import attrs
+
+    @attrs.frozen
+    class Silent:
+        """Attributes:
+        told: In words.
+        """
+
+        told: int
+        untold: int
+
+    with pytest.raises(ValueError, match=r"Silent does not describe (told, )?untold"):
+        reference.fields(Silent)
+
+
+def is_environment(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute | ast.Name) and getattr(node, "attr", getattr(node, "id", "")) == "environ"
+
+
+def variables_of(file: Path) -> Iterator[str]:
+    """Yield the environment variables that a file names: reads and writes of `os.environ`, and names of agentrig's."""
+    tree = ast.parse(file.read_text("utf-8"))
+    constants = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        name: ast.expr | None = None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_environment(node.func.value):
+            name = node.args[0] if node.func.attr in ("get", "setdefault", "pop") else None
+        elif isinstance(node, ast.Subscript) and is_environment(node.value):
+            name = node.slice
+        elif isinstance(node, ast.Compare) and any(is_environment(c) for c in node.comparators):
+            name = node.left
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("AGENTRIG_"):
+            name = node
+        value = constants.get(name.id) if isinstance(name, ast.Name) else getattr(name, "value", None)
+        if isinstance(value, str) and value.replace("_", "").isalnum():
+            yield value
+
+
+def test_every_environment_variable_is_listed() -> None:
+    listed = {"src/agentrig/variables.py", "src/agentrig/confine.py"}  # which name them and read none
+    found = {v: f for f in SOURCES if str(f.relative_to(ROOT)) not in listed for v in variables_of(f)}
+    assert len(found) > 30
+    missing = {name: str(file) for name, file in found.items() if name not in {**VARIABLES, **INTERNAL}}
+    assert not missing, f"add these to agentrig.variables: {missing}"
+    text = "\n".join(f.read_text("utf-8") for f in SOURCES if f.name != "variables.py")
+    assert not [name for name in {**VARIABLES, **INTERNAL} if f'"{name}"' not in text], "no file reads these any more"
+
+
+def test_every_attribute_of_a_span_is_listed(model: ModelServer) -> None:
+    import requests
+    from langchain_core.runnables import RunnableLambda
+    from langchain_core.tools import tool
+
+    openai = pytest.importorskip("openai")
+
+    @tool
+    def look(table: str) -> str:
+        """Look at a table."""
+        return "rows"
+
+    with recording("r", token_ids=True, base_url=model.url) as recorder:
+        for url in (model.url, "http://127.0.0.1:9/v1"):
+            with openai.OpenAI(base_url=url, api_key="x", max_retries=0) as client, agentrig.span("write"):
+                for stream in (False, True):
+                    try:
+                        reply: Any = client.chat.completions.create(
+                            model="m", messages=[{"role": "user", "content": "?"}], stream=stream
+                        )
+                        list(reply)
+                    except openai.APIConnectionError:
+                        assert url != model.url
+        RunnableLambda(lambda x: look.invoke({"table": x})).invoke("t")
+        requests.post(f"{model.url}/chat/completions", json={"messages": [{"content": "?"}]}, timeout=20)
+    seen = {name for span in recorder.trace().spans for name in span.attributes}
+    assert seen == set(ATTRIBUTES)
