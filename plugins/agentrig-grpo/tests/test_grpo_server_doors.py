@@ -171,7 +171,8 @@ def test_what_never_arrives_does_not_stay(server):
         raw(server, head.encode()),
         raw(server, head.encode() + b"Content-Length: 1000\r\n\r\n{"),
     ]
-    kept = httpx.Client(headers={"Authorization": f"Bearer {server.api_key}"})
+    limits = httpx.Limits(keepalive_expiry=None)
+    kept = httpx.Client(headers={"Authorization": f"Bearer {server.api_key}"}, limits=limits)
     assert kept.post(f"{server.base_url}/chat/completions", json=BODY).status_code == 200
     (idle,) = kept._transport._pool.connections
     start = time.monotonic()
