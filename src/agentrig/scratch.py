@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import logging
 import os
 import shutil
@@ -45,16 +44,17 @@ def temporary_files() -> Iterator[Path]:
     """Let all temporary files, those of started processes too, lie in this process's own folder.
 
     The folder goes when the process ends. If it is killed, the next run sweeps it: its owner's lock is free then.
-    What outlives a run on purpose (Ray's sessions, compiled kernels) stays where it is without this.
+    What outlives a run on purpose lies elsewhere: Ray's sessions where they are without this, torch's compiled kernels
+    in the folder of caches.
     """
     before = {name: os.environ.get(name) for name in ("TMPDIR", VARIABLE)}
     directory = tempfile.tempdir
     common = Path(tempfile.gettempdir()) if _own is None else _own[0].parent
     folder = _folder(common)
-    kept = {
-        "RAY_TMPDIR": before["TMPDIR"] or "/tmp",
-        "TORCHINDUCTOR_CACHE_DIR": str(common / f"torchinductor_{_user()}"),
-    }
+    kept = {"RAY_TMPDIR": before["TMPDIR"] or "/tmp"}
+    if os.access(Path.home(), os.W_OK):
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        kept["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "torchinductor")  # torch's own choice is a temporary folder
     kept = {name: value for name, value in kept.items() if name not in os.environ}
     os.environ.update({"TMPDIR": str(folder), VARIABLE: str(folder), **kept})
     tempfile.tempdir = str(folder)
@@ -125,10 +125,3 @@ def _make(common: Path) -> tuple[Path, Lock]:
 def _remove(folder: Path, lock: Lock) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     lock.release()
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # an id without a name
-        return str(os.getuid())

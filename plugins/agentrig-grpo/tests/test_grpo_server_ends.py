@@ -1,4 +1,4 @@
-"""The server ends with its run and on SIGTERM, whatever it does, and nothing of it stays."""
+"""The server ends with its run and when the run stops it, whatever it does, and nothing of it stays."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_server_ends_with_its_parent(model_dir, stuck, halted):
     assert ended(guard)
 
 
-def test_the_server_ends_at_once_on_sigterm_though_its_interpreter_stands_still(model_dir, stuck):
+def test_the_server_ends_at_once_when_it_is_stopped_though_its_interpreter_stands_still(model_dir, stuck):
     environment = {"PYTHONPATH": str(stuck)}
     server = LLMServer(ServerSettings(model=str(model_dir), name="x", slots=1), environment=environment)
     server.start()
@@ -114,7 +114,7 @@ def test_the_server_ends_at_once_on_sigterm_though_its_interpreter_stands_still(
     hold(stuck)
     with pytest.raises(ServerError, match="did not take its new weights within 1 s"):
         server.swap({}, 1, timeout_s=1)
-    assert server._process.returncode == -signal.SIGTERM
+    assert server._process.returncode == -signal.SIGKILL
     assert ended(guard)
 
 

@@ -1,0 +1,27 @@
+"""A few kills of a real run; `tests/benchmarks/kills.py` does a hundred."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_killed_runs_lose_double_and_leave_nothing() -> None:
+    script = Path(__file__).parent / "benchmarks" / "kills.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--kills", "6", "--steps", "3", "--seed", "5"],
+        capture_output=True,
+        text=True,
+        timeout=1100,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert sum(count for name, count in found.items() if name.startswith("by SIG")) == 6
+    assert found["runs"] >= 1
+    assert found["left"] == []
