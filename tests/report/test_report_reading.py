@@ -77,3 +77,11 @@ def test_ctrl_c_and_a_run_under_way_are_told_apart(tmp_path: Path):
     assert figures.status(read_run(directory)) == "interrupted"
     (directory / "summary.json").unlink()
     assert figures.status(read_run(directory)) == "unfinished"
+
+
+def test_figures_of_older_runs_have_the_names_of_now(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=2)
+    lines = (directory / "metrics.jsonl").read_text()
+    (directory / "metrics.jsonl").write_text(lines.replace('"loss":', '"gradient_norm":'))
+    for step in read_run(directory).steps:
+        assert set(step["algorithm"]) == {"weight_change", "grad_norm"}
