@@ -27,7 +27,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, toy_file: str) -> tuple[dict[s
     with model_server() as server:
         done = subprocess.run(
             [sys.executable, str(SUPPORT / "lightning_runs.py"), str(folder), server.url, toy_file],
-            env={**keep, "PYTHONPATH": path, "NETWORK_LOG": str(folder / "network.log")},
+            env={**keep, "PYTHONPATH": path, "AGENTRIG_TEST_NETWORK_LOG": str(folder / "network.log")},
             cwd=folder,
             capture_output=True,
             text=True,

@@ -23,7 +23,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> object:
         keep = {k: v for k, v in os.environ.items() if not k.startswith(("LITELLM", "AGENTOPS"))}
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", source],
-            env={**keep, "PYTHONPATH": str(folder), "NETWORK_LOG": str(log)},
+            env={**keep, "PYTHONPATH": str(folder), "AGENTRIG_TEST_NETWORK_LOG": str(log)},
             capture_output=True,
             text=True,
             timeout=280,
@@ -41,7 +41,7 @@ def test_the_watch_sees_an_attempt(tmp_path: Path) -> None:
     log = tmp_path / "network.log"
     done = subprocess.run(
         [sys.executable, "-c", "import socket; socket.create_connection(('192.0.2.1', 9), timeout=0.1)"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "NETWORK_LOG": str(log)},
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "AGENTRIG_TEST_NETWORK_LOG": str(log)},
         capture_output=True,
     )
     assert done.returncode != 0

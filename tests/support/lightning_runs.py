@@ -29,7 +29,7 @@ def watch(event, arguments):
     if host not in LOCAL:
         import traceback
 
-        file = os.open(os.environ["NETWORK_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        file = os.open(os.environ["AGENTRIG_TEST_NETWORK_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(file, f"{event} {host}\\n{''.join(traceback.format_stack()[-12:])}\\n".encode())
         os.close(file)
         raise OSError(f"the tests allow no network: {host}")
