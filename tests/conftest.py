@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from model_server import ModelServer
 
-    from agentrig.config import Plan
+    from agentrig.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(Path(__file__).parent / "support"))
@@ -52,7 +52,7 @@ def toy_file() -> str:
 @pytest.fixture
 def toy_plan(_served: ModelServer, tmp_path: Path, toy_file: str) -> Callable[..., Plan]:
     """Resolve the recipe `toy` with its model server and a run directory of its own."""
-    from agentrig.config import resolve
+    from agentrig.plan import resolve
 
     def plan(*overrides: str, **uses: str) -> Plan:
         own = [f"algorithm.endpoint={_served.url}", f"run.directory={tmp_path}/runs", "run.name=toy"]

@@ -13,9 +13,9 @@ import pytest
 from model_server import ModelServer
 
 from agentrig import AgentSpec, RewardSpec, TasksSpec
-from agentrig.building import built, defined_at
 from agentrig.errors import AgentrigError, PluginError
-from agentrig.plugins import Component
+from agentrig.plugins.building import built, defined_at
+from agentrig.plugins.components import Component
 
 SOURCE = """
 from agentrig import AdapterSpec, AgentSpec, RewardSpec, hookimpl

@@ -9,18 +9,16 @@ import pytest
 from rollouts import rollout, trace_of
 
 from agentrig import Triplet
-from agentrig.checks import (
+from agentrig.errors import RunStopped
+from agentrig.run.guards import (
     check_failures,
     check_rewards,
     check_sampling,
     check_triplets,
-    count_failures,
-    count_nodes,
-    reason_of,
     warn_of_constraints,
     warn_of_sampling,
 )
-from agentrig.errors import RunStopped
+from agentrig.run.metrics import count_failures, count_nodes, reason_of
 from agentrig.traces import LLM_CALL, SERVER
 
 TRIPLET = Triplet(prompt_ids=(1,), response_ids=(2,), node="write_query")

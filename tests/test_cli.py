@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 from model_server import ModelServer
 
-from agentrig.cli import main
+from agentrig.cli.entry import main
 
 HEAVY = ("torch", "agentlightning", "transformers", "langchain", "langchain_core", "langgraph", "verl", "vllm", "ray")
 
@@ -84,7 +84,7 @@ def test_help_takes_less_than_half_a_second() -> None:
 @pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["plugins"], ["plugins", "--json"], ["--version"]])
 def test_nothing_heavy_is_imported(words: Sequence[str]) -> None:
     source = (
-        "import sys\nfrom agentrig.cli import main\n"
+        "import sys\nfrom agentrig.cli.entry import main\n"
         f"try:\n    main({list(words)!r})\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
         f"print('HEAVY', [m for m in {HEAVY!r} if m in sys.modules])\n"
     )
@@ -205,9 +205,9 @@ def register_hardware():
 
 def test_hardware_that_nobody_named_ends_no_command(here: Path, model: ModelServer, toy_file: str) -> None:
     """Recipe `mini` leaves the hardware to `auto`, which looks at all."""
-    from agentrig.config import resolve
     from agentrig.hardware import HardwareError
-    from agentrig.run import ready_hardware
+    from agentrig.plan import resolve
+    from agentrig.run.setup import ready_hardware
 
     (here / "faulty.py").write_text(FAULTY)
     more = ["--plugin", toy_file, "--plugin", "faulty.py"]

@@ -11,8 +11,9 @@ import attrs
 import pytest
 
 from agentrig import setting
-from agentrig.config import Plan, parse_override, read_run_file, resolve, structure, to_toml
 from agentrig.errors import ConfigError, LookupFailed
+from agentrig.plan import Plan, parse_override, read_run_file, resolve, to_toml
+from agentrig.settings import structure
 
 
 @pytest.fixture
@@ -272,7 +273,7 @@ def test_a_run_file_need_not_be_utf8_to_be_refused_politely(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("recipe", ["mini"])
 def test_the_shipped_recipe_resolves(recipe: str) -> None:
-    from agentrig.plugins import load
+    from agentrig.plugins.loading import load
 
     if recipe not in {c.spec.name for c in load().components("recipe")}:
         pytest.skip("the plugin that ships it is not installed")

@@ -14,12 +14,12 @@ import pytest
 from click.testing import CliRunner
 from model_server import ModelServer
 
-from agentrig.cli import main
-from agentrig.config import Plan, resolve
+from agentrig.cli.entry import main
 from agentrig.errors import RunStopped
-from agentrig.recording import recording
-from agentrig.run import train
+from agentrig.plan import Plan, resolve
+from agentrig.run.training import train
 from agentrig.traces import MISSED
+from agentrig.tracing.recorder import recording
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "?"}]}).encode()
 

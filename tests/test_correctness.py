@@ -16,11 +16,11 @@ from rollouts import rollout
 
 from agentrig import Outcome, Score, Task
 from agentrig.algorithms import Measurement
-from agentrig.config import Plan
 from agentrig.correctness import Correctness
-from agentrig.evaluate import evaluate
-from agentrig.rewards import Scorer
-from agentrig.run import train
+from agentrig.plan import Plan
+from agentrig.run.evaluate import evaluate
+from agentrig.run.training import train
+from agentrig.runners.scorer import Scorer
 
 MakePlan = Callable[..., Plan]
 

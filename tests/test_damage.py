@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agentrig.cli import main
-from agentrig.config import Plan
-from agentrig.damage import reading, writing
+from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError, RunFileError
-from agentrig.run import resume_plan, train
-from agentrig.rundir import RunDirectory
+from agentrig.plan import Plan
+from agentrig.run.damage import reading, writing
+from agentrig.run.directory import RunDirectory
+from agentrig.run.resume import resume_plan
+from agentrig.run.training import train
 
 MakePlan = Callable[..., Plan]
 SHORT = ("algorithm.steps=1", "algorithm.report=true")

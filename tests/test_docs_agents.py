@@ -19,11 +19,12 @@ from click.testing import CliRunner
 from replay_llm import replay_server
 
 from agentrig import AgentSpec, Endpoint
-from agentrig.cli import main
-from agentrig.config import structure
-from agentrig.plugins import load
-from agentrig.specs import Spec
-from agentrig.workers import AgentPlan, Job, Result, run_agent
+from agentrig.cli.entry import main
+from agentrig.plugins.loading import load
+from agentrig.plugins.specs import Spec
+from agentrig.runners.attempt import run_agent
+from agentrig.runners.jobs import AgentPlan, Job, Result
+from agentrig.settings import structure
 
 PAGE = (Path(__file__).parents[1] / "docs" / "agents.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.M | re.S)

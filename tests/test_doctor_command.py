@@ -12,8 +12,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from agentrig.doctor import Finding, could_start, examine
-from agentrig.doctor.command import CHECKS
+from agentrig.doctor import could_start, examine
+from agentrig.doctor.examination import CHECKS
+from agentrig.findings import Finding
 
 PLUGIN = Path(__file__).parent / "support" / "doctor_plugin.py"
 
@@ -87,7 +88,7 @@ def test_a_check_that_fails_is_a_finding_and_hides_no_other(recipe, monkeypatch)
     def check_badly(situation):
         raise RuntimeError("oh")
 
-    monkeypatch.setattr("agentrig.doctor.command.CHECKS", (check_badly, *CHECKS))
+    monkeypatch.setattr("agentrig.doctor.examination.CHECKS", (check_badly, *CHECKS))
     found = by_check(examine(recipe(), uses={"hardware": "cpu"}))
     assert found["badly"].result == "problem"
     assert "RuntimeError: oh" in found["badly"].evidence

@@ -17,9 +17,9 @@ import psutil
 import pytest
 from model_server import ModelServer
 
-from agentrig import scratch
-from agentrig.ends import Interrupted, RunSignals, handling
-from agentrig.families import marked
+from agentrig.processes import scratch
+from agentrig.processes.ends import Interrupted, RunSignals, handling
+from agentrig.processes.families import marked
 
 SUPPORT = Path(__file__).parent / "support"
 

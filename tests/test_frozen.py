@@ -16,12 +16,12 @@ from model_server import ModelServer
 from run_dirs import rollout_of
 
 from agentrig import Score, Task, hookimpl
-from agentrig.algorithms import Rollout
-from agentrig.config import Plan
 from agentrig.errors import AgentFailure
 from agentrig.frozen import frozen
 from agentrig.observers import StepEnd
-from agentrig.run import train
+from agentrig.plan import Plan
+from agentrig.rollouts import Rollout
+from agentrig.run.training import train
 
 MakePlan = Callable[..., Plan]
 

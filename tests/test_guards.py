@@ -12,10 +12,11 @@ import pytest
 from model_server import ModelServer
 from rollouts import rollout
 
-from agentrig.config import Plan
 from agentrig.errors import RunStopped
-from agentrig.guards import Guards
-from agentrig.run import resume_plan, train
+from agentrig.plan import Plan
+from agentrig.run.resume import resume_plan
+from agentrig.run.training import train
+from agentrig.run.trends import Guards
 
 MakePlan = Callable[..., Plan]
 

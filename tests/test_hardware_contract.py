@@ -5,8 +5,8 @@ from pathlib import Path
 
 import attrs
 import pytest
+from agentrig_verl.workers import SETUP_VARIABLE, ray_environment, resolve, set_up_worker
 
-from agentrig.config import structure
 from agentrig.errors import ConfigError
 from agentrig.hardware import (
     Context,
@@ -17,12 +17,11 @@ from agentrig.hardware import (
     Probe,
     Stack,
     apply_overrides,
-    cpu_spec,
     installed,
-    ray_environment,
 )
 from agentrig.hardware.versions import fits, nearest_stack
-from agentrig.hardware.workers import SETUP_VARIABLE, resolve, set_up_worker
+from agentrig.plugins.builtin import cpu_spec
+from agentrig.settings import structure
 
 
 @attrs.frozen(kw_only=True)
@@ -170,7 +169,7 @@ def test_a_worker_set_up_is_chained_behind_the_hook_that_is_there(monkeypatch):
         {},
         {"worker_process_setup_hook": "os.getpid", "env_vars": {"KEEP": "1"}, "working_dir": "."},
     )
-    assert runtime["worker_process_setup_hook"] == "agentrig.hardware.workers.set_up_worker"
+    assert runtime["worker_process_setup_hook"] == "agentrig_verl.workers.set_up_worker"
     assert runtime["env_vars"] == {"KEEP": "1", SETUP_VARIABLE: "os.getpid,gc:collect"}
     assert runtime["working_dir"] == "."
     again = ray_environment(Board(setup="os:getcwd"), {}, runtime)

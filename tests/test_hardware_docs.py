@@ -8,7 +8,7 @@ import pytest
 from agentrig_ascend import Ascend
 from agentrig_cuda import Cuda
 
-from agentrig.doctor.command import CHECKS
+from agentrig.doctor.examination import CHECKS
 from agentrig.hardware import Cpu, Hardware, HardwareError, select
 
 PAGE = (Path(__file__).parents[1] / "docs" / "hardware.md").read_text("utf-8")

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from agentrig.config import Plan
 from agentrig.errors import ConfigError, RunInUse
-from agentrig.locks import Lock
-from agentrig.rundir import RunDirectory
+from agentrig.plan import Plan
+from agentrig.processes.locks import Lock
+from agentrig.run.directory import RunDirectory
 
-HOLD = "import sys, pathlib, agentrig.locks as l; k = l.Lock(pathlib.Path(sys.argv[1])); print(k.take(), flush=True); "
+HOLD = (
+    "import sys, pathlib, agentrig.processes.locks as l; "
+    "k = l.Lock(pathlib.Path(sys.argv[1])); print(k.take(), flush=True); "
+)
 
 
 def holder(path: Path) -> subprocess.Popen[str]:

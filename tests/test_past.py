@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from model_server import ModelServer
 
-from agentrig import checkpoints, files
-from agentrig.config import Plan
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunInUse
-from agentrig.past import read_past
-from agentrig.run import resume_plan, train
-from agentrig.rundir import RunDirectory
+from agentrig.plan import Plan
+from agentrig.run import checkpoints, files
+from agentrig.run.directory import RunDirectory
+from agentrig.run.past import read_past
+from agentrig.run.resume import resume_plan
+from agentrig.run.training import train
 
 MakePlan = Callable[..., Plan]
 

@@ -16,9 +16,10 @@ from distributions import install, reward_source
 from model_server import ModelServer
 
 from agentrig import RewardSpec, hookimpl
-from agentrig.cli import main
+from agentrig.cli.entry import main
 from agentrig.errors import LookupFailed, PluginError
-from agentrig.plugins import Registry, load
+from agentrig.plugins.loading import load
+from agentrig.plugins.registry import Registry
 
 
 @pytest.fixture
@@ -168,7 +169,7 @@ def test_a_name_that_two_plugins_bring_is_told_apart_by_its_distribution(site: P
 
 def test_a_clash_stops_only_the_run_that_asks_for_the_name(site: Path, toy_file: str, model: ModelServer) -> None:
     """And the run's own file names the component so that a resumed run finds it again."""
-    from agentrig.config import resolve, to_toml
+    from agentrig.plan import resolve, to_toml
 
     for name in ("toy-one", "toy-other"):
         source = reward_source("twin", more="\n\n@hookimpl\ndef register_recipes():\n    yield RecipeSpec(name='toy',")
@@ -244,7 +245,7 @@ def test_a_blocked_plugin_is_never_imported(site: Path, monkeypatch: pytest.Monk
 
 
 def test_a_run_file_blocks(site: Path) -> None:
-    from agentrig.config import resolve
+    from agentrig.plan import resolve
 
     install(site, "toy-blocked", "raise AssertionError('imported')\n")
     file = site / "run.toml"

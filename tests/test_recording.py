@@ -16,8 +16,8 @@ from model_server import ModelServer
 import agentrig
 from agentrig import Span, Trace
 from agentrig.adapters import triplet_of
-from agentrig.recording import OUTPUT_LIMIT, current, plain, recording
 from agentrig.traces import LLM_CALL, SERVER
+from agentrig.tracing.recorder import OUTPUT_LIMIT, current, plain, recording
 
 openai = pytest.importorskip("openai")
 
@@ -327,7 +327,7 @@ class State(TypedDict):
 
 def match(trace: Trace, pattern: str) -> list[str]:
     """Return the nodes of the triplets that the real adapter keeps."""
-    from agentrig.plugins import load
+    from agentrig.plugins.loading import load
 
     component = load().find("adapter", "agent-match")
     spec: Any = component.spec

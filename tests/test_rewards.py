@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentrig import Outcome, Score, Task
-from agentrig.rewards import GRACE_S, Scorer
+from agentrig.runners.scorer import GRACE_S, Scorer
 
 ITEMS = [(Task(id=str(i), input={}, private={"gold": i}), Outcome(answer=i)) for i in range(12)]
 
@@ -173,7 +173,7 @@ def test_nothing_to_judge() -> None:
     ("answer", "status"), [(0.5, "ok"), (1, "ok"), (True, "ok"), ("1", "invalid"), (None, "invalid")]
 )
 def test_the_reward_own_takes_the_agents_number(answer: Any, status: str) -> None:
-    from agentrig.builtin import own
+    from agentrig.plugins.builtin import own
 
     score = own(ITEMS[0][0], Outcome(answer=answer), 1.0)
     assert score.status == status

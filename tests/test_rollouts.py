@@ -10,11 +10,11 @@ import pytest
 from model_server import ModelServer
 
 from agentrig import Endpoint, Score, Task
-from agentrig.algorithms import Rollout
-from agentrig.config import Plan
 from agentrig.errors import AgentrigError
-from agentrig.rewards import Scorer
-from agentrig.run import make_engine
+from agentrig.plan import Plan
+from agentrig.rollouts import Rollout
+from agentrig.run.setup import make_engine
+from agentrig.runners.scorer import Scorer
 
 Roll = Callable[..., list[Rollout]]
 

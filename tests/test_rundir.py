@@ -14,9 +14,10 @@ import pytest
 from rollouts import rollout, trace_of
 
 from agentrig import Task, Triplet
-from agentrig.config import Plan
 from agentrig.errors import ConfigError, RunFileError
-from agentrig.rundir import RunDirectory, manifest, manifest_changes
+from agentrig.plan import Plan
+from agentrig.run.directory import RunDirectory
+from agentrig.run.manifest import manifest, manifest_changes
 
 
 @pytest.fixture

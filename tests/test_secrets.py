@@ -18,11 +18,13 @@ from click.testing import CliRunner
 from model_server import ModelServer
 
 from agentrig import Secret, text
-from agentrig.cli import main
-from agentrig.config import Plan, resolve
-from agentrig.confine import BASE, hint
+from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError
-from agentrig.run import agent_plan, resume_plan, train
+from agentrig.plan import Plan, resolve
+from agentrig.processes.confine import BASE, hint
+from agentrig.run.resume import resume_plan
+from agentrig.run.setup import agent_plan
+from agentrig.run.training import train
 from agentrig.text import storable
 
 KEY = "sk-live-0123456789abcdef"
@@ -129,8 +131,8 @@ KEYS = ("OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", 
 
 SCRIPT = """
 import sys
-from agentrig.config import resolve
-from agentrig.run import train
+from agentrig.plan import resolve
+from agentrig.run.training import train
 words = dict(agent="look")
 plan = resolve("toy", overrides=sys.argv[3:], uses=words, files=[sys.argv[1], sys.argv[2]])
 train(plan)

@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 from model_server import ModelServer
 
-from agentrig.cli import main
-from agentrig.config import Plan, resolve
+from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError, PluginError
-from agentrig.run import train
-from agentrig.splits import json_problem, load_splits, split_warnings, task_set
+from agentrig.plan import Plan, resolve
+from agentrig.run.splits import json_problem, load_splits, split_warnings, task_set
+from agentrig.run.training import train
 
 SOURCE = """
 from agentrig import AgentrigError, Task, TasksSpec, hookimpl
@@ -171,7 +171,7 @@ def test_nothing_heavy_is_imported_and_no_process_started_for_a_wrong_row(
     own("return [row(0), row(0)]")
     words = ["train", "toy", "--plugin", toy_file, "--plugin", str(tmp_path / "my_tasks.py"), "--tasks", "own"]
     source = (
-        "import sys\nfrom multiprocessing.forkserver import _forkserver\nfrom agentrig.cli import main\n"
+        "import sys\nfrom multiprocessing.forkserver import _forkserver\nfrom agentrig.cli.entry import main\n"
         f"try:\n    main({words!r})\nexcept SystemExit as end:\n    assert end.code == 1\n"
         "heavy = [m for m in ('agentlightning', 'torch', 'transformers') if m in sys.modules]\n"
         "print('SEEN', heavy, _forkserver._forkserver_pid)\n"

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from agentrig import Span
 from agentrig.adapters import triplet_of
-from agentrig.recording import recording
-from agentrig.streams import events, joined
 from agentrig.traces import LLM_CALL
+from agentrig.tracing.recorder import recording
+from agentrig.tracing.streams import events, joined
 
 openai = pytest.importorskip("openai")
 

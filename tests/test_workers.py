@@ -19,9 +19,11 @@ import pytest
 from model_server import ModelServer
 
 from agentrig import AgentFailure, Endpoint
-from agentrig.agents import without_proxy
+from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError
-from agentrig.workers import AgentPlan, Job, Pool, Result, failure_kind, run_agent
+from agentrig.runners.attempt import failure_kind, run_agent
+from agentrig.runners.jobs import AgentPlan, Job, Result
+from agentrig.runners.processes import Pool
 
 Start = Callable[..., Pool]
 
@@ -245,7 +247,7 @@ def test_runners_that_die_before_they_have_an_agent_are_not_replaced_forever(sta
 
 
 def test_an_agent_whose_making_hangs_is_told_of(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrig.pools.READY_S", 1.0)
+    monkeypatch.setattr("agentrig.runners.pools.READY_S", 1.0)
     pool = start("toy-broken", config={"how": "hang"})
     with pytest.raises(AgentrigError, match="the agent toy-broken has not been built after 1 s"):
         drain(pool, 1, timeout_s=20)

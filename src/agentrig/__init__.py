@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pluggy
 
+from agentrig import _moved
 from agentrig.adapters import Triplet
-from agentrig.agents import Endpoint, Outcome
-from agentrig.config import setting
+from agentrig.agents import Outcome
+from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentFailure, AgentrigError
-from agentrig.recording import span
-from agentrig.rewards import Score
-from agentrig.secrets import Secret
-from agentrig.specs import (
+from agentrig.plugins.specs import (
     AdapterSpec,
     AgentSpec,
     AlgorithmSpec,
@@ -20,8 +18,14 @@ from agentrig.specs import (
     RewardSpec,
     TasksSpec,
 )
+from agentrig.rewards import Score
+from agentrig.secrets import Secret
+from agentrig.settings import setting
 from agentrig.tasks import Task
 from agentrig.traces import Span, Trace
+from agentrig.tracing.recorder import span
+
+_moved.install()
 
 __version__ = "0.1.0"
 

@@ -10,69 +10,11 @@ from typing import Any, Literal, Protocol
 
 import attrs
 
-from agentrig.adapters import Triplet
-from agentrig.agents import Endpoint, Outcome
-from agentrig.correctness import CORRECT_AT
+from agentrig._moved import former
+from agentrig.endpoints import Endpoint
 from agentrig.hardware import Hardware
-from agentrig.rewards import Score
+from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.tasks import Task
-from agentrig.traces import Trace
-
-Mode = Literal["train", "validation", "report", "dev"]
-
-
-@attrs.frozen(kw_only=True)
-class Rollout:
-    """One attempt of an agent at a task, run, scored and adapted.
-
-    Attributes:
-        id: Unique within the run.
-        task: With its private part.
-        group: The same for the n rollouts of one task in one step.
-        mode: `train` rollouts are learned from, `validation` and `report` ones are measured.
-        step: The training step it belongs to.
-        outcome: What the agent answered, or how it failed.
-        score: None if and only if the outcome is a failure.
-        trace: Everything that was recorded.
-        triplets: The calls to train on, with `reward` set; empty for a failure.
-        start: Unix time in seconds.
-        duration_s: Wall time of the agent.
-        reward_s: Wall time of the reward (a batch's time is shared evenly).
-    """
-
-    id: str
-    task: Task
-    group: str
-    mode: Mode
-    step: int
-    outcome: Outcome
-    score: Score | None
-    trace: Trace = attrs.field(repr=False)
-    triplets: Sequence[Triplet] = attrs.field(default=(), repr=False)
-    start: float = 0.0
-    duration_s: float = 0.0
-    reward_s: float = 0.0
-
-    @property
-    def failure(self) -> str | None:
-        """The failure's kind (`reward-invalid` when the reward could not judge), or None."""
-        if self.outcome.failure is not None:
-            return self.outcome.failure
-        return "reward-invalid" if self.score is None or self.score.status == "invalid" else None
-
-    @property
-    def value(self) -> float | None:
-        """The number to learn from; None for a failure, which must stay out of every baseline."""
-        return None if self.failure or self.score is None else self.score.value
-
-    @property
-    def correct(self) -> bool | None:
-        """Whether the answer counts as correct (see `docs/rewards.md`); None for a failure."""
-        if self.failure or self.score is None or self.score.value is None:
-            return None
-        if self.score.correct is not None:  # a run's scores say it
-            return self.score.correct
-        return self.score.status == "ok" and self.score.value >= CORRECT_AT
 
 
 @attrs.frozen(kw_only=True)
@@ -96,10 +38,6 @@ class Measurement:
         right = sum(bool(r.correct) for r in rollouts)
         n = len(values)
         return cls(accuracy=right / n if n else None, reward=statistics.fmean(values) if n else None, n=n)
-
-
-OnGroups = Callable[[Mapping[int, Sequence[Rollout]]], None]
-"""Takes groups that are complete: a task's place in the batch to its n rollouts, failures included."""
 
 
 class Session(Protocol):
@@ -219,7 +157,7 @@ class Session(Protocol):
 class Algorithm(Protocol):
     """What `AlgorithmSpec.build` returns.
 
-    It may also have an attribute `pool`: a callable with the arguments of `agentrig.workers.Pool`, used in
+    It may also have an attribute `pool`: a callable with the arguments of `agentrig.runners.processes.Pool`, used in
     its place (runners elsewhere than on this machine).
     """
 
@@ -230,3 +168,6 @@ class Algorithm(Protocol):
     def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> AbstractContextManager[Endpoint]:
         """Serve a checkpoint (None: the starting model) without training, for `eval` and `dev`."""
         ...
+
+
+__getattr__ = former(__name__)

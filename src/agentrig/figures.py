@@ -1,8 +1,10 @@
-"""The names of an algorithm's figures: the same in every algorithm, and what older runs called them."""
+"""Figures: accuracy, means and intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,3 +19,26 @@ FORMER_NAMES: Mapping[str, str] = {"gradient_norm": GRAD_NORM}
 def canonical(figures: Mapping[str, T]) -> dict[str, T]:
     """Return an algorithm's figures under the names that they have now."""
     return {FORMER_NAMES.get(name, name): value for name, value in figures.items()}
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean, or None of nothing."""
+    return statistics.fmean(values) if values else None
+
+
+Z95 = 1.959963984540054
+"""The 97.5% quantile of the normal distribution."""
+
+
+def wilson(right: float, n: int) -> tuple[float, float]:
+    """Return the 95% interval of a share, `right` of n (Wilson 1927, doi:10.1080/01621459.1927.10502953).
+
+    The share itself always lies in it: rounding could leave 0% or 100% just outside.
+    """
+    if n <= 0:
+        return 0.0, 1.0
+    share = right / n
+    z2 = Z95 * Z95 / n
+    middle = (share + z2 / 2) / (1 + z2)
+    half = Z95 / (1 + z2) * math.sqrt(share * (1 - share) / n + z2 / (4 * n))
+    return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import attrs
 
-from agentrig.algorithms import Rollout
+from agentrig.rollouts import Rollout
 
 PLAIN: frozenset[type] = frozenset((str, int, float, bool, type(None), bytes))
 """What cannot be changed and holds nothing; looked at first, for most values are of these."""

@@ -23,18 +23,18 @@ from typing import Any
 import attrs
 
 from agentrig.adapters import Triplet
-from agentrig.agents import Endpoint
-from agentrig.algorithms import Rollout
-from agentrig.config import setting
+from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError
 from agentrig.hardware import Hardware
 from agentrig.lightning_import import open_door
-from agentrig.recording import current
+from agentrig.plugins.specs import AdapterSpec, AgentSpec, AlgorithmSpec
+from agentrig.rollouts import Rollout
+from agentrig.runners.jobs import Result
 from agentrig.secrets import Secret
-from agentrig.specs import AdapterSpec, AgentSpec, AlgorithmSpec
+from agentrig.settings import setting
 from agentrig.tasks import Task, fingerprint
 from agentrig.traces import Trace
-from agentrig.workers import Result
+from agentrig.tracing.recorder import current
 
 open_door()
 Factory = Callable[[], Any]
@@ -66,7 +66,7 @@ def agent(
     def build(config: Any) -> Any:
         return _LitAgentCall(cls(), resource, tracer() if tracer is not None else None)
 
-    preload = ("agentrig.runtime", "openai")
+    preload = ("agentrig.runners.runtime", "openai")
     return AgentSpec(name=name, summary=summary, build=build, preload=preload, environment=environment)
 
 
@@ -111,7 +111,7 @@ class _LitAgentCall:
     def __init__(self, lit_agent: Any, resource: str, tracer: Any) -> None:
         from agentlightning.tracer.base import set_active_tracer
 
-        from agentrig.runtime import RecorderTracer
+        from agentrig.runners.runtime import RecorderTracer
 
         self._agent, self._resource = lit_agent, resource
         self._tracer = tracer
@@ -146,7 +146,7 @@ class _LitAgentCall:
             return await self._traced(task_input, endpoint)
 
     async def _traced(self, task_input: Mapping[str, Any], endpoint: Endpoint) -> Any:
-        from agentrig.runtime import final_reward, from_lightning
+        from agentrig.runners.lightning_spans import final_reward, from_lightning
 
         recorder = current()
         try:
@@ -161,7 +161,7 @@ class _LitAgentCall:
     async def _run(self, task_input: Mapping[str, Any], endpoint: Endpoint) -> Any:
         from agentlightning import Attempt, AttemptedRollout
 
-        from agentrig.runtime import final_reward, lightning_llm, to_lightning
+        from agentrig.runners.lightning_spans import final_reward, lightning_llm, to_lightning
 
         recorder = current()
         rollout_id = recorder.rollout_id if recorder else uuid.uuid4().hex
@@ -198,7 +198,7 @@ class _AdapterCall:
 
     def __call__(self, trace: Trace) -> Sequence[Triplet]:
         """Return the triplets; an empty trace is not shown to the adapter, which would raise."""
-        from agentrig.runtime import to_lightning
+        from agentrig.runners.lightning_spans import to_lightning
 
         if not trace.llm_calls():
             return ()
@@ -245,7 +245,7 @@ class LightningAlgorithmConfig:
 
     def served(self) -> Endpoint | None:
         """Return the server that the run or the environment names, or None."""
-        from agentrig.evaluate import environment_endpoint
+        from agentrig.endpoints import environment_endpoint
 
         key = self.api_key.reveal() if self.api_key else None
         return environment_endpoint(self.endpoint or None, model=self.model or None, api_key=key)
@@ -259,7 +259,8 @@ class _AlgorithmCall:
 
     def run(self, session: Any) -> None:
         """Lend store, adapter and resources; file what was rolled out as one step."""
-        from agentrig.runtime import SpanAdapter, lightning_llm
+        from agentrig.runners.lightning_spans import lightning_llm
+        from agentrig.runners.runtime import SpanAdapter
 
         session.plan_steps(1)
         endpoint = self._config.served()

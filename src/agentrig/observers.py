@@ -46,12 +46,10 @@ class RunEnd:
     Attributes:
         directory: The run directory.
         summary: The content of `summary.json`.
-        report_error: Why `report.html` could not be built; empty when it was.
     """
 
     directory: Path
     summary: Mapping[str, Any]
-    report_error: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,130 +1,78 @@
-"""Rollouts: tasks go in, scored and adapted rollouts come out."""
+"""Rollouts: one attempt of an agent at a task, with its verdict."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import attrs
 
-from agentrig.adapters import Adapter
-from agentrig.agents import Endpoint, Outcome
-from agentrig.algorithms import Mode, OnGroups, Rollout
-from agentrig.rewards import Scorer
-from agentrig.runtime import Runtime
+from agentrig._moved import former
+from agentrig.adapters import Triplet
+from agentrig.agents import Outcome
+from agentrig.correctness import CORRECT_AT
+from agentrig.rewards import Score
 from agentrig.tasks import Task
-from agentrig.workers import Result
+from agentrig.traces import Trace
+
+Mode = Literal["train", "validation", "report", "dev"]
 
 
-class RolloutEngine:
-    """Runs an agent on tasks, scores the outcomes, adapts the traces.
+@attrs.frozen(kw_only=True)
+class Rollout:
+    """One attempt of an agent at a task, run, scored and adapted.
 
-    Args:
-        runtime: Runs the agent.
-        scorer: The reward.
-        adapter: From a trace to triplets.
-        on_rollout: Called with every finished rollout.
+    Attributes:
+        id: Unique within the run.
+        task: With its private part.
+        group: The same for the n rollouts of one task in one step.
+        mode: `train` rollouts are learned from, `validation` and `report` ones are measured.
+        step: The training step it belongs to.
+        outcome: What the agent answered, or how it failed.
+        score: None if and only if the outcome is a failure.
+        trace: Everything that was recorded.
+        triplets: The calls to train on, with `reward` set; empty for a failure.
+        start: Unix time in seconds.
+        duration_s: Wall time of the agent.
+        reward_s: Wall time of the reward (a batch's time is shared evenly).
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        *,
-        scorer: Scorer,
-        adapter: Adapter,
-        on_rollout: Callable[[Rollout], None] = lambda rollout: None,
-    ) -> None:
-        self.adapter = adapter
-        self.scorer = scorer
-        self._runtime, self._on_rollout = runtime, on_rollout
+    id: str
+    task: Task
+    group: str
+    mode: Mode
+    step: int
+    outcome: Outcome
+    score: Score | None
+    trace: Trace = attrs.field(repr=False)
+    triplets: Sequence[Triplet] = attrs.field(default=(), repr=False)
+    start: float = 0.0
+    duration_s: float = 0.0
+    reward_s: float = 0.0
 
-    def run(
-        self,
-        tasks: Sequence[Task],
-        *,
-        n: int,
-        endpoint: Endpoint | Sequence[Endpoint],
-        step: int,
-        mode: Mode,
-        on_groups: OnGroups | None = None,
-    ) -> list[Rollout]:
-        """Run the agent n times on each task; the n rollouts of a task are side by side in the result.
+    @property
+    def failure(self) -> str | None:
+        """The failure's kind (`reward-invalid` when the reward could not judge), or None."""
+        if self.outcome.failure is not None:
+            return self.outcome.failure
+        return "reward-invalid" if self.score is None or self.score.status == "invalid" else None
 
-        The reward judges what has ended while the rest still runs. Every rollout comes back once,
-        failures included. Of several endpoints a whole group gets the same one, in turn: that balances
-        the servers and lets each cache its groups' prompts. For `on_groups` see `Session.rollouts`.
-        """
-        endpoints = [endpoint] if isinstance(endpoint, Endpoint) else list(endpoint)
-        work = [(task, f"{mode}-{step}-{i}") for i, task in enumerate(tasks) for _ in range(n)]
-        targets = [endpoints[i % len(endpoints)] for i in range(len(tasks)) for _ in range(n)]
-        inputs = [(task.input, target) for (task, _), target in zip(work, targets, strict=True)]
-        ids = self._runtime.enqueue(inputs, mode=mode)
-        waiting = dict(zip(ids, work, strict=True))
-        groups = [ids[i : i + n] for i in range(0, len(ids), n)]
-        places = {rollout_id: i for i, group in enumerate(groups) for rollout_id in group}
-        done: dict[str, Rollout] = {}
-        while len(done) < len(ids):
-            results = [r for r in self._drain() if r.id in waiting and r.id not in done]
-            for rollout in self.judge(results, waiting, step=step, mode=mode):
-                done[rollout.id] = rollout
-            if on_groups is not None:
-                complete = [i for i in {places[r.id] for r in results} if done.keys() >= set(groups[i])]
-                if complete:
-                    on_groups({i: [done[rollout_id] for rollout_id in groups[i]] for i in complete})
-        self._runtime.forget(ids)
-        return [done[i] for i in ids]
+    @property
+    def value(self) -> float | None:
+        """The number to learn from; None for a failure, which must stay out of every baseline."""
+        return None if self.failure or self.score is None else self.score.value
 
-    def _drain(self) -> list[Result]:
-        """Wait for a result, then take all that are there."""
-        found = [self._runtime.results.get()]
-        while not self._runtime.results.empty():
-            found.append(self._runtime.results.get())
-        for result in found:
-            if isinstance(result, Exception):
-                raise result
-        return [r for r in found if isinstance(r, Result)]
+    @property
+    def correct(self) -> bool | None:
+        """Whether the answer counts as correct (see `docs/rewards.md`); None for a failure."""
+        if self.failure or self.score is None or self.score.value is None:
+            return None
+        if self.score.correct is not None:  # a run's scores say it
+            return self.score.correct
+        return self.score.status == "ok" and self.score.value >= CORRECT_AT
 
-    def judge(
-        self, results: Sequence[Result], waiting: Mapping[str, tuple[Task, str]], *, step: int, mode: Mode
-    ) -> list[Rollout]:
-        """Score and adapt results, and tell who watches; `waiting` gives the task and the group of each id."""
-        start = time.perf_counter()
-        answered = [r for r in results if r.outcome.failure is None]
-        scores = dict(
-            zip(
-                (r.id for r in answered),
-                self.scorer([(waiting[r.id][0], r.outcome) for r in answered]),
-                strict=True,
-            )
-        )
-        reward_s = (time.perf_counter() - start) / max(1, len(answered))
-        rollouts = []
-        for result in results:
-            task, group = waiting[result.id]
-            rollout = Rollout(
-                id=result.id,
-                task=task,
-                group=group,
-                mode=mode,
-                step=step,
-                outcome=result.outcome,
-                score=scores.get(result.id),
-                trace=result.trace,
-                start=result.start,
-                duration_s=result.duration_s,
-                reward_s=reward_s if result.id in scores else 0.0,
-            )
-            rollouts.append(self._adapt(rollout))
-            self._on_rollout(rollouts[-1])
-        return rollouts
 
-    def _adapt(self, rollout: Rollout) -> Rollout:
-        """Add the triplets of a rollout that did not fail; an adapter that raises makes it fail."""
-        if rollout.failure is not None:
-            return rollout
-        try:
-            triplets = tuple(attrs.evolve(t, reward=rollout.value) for t in self.adapter(rollout.trace))
-        except Exception as error:
-            outcome = Outcome(failure="adapter-error", message=f"{type(error).__name__}: {error}")
-            return attrs.evolve(rollout, outcome=outcome, score=None)
-        return attrs.evolve(rollout, triplets=triplets)
+OnGroups = Callable[[Mapping[int, Sequence[Rollout]]], None]
+"""Takes groups that are complete: a task's place in the batch to its n rollouts, failures included."""
+
+__getattr__ = former(__name__)

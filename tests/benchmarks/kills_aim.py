@@ -20,11 +20,11 @@ from agentrig import hookimpl
 MOMENTS = {
     "update": ("agentrig_grpo.learner", "Learner.update"),
     "transfer": ("agentrig_grpo.server.handle", "LLMServer.swap"),
-    "checkpoint": ("agentrig.checkpoints", "Checkpoints.save"),
-    "report": ("agentrig.run", "try_report"),
+    "checkpoint": ("agentrig.run.checkpoints", "Checkpoints.save"),
+    "report": ("agentrig.report.observer", "write_page"),
     "rename": ("os", "replace"),
     "flush": ("os", "fsync"),
-    "begin": ("agentrig.run", "begin"),
+    "begin": ("agentrig.run.training", "begin"),
 }
 """What can be aimed at: the module, and the function in it."""
 

@@ -43,14 +43,16 @@ def make_database(folder: Path) -> Path:
 
 
 def agentrig_side(address: str, database: Path, runners: int, count: int, memory: bool) -> dict[str, Any]:
-    from agentrig.agents import Endpoint
-    from agentrig.plugins import load
-    from agentrig.rewards import Score, Scorer
-    from agentrig.rollouts import RolloutEngine
-    from agentrig.runtime import Runtime
-    from agentrig.specs import AdapterSpec, AgentSpec
+    from agentrig.endpoints import Endpoint
+    from agentrig.plugins.loading import load
+    from agentrig.plugins.specs import AdapterSpec, AgentSpec
+    from agentrig.rewards import Score
+    from agentrig.runners.engine import RolloutEngine
+    from agentrig.runners.jobs import AgentPlan
+    from agentrig.runners.processes import Pool
+    from agentrig.runners.runtime import Runtime
+    from agentrig.runners.scorer import Scorer
     from agentrig.tasks import Task
-    from agentrig.workers import AgentPlan, Pool
 
     registry = load()
     preload = registry.get(AgentSpec, "langgraph-sql").preload

@@ -38,9 +38,9 @@ def known_answers(tasks: Any) -> dict[str, str]:
 def compare(limit: int, folder: Path, *words: str) -> dict[str, Any]:
     """Return both accuracies and the figures of `agentrig eval`."""
     from agentrig.agents import Outcome
-    from agentrig.plugins import load
-    from agentrig.rewards import Scorer
-    from agentrig.specs import RewardSpec, TasksSpec
+    from agentrig.plugins.loading import load
+    from agentrig.plugins.specs import RewardSpec, TasksSpec
+    from agentrig.runners.scorer import Scorer
 
     registry = load()
     tasks_spec, reward_spec = registry.get(TasksSpec, "spider"), registry.get(RewardSpec, "spider-exec")

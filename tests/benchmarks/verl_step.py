@@ -200,8 +200,8 @@ def _descriptors(log: io.TextIOBase):
 
 def run_agentrig(work: Path, keys: dict[str, object]) -> list[dict[str, float]]:
     """Run this project's loop; return verl's timers, one dict a step."""
-    from agentrig.config import resolve
-    from agentrig.run import train
+    from agentrig.plan import resolve
+    from agentrig.run.training import train
 
     name = f"run-{time.strftime('%H%M%S')}"
 

@@ -19,7 +19,7 @@ from agentrig import Score
 from agentrig.display import LiveDisplay
 from agentrig.display.live import final_line
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
-from agentrig.plugins import load
+from agentrig.plugins.loading import load
 
 
 def display(*, terminal: bool = False) -> tuple[LiveDisplay, io.StringIO]:
@@ -61,6 +61,7 @@ def test_a_pipe_gets_one_plain_line_a_step(tmp_path: Path):
             shown.on_rollout_end(rollout=rollout_of(i, right=True, mode="train", step=metrics["step"]))
         shown.on_step_end(event=StepEnd(step=metrics["step"], metrics=metrics))
     summary = json.loads((directory / "summary.json").read_text())
+    (directory / "report.html").touch()
     shown.on_run_end(event=RunEnd(directory=directory, summary=summary))
     lines = buffer.getvalue().splitlines()
     assert "\x1b" not in buffer.getvalue()
@@ -204,13 +205,15 @@ def test_the_last_line_has_the_mean_reward_beside_accuracy(tmp_path):
     assert "reward" not in final_line({"accuracy": {"before": 0.5}, "steps": 2}, tmp_path)
 
 
-def test_the_last_line_says_why_there_is_no_report(tmp_path: Path):
+def test_the_last_line_names_the_page_only_when_it_is_there(tmp_path: Path):
     shown, buffer = display()
     summary = {"accuracy": {"before": 0.5, "after": 0.6, "n": 4}, "steps": 2}
-    shown.on_run_end(event=RunEnd(directory=tmp_path, summary=summary, report_error="OSError: no space left"))
-    (line,) = buffer.getvalue().splitlines()
-    assert "report.html" not in line
-    assert line.endswith(f"no report (OSError: no space left); try: agentrig report {tmp_path}")
+    shown.on_run_end(event=RunEnd(directory=tmp_path, summary=summary))
+    (tmp_path / "report.html").touch()
+    shown.on_run_end(event=RunEnd(directory=tmp_path, summary=summary))
+    without, line = buffer.getvalue().splitlines()
+    assert without.endswith(f"no report; `agentrig report {tmp_path}` says why")
+    assert line.endswith(f"report {tmp_path / 'report.html'}")
 
 
 def test_the_mean_reward_stands_beside_accuracy(tmp_path: Path):

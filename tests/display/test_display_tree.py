@@ -8,8 +8,8 @@ import attrs
 from run_dirs import rollout_of
 
 from agentrig import Outcome, Score, Span, Task, Trace
-from agentrig.algorithms import Rollout
 from agentrig.display import span_text, span_tree
+from agentrig.rollouts import Rollout
 from agentrig.traces import LLM_CALL
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrig import hookspecs
-from agentrig.cli import main
+from agentrig.cli.entry import main
+from agentrig.plugins import hookspecs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", *ROOT.glob("plugins/*/README.md")])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pages import ROOT, Block, blocks
 
-from agentrig.config import resolve
-from agentrig.plugins import load
+from agentrig.plan import resolve
+from agentrig.plugins.loading import load
 
 PYTHON = [b for b in blocks() if b.language == "python"]
 PLUGINS = [b for b in PYTHON if "@hookimpl" in b.text]

@@ -21,9 +21,10 @@ import click
 import pytest
 from pages import ROOT, Block, Command, blocks, commands
 
-from agentrig.cli import KINDS, asked, main
-from agentrig.config import Plan, resolve
+from agentrig.cli.entry import main
+from agentrig.cli.options import KINDS, asked
 from agentrig.hardware import HardwareError
+from agentrig.plan import Plan, resolve
 
 NOT_RUN = (
     (r"^make train$", "it is `agentrig train` of docs/mini.md, some eight minutes"),

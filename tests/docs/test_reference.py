@@ -12,8 +12,8 @@ import reference
 from model_server import ModelServer
 
 import agentrig
-from agentrig.recording import recording
 from agentrig.traces import ATTRIBUTES
+from agentrig.tracing.recorder import recording
 from agentrig.variables import INTERNAL, VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,12 +16,13 @@ import pytest
 from run_dirs import rollout_of
 
 from agentrig import Endpoint, Score, Task
-from agentrig.algorithms import Mode, Rollout
-from agentrig.config import resolve
+from agentrig.plan import resolve
 from agentrig.report import build_report, compare
-from agentrig.rewards import Scorer
-from agentrig.rundir import RunDirectory, manifest
-from agentrig.session import RunSession
+from agentrig.rollouts import Mode, Rollout
+from agentrig.run.directory import RunDirectory
+from agentrig.run.manifest import manifest
+from agentrig.run.session import RunSession
+from agentrig.runners.scorer import Scorer
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text("utf-8")
 

@@ -15,7 +15,7 @@ from agentrig.report import build_report, compare, compare_text
 from agentrig.report.page import render
 from agentrig.report.reading import read_run
 from agentrig.report.table import COLUMNS, row_of
-from agentrig.rundir import RunDirectory
+from agentrig.run.directory import RunDirectory
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 LINKS = {"src", "href", "xlink:href", "srcset", "action", "data", "poster"}

@@ -20,7 +20,7 @@ from agentrig import (
     hookimpl,
     setting,
 )
-from agentrig.doctor import Finding
+from agentrig.findings import Finding
 from agentrig.hardware.memory import Workload
 
 

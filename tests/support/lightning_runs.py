@@ -66,9 +66,10 @@ def main() -> None:
     folder, url, toy = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     mine = str(Path(__file__).parent / "lightning_plugin.py")
     from agentrig import Endpoint
-    from agentrig.config import resolve
-    from agentrig.rewards import Scorer
-    from agentrig.run import make_engine, train
+    from agentrig.plan import resolve
+    from agentrig.run.setup import make_engine
+    from agentrig.run.training import train
+    from agentrig.runners.scorer import Scorer
 
     found: dict[str, object] = {}
 

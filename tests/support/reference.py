@@ -78,8 +78,9 @@ def methods(cls: type) -> dict[str, str]:
 def page() -> str:
     """Return the page's text."""
     from agentrig import Endpoint, Outcome, Score, Span, Task, Trace, Triplet, observers
-    from agentrig.algorithms import Rollout, Session
-    from agentrig.config import OWN_SECTIONS
+    from agentrig.algorithms import Session
+    from agentrig.plan import OWN_SECTIONS
+    from agentrig.rollouts import Rollout
     from agentrig.traces import ATTRIBUTES
     from agentrig.variables import INTERNAL, VARIABLES
 

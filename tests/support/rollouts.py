@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrig import Outcome, Score, Span, Task, Trace, Triplet
-from agentrig.algorithms import Rollout
+from agentrig.rollouts import Rollout
 from agentrig.traces import LLM_CALL, NODE
 
 

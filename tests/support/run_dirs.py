@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrig import Outcome, Score, Span, Task, Trace, Triplet
-from agentrig.algorithms import Mode, Rollout
-from agentrig.config import to_toml
-from agentrig.rundir import RunDirectory
+from agentrig.plan import to_toml
+from agentrig.rollouts import Mode, Rollout
+from agentrig.run.directory import RunDirectory
 from agentrig.traces import LLM_CALL, NODE
 
 QUESTIONS = (

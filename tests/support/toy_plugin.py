@@ -137,7 +137,7 @@ def nested(depth):
 
 def unsendable():
     """Record something that no pipe takes."""
-    from agentrig.recording import current
+    from agentrig.tracing.recorder import current
 
     current().add("note", time.time(), {"lambda": lambda: 0})
     return "odd"

@@ -8,8 +8,8 @@ import pytest
 from agentrig_agent_match import AgentMatch, AgentMatchConfig
 
 from agentrig import Span, Trace
-from agentrig.config import structure
 from agentrig.errors import ConfigError
+from agentrig.settings import structure
 from agentrig.traces import LLM_CALL, NODE
 
 

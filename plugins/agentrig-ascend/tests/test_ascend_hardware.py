@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 from agentrig_ascend import Ascend, AscendConfig
+from agentrig_verl.workers import SETUP_VARIABLE, ray_environment, set_up_worker
 
-from agentrig.hardware import Context, ray_environment
+from agentrig.hardware import Context
 from agentrig.hardware.versions import nearest_stack
-from agentrig.hardware.workers import SETUP_VARIABLE, set_up_worker
 
 
 def test_the_fields_are_separate() -> None:

@@ -12,7 +12,7 @@ import pytest
 SCRIPT = """
 import json, os
 import ray
-from agentrig.hardware import ray_environment
+from agentrig_verl.workers import ray_environment
 from agentrig_ascend import Ascend
 
 ascend = Ascend()

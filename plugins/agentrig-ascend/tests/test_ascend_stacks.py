@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 from agentrig_ascend import Ascend
 from agentrig_verl import schema, symbols
-from agentrig_verl.algorithm import attention
 from agentrig_verl.checks import check_settings, check_symbols
+from agentrig_verl.keys import attention
 
-from agentrig.config import resolve
-from agentrig.doctor import Finding, Situation
+from agentrig.doctor import Situation
 from agentrig.doctor.software import check_stack
 from agentrig.errors import ConfigError
+from agentrig.findings import Finding
 from agentrig.hardware import Cpu, Device, Probe, Stack
-from agentrig.run import ready_hardware
+from agentrig.plan import resolve
+from agentrig.run.setup import ready_hardware
 
 RELEASES = {"==0.5.0": "0.5.0", "==0.8.*": "0.8.0", "==0.9.*": "0.9.1"}
 STACKS = pytest.mark.parametrize("stack", Ascend().stacks(), ids=lambda s: s.name)

@@ -10,9 +10,9 @@ import pytest
 from agentrig_cuda import Cuda, CudaConfig
 from agentrig_cuda.checks import check_flash_attention, check_unwanted_ascend
 
-from agentrig.config import structure
 from agentrig.doctor import Situation
 from agentrig.errors import ConfigError
+from agentrig.settings import structure
 
 
 def install(folder: Any, name: Any, version: Any, *, entry_points: Any = "", modules: Any = None) -> Any:

@@ -13,9 +13,10 @@ from agentrig_grpo.config import GrpoConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrig import Outcome, Score, Task, Trace, Triplet
-from agentrig.algorithms import Measurement, Rollout
+from agentrig.algorithms import Measurement
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError
 from agentrig.hardware import Cpu, CpuConfig
+from agentrig.rollouts import Rollout
 
 TARGET = 42
 CPU = Cpu(config=CpuConfig(threads=1))

@@ -9,7 +9,7 @@ import attrs
 from agentrig_grpo.config import GrpoConfig
 
 from agentrig import Outcome, Score, Task, Trace, Triplet
-from agentrig.algorithms import Rollout
+from agentrig.rollouts import Rollout
 
 HERE = Path(__file__).resolve().parents[1]
 PAGE = HERE.parents[1] / "docs" / "algorithms.md"

@@ -14,7 +14,7 @@ import pytest
 from agentrig_langgraph_sql.agent import SqlAgent, SqlAgentConfig, register_agents
 
 from agentrig import AgentFailure, Endpoint, RecipeSpec
-from agentrig.plugins import load
+from agentrig.plugins.loading import load
 
 ACCEPTED = ["```sql\nSELECT name FROM animal\n```", "VERDICT: CORRECT"]
 

@@ -7,7 +7,8 @@ from typing import Any
 from agentrig_langgraph_sql.agent import SqlAgent, SqlAgentConfig
 
 from agentrig import Endpoint
-from agentrig.workers import Job, run_agent
+from agentrig.runners.attempt import run_agent
+from agentrig.runners.jobs import Job
 
 NO = "VERDICT: INCORRECT"
 

@@ -16,10 +16,10 @@ from agentrig_spider.tasks.convert import SAMPLES, convert
 from agentrig_spider.tasks.spider import Spider, SpiderConfig, read_rows
 from click.testing import CliRunner
 
-from agentrig.cli import main
-from agentrig.config import resolve
+from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError
-from agentrig.splits import load_splits, split_warnings
+from agentrig.plan import resolve
+from agentrig.run.splits import load_splits, split_warnings
 
 ROOT = Path(__file__).resolve().parents[3]
 

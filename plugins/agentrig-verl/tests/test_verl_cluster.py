@@ -16,9 +16,9 @@ import attrs
 import pytest
 
 from agentrig import AlgorithmSpec, Endpoint
-from agentrig.config import resolve
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
-from agentrig.run import train
+from agentrig.plan import resolve
+from agentrig.run.training import train
 
 TOY = str(Path(__file__).resolve().parents[3] / "tests" / "support" / "toy_plugin.py")
 TALKER = str(Path(__file__).parent / "verl_toy.py")
@@ -61,7 +61,7 @@ def ray_cluster(composed):
     from agentrig_verl import cluster
     from ray.cluster_utils import Cluster
 
-    from agentrig.hardware import cpu_spec
+    from agentrig.plugins.builtin import cpu_spec
 
     patch = pytest.MonkeyPatch()
     patch.setenv("TOY_NODE_KEY", "secret-of-the-node")  # as a node has it whose Ray was started in a shell with keys
@@ -378,7 +378,7 @@ def test_a_cluster_that_lacks_a_secret_is_told_node_by_node(ray_cluster):
 def test_actors_get_the_variables_that_their_agent_declares(ray_cluster, monkeypatch):
     from agentrig_verl.pool import PlacedPool
 
-    from agentrig.workers import AgentPlan, Job
+    from agentrig.runners.jobs import AgentPlan, Job
 
     monkeypatch.setenv("TOY_DECLARED", "declared")
     monkeypatch.setenv("WANDB_API_KEY", "secret-of-the-run")
@@ -401,7 +401,7 @@ def test_actors_get_the_variables_that_their_agent_declares(ray_cluster, monkeyp
 
 WITHDRAWN = """
 import sys, ray
-from agentrig.workers import AgentPlan
+from agentrig.runners.jobs import AgentPlan
 from agentrig_verl.pool import PlacedPool
 
 if __name__ == "__main__":
@@ -434,7 +434,7 @@ def test_runners_on_ray_end_before_ray_does(tmp_path):
 STALE = """
 import os, pathlib, signal, subprocess, sys, time
 from agentrig.errors import ConfigError
-from agentrig.hardware import cpu_spec
+from agentrig.plugins.builtin import cpu_spec
 from agentrig_verl import cluster, schema
 
 OURS = f"RAY_TMPDIR={os.environ['RAY_TMPDIR']}".encode()

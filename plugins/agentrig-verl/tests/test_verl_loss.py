@@ -19,7 +19,7 @@ from agentrig_verl.trajectories import Trajectory, trajectories_of
 from rollouts import rollout
 
 from agentrig import Triplet
-from agentrig.algorithms import Rollout
+from agentrig.rollouts import Rollout
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of verl's and torch's own making
 

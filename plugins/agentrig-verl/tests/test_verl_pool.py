@@ -8,7 +8,7 @@ import pytest
 from agentrig_verl.pool import PlacedPool
 
 from agentrig import Endpoint
-from agentrig.workers import AgentPlan, Job
+from agentrig.runners.jobs import AgentPlan, Job
 
 
 class Inner:

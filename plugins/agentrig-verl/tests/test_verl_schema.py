@@ -12,8 +12,8 @@ from agentrig_verl import schema
 from agentrig_verl.recipes import ADDITIONS, DEPARTURES, REFERENCE, recipes
 
 from agentrig import Task
-from agentrig.config import resolve
 from agentrig.errors import ConfigError
+from agentrig.plan import resolve
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "gpu.md"
 
@@ -179,9 +179,9 @@ def test_a_run_connects_verl_to_its_tasks_seed_and_checkpoints(composed, tmp_pat
 @needs_yaml
 @quiet
 def test_without_flash_attention_sdpa_is_chosen_and_said_once(composed, caplog):
-    from agentrig_verl import algorithm
+    from agentrig_verl import keys
 
-    algorithm._said.clear()
+    keys._said.clear()
     config = composed()
     composed()
     if importlib.util.find_spec("flash_attn") is None:
@@ -298,7 +298,7 @@ def test_loggers_are_looked_at_before_anything_starts(composed, tmp_path, monkey
 
 
 def test_what_is_measured_is_served_as_what_trains():
-    from agentrig_verl.algorithm import served_with
+    from agentrig_verl.keys import served_with
 
     rollout, model = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
     flat = {
@@ -347,7 +347,7 @@ def test_loggers_write_into_the_run_directory_unless_told_otherwise(tmp_path, mo
 def test_the_doctor_looks_at_settings_and_loggers(capsys):
     from agentrig_verl.checks import check_settings
 
-    from agentrig.doctor.findings import Situation
+    from agentrig.doctor.situation import Situation
 
     def finding(*overrides):
         plan = resolve("fast", overrides=overrides, uses={"hardware": "cuda", "tasks": "mini-sql"})

@@ -12,9 +12,9 @@ import pytest
 import torch
 from agentrig_verl import schema
 
-from agentrig.config import resolve
 from agentrig.errors import RunStopped
-from agentrig.rundir import RunDirectory
+from agentrig.plan import resolve
+from agentrig.run.directory import RunDirectory
 
 pytestmark = [
     pytest.mark.skipif(

@@ -25,8 +25,8 @@ from agentrig import hookimpl
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from agentrig.algorithms import Rollout
     from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
+    from agentrig.rollouts import Rollout
 
 SMOOTHING = 16
 """The reward is shown beside its mean over so many steps."""
@@ -126,7 +126,7 @@ class LiveDisplay:
     def on_run_end(self, event: RunEnd) -> None:
         """Close the panel and state the outcome."""
         self.close()
-        self._say(final_line(event.summary, event.directory, report_error=event.report_error))
+        self._say(final_line(event.summary, event.directory))
 
     @hookimpl
     def on_run_error(self, event: RunError) -> None:
@@ -234,14 +234,14 @@ class LiveDisplay:
         return (self._steps - done) * sum(self._step_times) / len(self._step_times)
 
 
-def final_line(summary: Mapping[str, Any], directory: Path, *, report_error: str = "") -> str:
+def final_line(summary: Mapping[str, Any], directory: Path) -> str:
     """Return a finished run in one line: accuracy before → after, steps, time, failures, and the report's path.
 
     Args:
         summary: The content of `summary.json`.
         directory: The run directory.
-        report_error: Why there is no report; the line then says so instead of naming the page.
     """
+    page = directory / "report.html"
     accuracy = summary.get("accuracy") or {}
     before, after = accuracy.get("before"), accuracy.get("after")
     gain = (
@@ -254,9 +254,7 @@ def final_line(summary: Mapping[str, Any], directory: Path, *, report_error: str
         "solved" if summary.get("solved") else "",
         f"{summary.get('steps', '?')} steps in {_clock(summary.get('wall_s') or 0.0)}",
         f"failed {failed}" if failed else "",
-        f"no report ({report_error}); try: agentrig report {directory}"
-        if report_error
-        else f"report {directory / 'report.html'}",
+        f"report {page}" if page.is_file() else f"no report; `agentrig report {directory}` says why",
     ]
     return " · ".join(p for p in parts if p)
 

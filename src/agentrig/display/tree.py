@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from agentrig.algorithms import Rollout
+from agentrig.rollouts import Rollout
 from agentrig.text import json_text, storable
 from agentrig.traces import LLM_CALL, Span
 

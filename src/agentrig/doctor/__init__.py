@@ -1,7 +1,8 @@
 """The doctor: finds what is wrong before a run does (docs/hardware.md has the known failures)."""
 
-from agentrig.doctor.command import could_start, doctor, examine
-from agentrig.doctor.findings import Check, Finding, Result, Situation
-from agentrig.doctor.subprocesses import Answer, ask
+from agentrig._moved import former
+from agentrig.doctor.examination import could_start, examine
+from agentrig.doctor.situation import Situation
 
-__all__ = ["Answer", "Check", "Finding", "Result", "Situation", "ask", "could_start", "doctor", "examine"]
+__all__ = ["Situation", "could_start", "examine"]
+__getattr__ = former(__name__)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from agentrig.doctor import modelscope
 from agentrig.doctor.devices import workload
-from agentrig.doctor.findings import Finding, Result, Situation
 from agentrig.errors import AgentrigError
+from agentrig.findings import Finding, Result, Situation
 from agentrig.hardware import usable_cores
 from agentrig.hardware.memory import in_words
-from agentrig.splits import ROLES, load_split, split_of, task_set
+from agentrig.run.splits import ROLES, load_split, split_of, task_set
 from agentrig.tasks import fingerprint
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")

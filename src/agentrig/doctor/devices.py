@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentrig.doctor.findings import Finding, Result, Situation
+from agentrig.findings import Finding, Result, Situation
 from agentrig.hardware.memory import GB, KNOWN, ModelShape, Workload, estimate, in_words
 
 REFERENCE_MINIMUM = 40 * GB

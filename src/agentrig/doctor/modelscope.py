@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from agentrig.doctor.findings import Finding, Situation
+from agentrig.findings import Finding, Situation
 
 SWITCHES = ("VERL_USE_MODELSCOPE", "VLLM_USE_MODELSCOPE")
 """verl's switch (what trains) and vLLM's (what serves). Each is on when it is `true`, in any case; `1` is off."""

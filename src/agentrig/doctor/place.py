@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import tempfile
@@ -11,16 +10,15 @@ from pathlib import Path
 
 import attrs
 
-from agentrig.doctor.cluster import ray_processes, uses_ray
 from agentrig.doctor.devices import shape_of, workload
-from agentrig.doctor.findings import Finding, Situation
+from agentrig.findings import Finding, Situation
 from agentrig.hardware.memory import GB
 
 LEAST_DISK = GB // 2
 """A run's metrics, rollouts and report; checkpoints come on top."""
 
 LEAST_SHM = 64 * 2**20
-"""What a container gets when nobody says otherwise; Ray and torch's loaders die with a bus error in it."""
+"""What a container gets when nobody says otherwise; torch's loaders die with a bus error in it."""
 
 
 def existing(path: Path) -> Path:
@@ -68,7 +66,7 @@ def check_disk(situation: Situation) -> Iterator[Finding]:
 
 
 def check_shared_memory(situation: Situation, place: Path = Path("/dev/shm")) -> Iterator[Finding]:
-    """Is there shared memory for Ray's objects and torch's workers?"""
+    """Is there shared memory for torch's workers?"""
     if not place.is_dir():
         return
     usage = shutil.disk_usage(place)
@@ -76,7 +74,7 @@ def check_shared_memory(situation: Situation, place: Path = Path("/dev/shm")) ->
     if usage.free <= LEAST_SHM:
         yield Finding(
             check="shared memory",
-            result="problem" if uses_ray(situation) else "warning",
+            result="warning",
             evidence=evidence,
             cure="start the container with more (--shm-size=16g), or delete what is left over there",
         )
@@ -111,35 +109,14 @@ def check_ports(situation: Situation) -> Iterator[Finding]:
                 wanted[f"{kind}.{key}"] = port
     if situation.environ.get("MASTER_PORT", "").isdigit():
         wanted["MASTER_PORT"] = int(situation.environ["MASTER_PORT"])
-    if uses_ray(situation) and not ray_processes():
-        wanted["Ray's head"] = 6379
     busy = {name: port for name, port in wanted.items() if taken(port)}
     for name, port in busy.items():
         yield Finding(
             check="ports",
-            result="problem" if name != "Ray's head" else "warning",
+            result="problem",
             evidence=f"port {port} ({name}) is taken",
-            cure="end what listens there, or set another port" if name != "Ray's head" else "Ray will take another",
+            cure="end what listens there, or set another port",
         )
     if not busy:
         named = ", ".join(f"{port} ({name})" for name, port in wanted.items())
         yield Finding(check="ports", result="ok", evidence=f"free: {named}" if named else "servers can listen here")
-
-
-def open_files() -> int:
-    """Return how many files a process may have open."""
-    import resource
-
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def check_open_files(situation: Situation) -> Iterator[Finding]:
-    """Ray with vLLM holds some thousand sockets and files; a limit of 1024 ends it in an odd error."""
-    limit = open_files()
-    low = limit < 4096 and uses_ray(situation)
-    yield Finding(
-        check="open files",
-        result="warning" if low else "ok",
-        evidence=f"at most {limit} ({os.cpu_count()} cores)",
-        cure="ulimit -n 65536" if low else "",
-    )

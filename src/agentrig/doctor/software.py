@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator
 
 from packaging.requirements import Requirement
 
-from agentrig.doctor.cluster import uses_ray
-from agentrig.doctor.findings import Finding, Situation
-from agentrig.doctor.subprocesses import ask
+from agentrig._moved import former
+from agentrig.findings import Finding, Situation
 from agentrig.hardware.versions import fits, nearest_stack
 
 COMPILED = ("torch", "torch_npu", "vllm", "vllm-ascend", "flash-attn", "torchvision", "torchaudio")
@@ -67,13 +66,24 @@ def unmet(distribution: str) -> Iterable[tuple[Requirement, str | None]]:
             yield requirement, version
 
 
+def _needs(situation: Situation, distribution: str) -> bool:
+    """Whether the distribution of the recipe's algorithm requires another one."""
+    if situation.plan is None:
+        return False
+    try:
+        lines = importlib.metadata.requires(situation.plan.components["algorithm"].distribution) or ()
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return any(Requirement(line).name == distribution for line in lines)
+
+
 def check_requirements(situation: Situation) -> Iterator[Finding]:
     """Does what is installed meet what agentrig, its plugins and the training stack require? Metadata only."""
     ours = {"agentrig"}
     if situation.plan is not None:
         ours |= {p.distribution for p in situation.plan.registry.plugins if p.status == "ok"} - {"file", "unknown"}
-    # What only a run on Ray imports cannot hurt another one.
-    stack = STACK if uses_ray(situation) else COMPILED
+    # What the algorithm does not import cannot hurt it.
+    stack = STACK if _needs(situation, "verl") else COMPILED
     looked = [*sorted(ours), *(n for n in stack if n in situation.versions)]
     found = False
     for name in looked:
@@ -136,21 +146,4 @@ def check_stack(situation: Situation) -> Iterator[Finding]:
         yield Finding(check="stack", result="warning", evidence=f"{stack.name}: {clash}")
 
 
-ACCEPTS_VLLM = """
-import importlib.metadata, json
-import verl.third_party.vllm
-print(json.dumps({"verl": importlib.metadata.version("verl"), "vllm": importlib.metadata.version("vllm")}))
-"""
-
-
-def check_verl_vllm(situation: Situation) -> Iterator[Finding]:
-    """Does this verl accept this vLLM? Versions alone do not tell, so verl's own gate is imported."""
-    if situation.algorithm != "verl" or not {"verl", "vllm"} <= situation.versions.keys():
-        return
-    answer = ask(ACCEPTS_VLLM, environ=situation.environ)
-    pair = f"verl {situation.versions['verl']} with vllm {situation.versions['vllm']}"
-    if answer.ok:
-        yield Finding(check="verl-vllm", result="ok", evidence=f"{pair}: verl imports it")
-    else:
-        cure = "install a pair of one tested stack (docs/hardware.md)"
-        yield situation.failure("verl-vllm", pair, answer, cure=cure)
+__getattr__ = former(__name__)

@@ -1,11 +1,11 @@
 """Hardware: what an algorithm runs on. `cpu` lives here; others are plugins (docs/hardware.md)."""
 
+from agentrig._moved import former
 from agentrig.hardware.choice import select
 from agentrig.hardware.contract import Context, Device, Hardware, HardwareError, Probe, Symptom
-from agentrig.hardware.cpu import Cpu, CpuConfig, cpu_spec, host_memory, usable_cores
+from agentrig.hardware.cpu import Cpu, CpuConfig, host_memory, usable_cores
 from agentrig.hardware.tools import ToolAnswer, run_tool
 from agentrig.hardware.versions import Override, Stack, apply_overrides, installed
-from agentrig.hardware.workers import ray_environment
 
 __all__ = [
     "Context",
@@ -20,11 +20,11 @@ __all__ = [
     "Symptom",
     "ToolAnswer",
     "apply_overrides",
-    "cpu_spec",
     "host_memory",
     "installed",
-    "ray_environment",
     "run_tool",
     "select",
     "usable_cores",
 ]
+
+__getattr__ = former(__name__)

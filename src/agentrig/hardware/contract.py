@@ -5,15 +5,12 @@ from __future__ import annotations
 import abc
 import importlib.util
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import attrs
 
 from agentrig.errors import AgentrigError
 from agentrig.hardware.versions import Override, Stack
-
-if TYPE_CHECKING:
-    from agentrig.doctor import Check
 
 
 class HardwareError(AgentrigError):
@@ -165,7 +162,7 @@ class Hardware(abc.ABC):
     def worker_setup(self, versions: Mapping[str, str]) -> str | None:
         """Return `package:function`, to be called once in every Ray worker before anything else.
 
-        `agentrig.hardware.ray_environment` chains it behind a hook that is already there.
+        It is chained behind a hook that is already there.
         """
         return None
 
@@ -175,11 +172,4 @@ class Hardware(abc.ABC):
 
     def stacks(self) -> Sequence[Stack]:
         """Return the sets of versions that are known to work together, the newest last."""
-        return ()
-
-    def checks(self) -> Sequence[Check]:
-        """Return checks of its own for `agentrig doctor`.
-
-        They are called whatever hardware the run uses: a broken backend can break torch for all.
-        """
         return ()

@@ -6,14 +6,13 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
-from agentrig.config import setting
+from agentrig._moved import former
 from agentrig.hardware.contract import Context, Device, Hardware, Probe
 from agentrig.hardware.versions import Stack
-from agentrig.specs import HardwareSpec
+from agentrig.settings import setting
 
 
 @attrs.frozen(kw_only=True)
@@ -78,10 +77,4 @@ class Cpu(Hardware):
         )
 
 
-def cpu_spec() -> HardwareSpec:
-    """Return the spec of the built-in hardware."""
-
-    def build(config: Any) -> Cpu:
-        return Cpu(config=config)
-
-    return HardwareSpec(name="cpu", summary="The host's processor: gloo, sdpa, fp32.", config=CpuConfig, build=build)
+__getattr__ = former(__name__)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
@@ -49,3 +53,56 @@ def run_tool(
             found=True, ok=False, output=done.stdout, why=f"exit status {done.returncode}: {words[:300]}".rstrip(": ")
         )
     return ToolAnswer(found=True, ok=True, output=done.stdout)
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """What a process answered.
+
+    Attributes:
+        ok: It ended well and printed JSON.
+        data: That JSON; empty when not `ok`.
+        error: The last lines of what it wrote to stderr; empty when `ok`.
+    """
+
+    ok: bool
+    data: Mapping[str, Any] = attrs.field(factory=dict)
+    error: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The exception that ended it and, where that hides another, the first one of the chain."""
+        lines = [line.strip() for line in self.error.splitlines() if line.strip()]
+        raised = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
+        if not raised:
+            return lines[-1] if lines else ""
+        return raised[-1] if raised[0] == raised[-1] else f"{raised[-1]} <- {raised[0]}"
+
+
+def ask(code: str, *arguments: str, environ: Mapping[str, str] | None = None, timeout_s: float = 180.0) -> Answer:
+    """Run Python code in a fresh interpreter; its last line on stdout must be a JSON object.
+
+    Args:
+        code: The program; sees `arguments` as `sys.argv[1:]`.
+        arguments: Strings for it.
+        environ: Its whole environment; None for this process's.
+        timeout_s: Importing torch and vLLM on a cold disk takes a minute, so be patient.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=dict(os.environ if environ is None else environ),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(ok=False, error=f"no answer within {timeout_s:.0f} s")
+    if done.returncode != 0:
+        killed = f"ended by signal {-done.returncode}" if done.returncode < 0 else f"exit status {done.returncode}"
+        return Answer(ok=False, error=done.stderr[-4000:] or killed)
+    try:
+        return Answer(ok=True, data=json.loads(done.stdout.strip().splitlines()[-1]))
+    except (IndexError, json.JSONDecodeError):
+        return Answer(ok=False, error=f"it printed no JSON: {done.stdout[-300:]!r}")

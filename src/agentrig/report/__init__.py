@@ -10,9 +10,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrig.damage import writing
 from agentrig.report.reading import read_run
 from agentrig.report.table import compare, compare_text
+from agentrig.run.damage import writing
 from agentrig.text import storable
 
 __all__ = ["build_report", "compare", "compare_text"]

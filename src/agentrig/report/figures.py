@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from agentrig.figures import wilson
 from agentrig.report.reading import RunData, mapping, number
 
 SMOOTHING = 16
@@ -16,22 +17,6 @@ SMOOTHING = 16
 
 PARTS = ("rollout", "reward", "update")
 """The parts of a step's time that every algorithm states; it may add others."""
-
-_Z95 = 1.959963984540054  # the 97.5% quantile of the normal distribution
-
-
-def wilson(right: float, n: int) -> tuple[float, float]:
-    """Return the 95% interval of a share, `right` of n (Wilson 1927, doi:10.1080/01621459.1927.10502953).
-
-    The share itself always lies in it: rounding could leave 0% or 100% just outside.
-    """
-    if n <= 0:
-        return 0.0, 1.0
-    share = right / n
-    z2 = _Z95 * _Z95 / n
-    middle = (share + z2 / 2) / (1 + z2)
-    half = _Z95 / (1 + z2) * math.sqrt(share * (1 - share) / n + z2 / (4 * n))
-    return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
 
 
 def sign_test(better: int, worse: int) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import attrs
 
 from agentrig import HardwareSpec, hookimpl, setting
-from agentrig.doctor import Check, Finding, Situation
+from agentrig.findings import Finding, Situation
 from agentrig.hardware import Context, Device, Hardware, Probe, Stack
 
 
@@ -64,10 +64,6 @@ class Fake(Hardware):
             ),
         )
 
-    def checks(self) -> Sequence[Check]:
-        """Return a check of its own for `agentrig doctor`."""
-        return (check_fake_driver,)
-
 
 def check_fake_driver(situation: Situation) -> Iterator[Finding]:
     """Say that the driver is fine: there is none."""
@@ -83,4 +79,5 @@ def register_hardware() -> Iterable[HardwareSpec]:
         summary="An accelerator that is really the CPU.",
         config=FakeConfig,
         build=lambda config: Fake(config=config),
+        checks=(check_fake_driver,),
     )

@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Iterator
 
-from agentrig.doctor import Finding, Situation, ask
+from agentrig.findings import Finding, Situation
+from agentrig.hardware.tools import ask
 from agentrig_ascend.probe import SET_ENV, cann_home, cann_version, driver_version
 
 LOADS = """

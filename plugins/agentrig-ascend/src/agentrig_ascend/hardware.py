@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import attrs
 
@@ -15,9 +15,6 @@ from agentrig_ascend import patches
 from agentrig_ascend.overrides import REFERENCE, SINCE
 from agentrig_ascend.probe import SET_ENV, cann_home, cann_version, driver_version, probe
 from agentrig_ascend.stacks import STACKS
-
-if TYPE_CHECKING:
-    from agentrig.doctor import Check
 
 SYMPTOMS = (
     Symptom(
@@ -126,9 +123,3 @@ class Ascend(Hardware):
     def stacks(self) -> Sequence[Stack]:
         """Return what the makers publish; none was run here, and what agentrig cannot drive is history."""
         return STACKS
-
-    def checks(self) -> Sequence[Check]:
-        """Return the checks of torch_npu, CANN and HCCL's ports."""
-        from agentrig_ascend.checks import check_cann, check_hccl_ports, check_torch_npu
-
-        return (check_torch_npu, check_cann, check_hccl_ports)

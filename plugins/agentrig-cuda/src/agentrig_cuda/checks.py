@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Iterator
 
-from agentrig.doctor import Finding, Situation, ask
+from agentrig.findings import Finding, Situation
+from agentrig.hardware.tools import ask
 
 LOADS = """
 import importlib.metadata, json

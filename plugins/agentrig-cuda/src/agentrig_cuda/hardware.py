@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 
 from agentrig import setting
 from agentrig.hardware import Hardware, Probe, Stack, Symptom, installed
 from agentrig_cuda.probe import ask_smi, probe
-
-if TYPE_CHECKING:
-    from agentrig.doctor import Check
 
 ATTENTION = ("auto", "flash_attention_2", "sdpa", "eager")
 
@@ -119,9 +115,3 @@ class Cuda(Hardware):
                 source="forward and backward passes of these two on one H200, no whole run",
             ),
         )
-
-    def checks(self) -> Sequence[Check]:
-        """Return the checks that only an NVIDIA host needs."""
-        from agentrig_cuda.checks import check_flash_attention, check_unwanted_ascend
-
-        return (check_flash_attention, check_unwanted_ascend)

@@ -17,7 +17,8 @@ def _build(config: Any) -> Any:
 @hookimpl
 def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Bring `verl`."""
-    from agentrig_verl.checks import check_settings, check_symbols
+    from agentrig_verl.checks import check_settings, check_symbols, check_verl_vllm
+    from agentrig_verl.ray_checks import check_place, check_ray_cluster, check_ray_sockets, check_ray_token
     from agentrig_verl.settings import VerlConfig
     from agentrig_verl.workload import workload
 
@@ -28,7 +29,15 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         build=_build,
         hardware=("cuda", "ascend"),
         workload=workload,
-        checks=(check_symbols, check_settings),
+        checks=(
+            check_symbols,
+            check_settings,
+            check_verl_vllm,
+            check_ray_cluster,
+            check_ray_sockets,
+            check_ray_token,
+            check_place,
+        ),
     )
 
 

@@ -16,10 +16,11 @@ import attrs
 from agentrig import AgentrigError, Endpoint
 from agentrig.algorithms import Session
 from agentrig.errors import ConfigError
-from agentrig.hardware import Hardware, apply_overrides, installed
-from agentrig.workers import AgentPlan
+from agentrig.hardware import Hardware
+from agentrig.runners.jobs import AgentPlan
 from agentrig_verl import schema, symbols
 from agentrig_verl.checks import check, check_loggers
+from agentrig_verl.keys import changed, keys_of, served_with
 from agentrig_verl.pool import PlacedPool
 from agentrig_verl.schema import ACTOR, MODEL, ROLLOUT
 from agentrig_verl.settings import VerlConfig
@@ -108,7 +109,7 @@ class Verl:
         """Serve a checkpoint, or the starting model, with vLLM."""
         from agentrig_verl.serve import serve_model
 
-        flat = self._settings(hardware)
+        flat = changed(self.config, hardware)
         prompt, response = flat.get("data.max_prompt_length"), flat.get("data.max_response_length")
         return serve_model(
             str(checkpoint) if checkpoint else self._model(),
@@ -124,7 +125,7 @@ class Verl:
         Raises:
             ConfigError: A key that verl does not have, or one that would be ignored.
         """
-        flat = self.keys(session.hardware)
+        flat = keys_of(self.config, session.hardware)
         if session.checkpoint is not None:
             # What verl would measure now is the checkpoint, which its own step has measured.
             flat["trainer.val_before_train"] = False
@@ -140,16 +141,6 @@ class Verl:
             passes = math.ceil(composed.trainer.total_training_steps / (n // batch))
             composed.trainer.total_epochs = max(composed.trainer.total_epochs, passes)
         return composed
-
-    def keys(self, hardware: Hardware) -> dict[str, Any]:
-        """Return verl's keys, dotted, as a run on that hardware has them, without those that connect verl to it."""
-        flat = self._settings(hardware)
-        return _choose({**flat, **attention(flat, hardware)})
-
-    def _settings(self, hardware: Hardware) -> dict[str, Any]:
-        """Return verl's keys as the run sets them, with what the hardware changes in them."""
-        versions = {**installed(("verl", "vllm", "torch", "torch_npu")), **hardware.host_versions()}
-        return apply_overrides(schema.flatten(self.config.verl), hardware.overrides(versions))
 
     def _model(self) -> str:
         if not self.config.model:
@@ -191,24 +182,6 @@ class Verl:
         return keys
 
 
-def served_with(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `vllm serve` that verl's keys ask for, to serve what is measured as what trains."""
-    named = {
-        "tokenizer": flat.get(f"{MODEL}.tokenizer_path"),
-        "trust-remote-code": flat.get(f"{MODEL}.trust_remote_code"),
-        "tensor-parallel-size": flat.get(f"{ROLLOUT}.tensor_model_parallel_size"),
-    }
-    prefix = f"{ROLLOUT}.engine_kwargs.vllm."
-    passed = {k.removeprefix(prefix).replace("_", "-"): v for k, v in flat.items() if k.startswith(prefix)}
-    return {k: v for k, v in {**named, **passed}.items() if v is not None and v is not False}
-
-
-def _choose(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in what verl's YAML leaves open and this algorithm needs."""
-    defaults = {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.name": "vllm", "trainer.n_gpus_per_node": 1}
-    return {**defaults, **flat}
-
-
 FOLDERS: Mapping[str, str] = {"TENSORBOARD_DIR": "tensorboard", "SWANLAB_LOG_DIR": "swanlab", "WANDB_DIR": "."}
 """Variables by which verl's loggers find their folder, and the folder of a run directory that they get here.
 
@@ -226,25 +199,3 @@ def logging_into(directory: Path) -> Iterator[None]:
     finally:
         for name in own:
             os.environ.pop(name, None)
-
-
-_said: set[str] = set()
-
-
-def attention(flat: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
-    """Return verl's keys for the attention that works here; says once what it chose when it is not flash-attn.
-
-    verl asks transformers for flash_attention_2 unless told otherwise; the hardware knows whether its kernels are
-    here. Without them sdpa is used, on padded sequences: packed ones have no varlen kernel then, and were slower when
-    measured (docs/benchmarks.md). Who names an attention in the run file keeps its `use_remove_padding` too.
-    """
-    key = f"{MODEL}.override_config.attn_implementation"
-    if key in flat:
-        return {}
-    chosen = hardware.best_attention()
-    if chosen == "flash_attention_2":
-        return {}
-    if chosen not in _said:
-        _said.add(chosen)
-        log.warning("no flash attention is installed: training with %s attention on padded sequences", chosen)
-    return {key: chosen, f"{MODEL}.use_remove_padding": False}

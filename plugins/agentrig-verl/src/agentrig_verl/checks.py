@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentrig.doctor.findings import Finding, Situation
 from agentrig.errors import ConfigError, nearest
+from agentrig.findings import Finding, Situation
+from agentrig.hardware.tools import ask
 from agentrig_verl import schema, symbols
+from agentrig_verl.keys import keys_of
 from agentrig_verl.schema import ACTOR
 
 
@@ -35,17 +37,35 @@ def check_settings(situation: Situation) -> Iterator[Finding]:
     """For `agentrig doctor`: do verl's settings go together, and can its loggers begin?"""
     if situation.plan is None or situation.hardware is None or not schema.installed() or symbols.lacking():
         return  # findings of their own
-    from agentrig_verl.algorithm import Verl
-
     config = situation.plan.configs["algorithm"]
     try:
-        composed = schema.compose(Verl(config).keys(situation.hardware))
+        composed = schema.compose(keys_of(config, situation.hardware))
         check(composed, merge=config.merge, negative_scale=config.negative_scale)
         check_loggers(composed)
     except ConfigError as error:
         yield Finding(check="verl settings", result="problem", evidence=str(error))
     else:
         yield Finding(check="verl settings", result="ok", evidence="verl takes them, and its loggers can begin")
+
+
+ACCEPTS_VLLM = """
+import importlib.metadata, json
+import verl.third_party.vllm
+print(json.dumps({"verl": importlib.metadata.version("verl"), "vllm": importlib.metadata.version("vllm")}))
+"""
+
+
+def check_verl_vllm(situation: Situation) -> Iterator[Finding]:
+    """Does this verl accept this vLLM? Versions alone do not tell, so verl's own gate is imported."""
+    if not {"verl", "vllm"} <= situation.versions.keys():
+        return
+    answer = ask(ACCEPTS_VLLM, environ=situation.environ)
+    pair = f"verl {situation.versions['verl']} with vllm {situation.versions['vllm']}"
+    if answer.ok:
+        yield Finding(check="verl-vllm", result="ok", evidence=f"{pair}: verl imports it")
+    else:
+        cure = "install a pair of one tested stack (docs/hardware.md)"
+        yield situation.failure("verl-vllm", pair, answer, cure=cure)
 
 
 def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> None:

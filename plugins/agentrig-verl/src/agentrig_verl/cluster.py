@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrig.doctor import modelscope
-from agentrig.doctor.cluster import NEEDED_BY_WORKERS
 from agentrig.errors import ConfigError
-from agentrig.hardware import Hardware, installed, ray_environment
+from agentrig.hardware import Hardware, installed
+from agentrig_verl.ray_checks import NEEDED_BY_WORKERS, address_file, ray_processes
+from agentrig_verl.workers import ray_environment
 
 log = logging.getLogger(__name__)
 
@@ -117,8 +118,6 @@ def running_cluster() -> str | None:
 
     A note of a cluster of which no process is left is deleted.
     """
-    from agentrig.doctor.cluster import address_file, ray_processes
-
     if os.environ.get("RAY_ADDRESS"):
         return os.environ["RAY_ADDRESS"]
     noted = address_file(os.environ)

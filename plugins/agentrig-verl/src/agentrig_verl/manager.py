@@ -19,9 +19,10 @@ from typing import Any
 import attrs
 
 from agentrig import Endpoint
-from agentrig.agents import without_proxy
-from agentrig.algorithms import Rollout, Session
+from agentrig.algorithms import Session
+from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError, RunStopped
+from agentrig.rollouts import Rollout
 from agentrig_verl.credit import Weighting
 from agentrig_verl.trajectories import PARTITION, Trajectory, in_chunks, trajectories_of
 

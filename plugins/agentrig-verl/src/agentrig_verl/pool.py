@@ -12,10 +12,12 @@ from typing import Any
 
 import attrs
 
-from agentrig.confine import RAY, confine, declared, withheld
 from agentrig.errors import AgentrigError
-from agentrig.pools import READY_S, BasePool, Worker
-from agentrig.workers import AgentPlan, Job, Pool, Result, packed, running_loop
+from agentrig.processes.confine import RAY, confine, declared, withheld
+from agentrig.runners.attempt import packed, running_loop
+from agentrig.runners.jobs import AgentPlan, Job, Result
+from agentrig.runners.pools import READY_S, BasePool, Worker
+from agentrig.runners.processes import Pool
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class _Actor(Worker):
 
 
 class RayPool(BasePool[_Actor]):
-    """`agentrig.workers.Pool` on Ray: the same contract, with actors for processes.
+    """`agentrig.runners.processes.Pool` on Ray: the same contract, with actors for processes.
 
     Args:
         plan: The agent.

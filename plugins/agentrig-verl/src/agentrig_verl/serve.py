@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig import AgentrigError, Endpoint
-from agentrig.agents import without_proxy
+from agentrig.endpoints import without_proxy
 
 START_S = 600.0
 """How long vLLM may take to come up."""

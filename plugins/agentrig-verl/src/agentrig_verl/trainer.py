@@ -23,8 +23,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync  # noqa: TID253
 from verl.utils.debug import marked_timer  # noqa: TID253
 
 from agentrig import Endpoint
-from agentrig.agents import without_proxy
 from agentrig.algorithms import Session
+from agentrig.endpoints import without_proxy
 from agentrig.errors import RunStopped
 from agentrig.figures import GRAD_NORM
 from agentrig_verl.actor import METRIC, Actor

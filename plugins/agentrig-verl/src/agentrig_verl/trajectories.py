@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from agentrig.algorithms import Rollout
+from agentrig.rollouts import Rollout
 from agentrig_verl.credit import Weighting, advantages
 from agentrig_verl.merge import Segment, merge, segment_of
 

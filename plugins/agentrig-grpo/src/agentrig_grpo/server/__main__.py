@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentrig.ends import SIGNALS
 from agentrig.errors import AgentrigError
+from agentrig.processes.ends import SIGNALS
 from agentrig_grpo.server.channel import Channel
 
 log = logging.getLogger(__name__)

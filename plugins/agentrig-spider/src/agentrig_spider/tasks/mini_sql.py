@@ -16,8 +16,8 @@ from typing import Any
 import attrs
 
 from agentrig import Task
-from agentrig.config import setting
 from agentrig.errors import AgentrigError, ConfigError, nearest
+from agentrig.settings import setting
 from agentrig_spider.tasks.databases import rows_of, write_database
 from agentrig_spider.tasks.domains import SEEN, UNSEEN, Domain
 from agentrig_spider.tasks.questions import Question, Wording, questions_of

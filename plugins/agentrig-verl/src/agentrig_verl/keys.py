@@ -1,0 +1,66 @@
+"""verl's keys as a run has them: the run file's, what the hardware changes, and what verl's YAML leaves open."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from agentrig.hardware import Hardware, apply_overrides, installed
+from agentrig_verl import schema
+from agentrig_verl.schema import MODEL, ROLLOUT
+from agentrig_verl.settings import VerlConfig
+
+log = logging.getLogger(__name__)
+
+
+def keys_of(config: VerlConfig, hardware: Hardware) -> dict[str, Any]:
+    """Return verl's keys, dotted, as a run on that hardware has them, without those that connect verl to the run."""
+    flat = changed(config, hardware)
+    return _choose({**flat, **attention(flat, hardware)})
+
+
+def changed(config: VerlConfig, hardware: Hardware) -> dict[str, Any]:
+    """Return verl's keys as the run sets them, with what the hardware changes in them."""
+    versions = {**installed(("verl", "vllm", "torch", "torch_npu")), **hardware.host_versions()}
+    return apply_overrides(schema.flatten(config.verl), hardware.overrides(versions))
+
+
+def served_with(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `vllm serve` that verl's keys ask for, to serve what is measured as what trains."""
+    named = {
+        "tokenizer": flat.get(f"{MODEL}.tokenizer_path"),
+        "trust-remote-code": flat.get(f"{MODEL}.trust_remote_code"),
+        "tensor-parallel-size": flat.get(f"{ROLLOUT}.tensor_model_parallel_size"),
+    }
+    prefix = f"{ROLLOUT}.engine_kwargs.vllm."
+    passed = {k.removeprefix(prefix).replace("_", "-"): v for k, v in flat.items() if k.startswith(prefix)}
+    return {k: v for k, v in {**named, **passed}.items() if v is not None and v is not False}
+
+
+def _choose(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in what verl's YAML leaves open and this algorithm needs."""
+    defaults = {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.name": "vllm", "trainer.n_gpus_per_node": 1}
+    return {**defaults, **flat}
+
+
+_said: set[str] = set()
+
+
+def attention(flat: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
+    """Return verl's keys for the attention that works here; says once what it chose when it is not flash-attn.
+
+    verl asks transformers for flash_attention_2 unless told otherwise; the hardware knows whether its kernels are
+    here. Without them sdpa is used, on padded sequences: packed ones have no varlen kernel then, and were slower when
+    measured (docs/benchmarks.md). Who names an attention in the run file keeps its `use_remove_padding` too.
+    """
+    key = f"{MODEL}.override_config.attn_implementation"
+    if key in flat:
+        return {}
+    chosen = hardware.best_attention()
+    if chosen == "flash_attention_2":
+        return {}
+    if chosen not in _said:
+        _said.add(chosen)
+        log.warning("no flash attention is installed: training with %s attention on padded sequences", chosen)
+    return {key: chosen, f"{MODEL}.use_remove_padding": False}

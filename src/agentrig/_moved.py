@@ -1,0 +1,179 @@
+"""Former import paths: each works until 0.3, with a warning that names the new one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+_TABLE = """
+agentrig.agents > agentrig.endpoints
+    Endpoint without_proxy
+agentrig.algorithms > agentrig.rollouts
+    Mode OnGroups Rollout
+agentrig.builtin > agentrig.plugins.builtin
+    own register_hardware register_rewards
+agentrig.checks > agentrig.run.guards
+    CONSTRAINTS DRAWN_BY SERVERS_OWN check_failures check_rewards check_sampling
+    check_triplets warn_of_constraints warn_of_sampling
+agentrig.checks > agentrig.run.metrics
+    count_failures count_nodes reason_of
+agentrig.cli > agentrig.cli.data
+    DataGroup convert_command
+agentrig.cli > agentrig.cli.eval
+    eval_
+agentrig.cli > agentrig.cli.groups
+    Group NearestGroup
+agentrig.cli > agentrig.cli.options
+    asked configured find_checkpoint make_plan measured_server model_options open_nothing
+    stdout_to_stderr warn_of_failures
+agentrig.cli > agentrig.cli.plugins
+    plugins_ show
+agentrig.cli > agentrig.plugins.specs
+    KINDS
+agentrig.config > agentrig.plan
+    Plan RunSettings RunnerSettings SECTIONS parse_override read_run_file resolve to_toml
+agentrig.config > agentrig.settings
+    setting structure
+agentrig.doctor > agentrig.cli.doctor
+    doctor
+agentrig.doctor > agentrig.findings
+    Check Finding Result
+agentrig.doctor > agentrig.hardware.tools
+    Answer ask
+agentrig.doctor.cluster > agentrig_verl.ray_checks
+    NEEDED_BY_WORKERS RayProcess SOCKET_PATH address_file check_ray_cluster check_ray_sockets
+    check_ray_token ray_processes
+agentrig.doctor.command > agentrig.cli.doctor
+    doctor
+agentrig.doctor.command > agentrig.doctor.examination
+    CHECKS could_start examine look
+agentrig.doctor.findings > agentrig.doctor.situation
+    Situation TORCH_REPORT
+agentrig.doctor.findings > agentrig.findings
+    Check Finding Result
+agentrig.doctor.software > agentrig_verl.checks
+    ACCEPTS_VLLM check_verl_vllm
+agentrig.doctor.subprocesses > agentrig.hardware.tools
+    Answer ask
+agentrig.evaluate > agentrig.endpoints
+    environment_endpoint
+agentrig.evaluate > agentrig.run.evaluate
+    CHUNK Evaluation eval_tasks evaluate prediction
+agentrig.hardware > agentrig.plugins.builtin
+    cpu_spec
+agentrig.hardware > agentrig_verl.workers
+    ray_environment
+agentrig.hardware.cpu > agentrig.plugins.builtin
+    cpu_spec
+agentrig.hardware.workers > agentrig_verl.workers
+    HOOK SETUP_VARIABLE ray_environment resolve set_up_worker set_up_worker_path
+agentrig.hookspecs > agentrig.plugins.hookspecs
+    hookspec on_rollout_end on_run_end on_run_error on_run_start on_step_end register_adapters
+    register_agents register_algorithms register_hardware register_recipes register_rewards
+    register_tasks
+agentrig.plugins > agentrig.plugins.components
+    Component PluginInfo
+agentrig.plugins > agentrig.plugins.loading
+    GROUP blocked_names load load_file
+agentrig.plugins > agentrig.plugins.registry
+    BLOCK_VARIABLE Registry
+agentrig.pools > agentrig.runners.pools
+    BasePool READY_S SPAWN_LIMIT Worker
+agentrig.recording > agentrig.tracing.recorder
+    OUTPUT_LIMIT Recorder current install plain recording span
+agentrig.rewards > agentrig.runners.scorer
+    GRACE_S Scorer
+agentrig.rollouts > agentrig.runners.engine
+    RolloutEngine
+agentrig.run > agentrig.run.resume
+    resume_plan
+agentrig.run > agentrig.run.setup
+    agent_plan make_engine ready_hardware
+agentrig.run > agentrig.run.splits
+    ROLES load_splits split_warnings
+agentrig.run > agentrig.run.training
+    train
+agentrig.rundir > agentrig.run.checkpoints
+    KEPT_CHECKPOINTS
+agentrig.rundir > agentrig.run.directory
+    RunDirectory
+agentrig.rundir > agentrig.run.manifest
+    PACKAGES manifest manifest_changes
+agentrig.rundir > agentrig.run.rows
+    row_of
+agentrig.runtime > agentrig.runners.lightning_spans
+    endpoint_of final_reward from_lightning lightning_llm to_lightning
+agentrig.runtime > agentrig.runners.runtime
+    IDLE_POLL_S MODES PoolRunner RecorderTracer Runtime SpanAdapter Store
+agentrig.session > agentrig.figures
+    mean
+agentrig.session > agentrig.run.session
+    RunSession
+agentrig.specs > agentrig.plugins.specs
+    AdapterSpec AgentSpec AlgorithmSpec HardwareSpec KINDS NoConfig RecipeSpec RewardSpec Spec
+    TasksSpec
+agentrig.workers > agentrig.runners.attempt
+    CLIENTS failure_kind json_values run_agent running_loop
+agentrig.workers > agentrig.runners.jobs
+    AgentPlan Job Result
+agentrig.workers > agentrig.runners.processes
+    PRELOAD Pool worker_main
+"""
+"""`former module > new module`, and below it the names that went there."""
+
+
+def _read(table: str) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for line in table.strip().splitlines():
+        if not line.startswith(" "):
+            old, _, new = line.partition(" > ")
+        else:
+            found.setdefault(old, {}).update(dict.fromkeys(line.split(), new))
+    return found
+
+
+MOVED: Mapping[str, Mapping[str, str]] = _read(_TABLE)
+"""Former module to its names, and the module that has each of them now."""
+
+
+def former(module: str) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a module out of which names have moved."""
+
+    def getattr_(name: str) -> Any:
+        new = MOVED[module].get(name)
+        if new is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warnings.warn(
+            f"{module}.{name} is now {new}.{name}; the former path works until agentrig 0.3",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        value = getattr(importlib.import_module(new), name)
+        setattr(sys.modules[module], name, value)  # one warning a name
+        return value
+
+    return getattr_
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds former modules that are gone; asked last, so that a real module wins."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return importlib.machinery.ModuleSpec(fullname, self) if fullname in MOVED else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["__getattr__"] = former(module.__name__)
+
+
+def install() -> None:
+    """Let former modules be imported; called once, when agentrig is imported."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())

@@ -1,0 +1,70 @@
+"""`agentrig dev`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agentrig.cli.options import (
+    configured,
+    find_checkpoint,
+    make_plan,
+    measured_server,
+    model_options,
+    stdout_to_stderr,
+)
+
+
+@click.command()
+@configured
+@model_options
+@click.option("--tasks-n", type=click.IntRange(1, 10), default=3, show_default=True, help="How many tasks.")
+@click.option("--split", metavar="NAME", help="Which split; the validation split by default.")
+@click.option("--json", "as_json", is_flag=True, help="Print the rollouts with their spans as JSON.")
+def dev(
+    words: Sequence[str],
+    endpoint: str | None,
+    model: str | None,
+    checkpoint: Path | None,
+    tasks_n: int,
+    split: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Run an agent on a few tasks and show every span; nothing is learned.
+
+    Exit status 1 when a rollout failed.
+
+    \b
+    agentrig dev mini
+    OPENAI_BASE_URL=http://127.0.0.1:8000/v1 agentrig dev spider --tasks-n 5
+    """
+    from agentrig.run.evaluate import eval_tasks, evaluate
+    from agentrig.run.guards import unseen_calls
+    from agentrig.run.rows import row_of
+
+    plan = make_plan(words, options)
+    server = measured_server(endpoint, model, checkpoint)
+    _, tasks = eval_tasks(plan, split, tasks_n, role="validation")
+    checkpoint = find_checkpoint(checkpoint)
+    with stdout_to_stderr(as_json):
+        found = evaluate(plan, tasks=tasks, endpoint=server, checkpoint=checkpoint, mode="dev", keep=True)
+    if as_json:
+        click.echo(json.dumps([row_of(r) for r in found.rollouts], indent=2))
+    else:
+        from rich.console import Console
+
+        from agentrig.display import span_tree
+
+        console = Console()
+        for rollout in found.rollouts:
+            console.print(span_tree(rollout))
+    unseen = unseen_calls(found.rollouts)
+    if unseen:
+        click.echo(f"agentrig: warning: {unseen}", err=True)
+    if any(rollout.failure for rollout in found.rollouts):
+        raise SystemExit(1)

@@ -1,0 +1,32 @@
+"""`agentrig`: the top of the command line."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+
+import click
+
+from agentrig.cli.groups import Group
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="agentrig", prog_name="agentrig")
+@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+def main(verbose: bool) -> None:
+    """Train the model inside an LLM agent by reinforcement learning.
+
+    \b
+    agentrig train                    train the reference agent on this machine
+    agentrig train mini --reward my-reward algorithm.lr=1e-4
+    agentrig plugins                  what can be swapped, and what for
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a model said is shown on a terminal of any encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("agentrig").setLevel(logging.DEBUG if verbose else logging.INFO)
+    for noisy in ("httpx", "httpcore", "matplotlib", "asyncio", "openai", "PIL"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

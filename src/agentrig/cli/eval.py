@@ -1,0 +1,81 @@
+"""`agentrig eval`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agentrig.cli.options import (
+    configured,
+    find_checkpoint,
+    make_plan,
+    measured_server,
+    model_options,
+    open_nothing,
+    stdout_to_stderr,
+)
+
+
+@click.command("eval")
+@configured
+@model_options
+@click.option("--split", metavar="NAME", help="The split to measure; the report split by default.")
+@click.option("--limit", type=click.IntRange(min=0), default=0, help="Only the first n tasks; 0 for all.")
+@click.option("--temperature", type=click.FloatRange(min=0), help="Sampling temperature; by default the run's, or 0.")
+@click.option("--save", type=click.Path(path_type=Path), metavar="FILE.jsonl", help="Write every prediction there.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def eval_(
+    words: Sequence[str],
+    endpoint: str | None,
+    model: str | None,
+    checkpoint: Path | None,
+    split: str | None,
+    limit: int,
+    temperature: float | None,
+    save: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure a model through an agent: accuracy, its 95% interval, mean reward, a table per database.
+
+    \b
+    agentrig eval mini --checkpoint runs/mini-20260101-120000
+    agentrig eval spider --endpoint http://127.0.0.1:8000/v1 --save predictions.jsonl --json
+    """
+    from agentrig.run.evaluate import eval_tasks, evaluate, prediction
+    from agentrig.text import json_text
+
+    plan = make_plan(words, options)
+    server = measured_server(endpoint, model, checkpoint)
+    checkpoint = find_checkpoint(checkpoint)
+    name, tasks = eval_tasks(plan, split, limit)
+    where = server.base_url if server else str(checkpoint or "the starting model")
+    click.echo(f"{len(tasks)} tasks of split {name}, model: {where}", err=True)
+    with stdout_to_stderr(as_json), open(save, "w", encoding="utf-8") if save else open_nothing() as file:
+
+        def each(rollout: Any) -> None:
+            if file is not None:
+                file.write(json_text(prediction(rollout)) + "\n")
+
+        found = evaluate(
+            plan,
+            tasks=tasks,
+            endpoint=server,
+            checkpoint=checkpoint,
+            temperature=temperature,
+            each=each,
+        )
+    if as_json:
+        click.echo(json.dumps(found.as_dict()))
+        return
+    for database, (right, n) in found.databases.items():
+        click.echo(f"{database:<40} {right:>4} of {n:<4} {right / n:7.1%}")
+    if found.accuracy is not None and found.ci95 is not None:
+        click.echo(f"accuracy {found.accuracy:.1%}  (95%: {found.ci95[0]:.1%} to {found.ci95[1]:.1%}, n = {found.n})")
+        click.echo(f"mean reward {found.reward:.4g}")
+    failures = ", ".join(f"{count} x {kind}" for kind, count in found.failures.items())
+    click.echo(f"failures: {failures or 'none'}; {found.wall_s:.1f} s, {found.rollouts_per_s:.1f} rollouts/s")

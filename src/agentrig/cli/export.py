@@ -1,0 +1,29 @@
+"""`agentrig export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from agentrig.cli.options import find_checkpoint
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("target", type=click.Path(path_type=Path))
+def export(run: Path, target: Path) -> None:
+    """Copy a run's latest checkpoint as a Hugging Face directory that vLLM and transformers load.
+
+    \b
+    agentrig export runs/mini-20260101-120000 my-model
+    """
+    import shutil
+
+    from agentrig.errors import ConfigError
+
+    checkpoint = find_checkpoint(run)
+    if target.exists():
+        raise ConfigError(f"{target} is there already")
+    shutil.copytree(str(checkpoint), target, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
+    click.echo(f"{checkpoint} -> {target}")

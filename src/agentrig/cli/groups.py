@@ -1,0 +1,73 @@
+"""Groups of commands: they name the nearest command, and import a command when it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, ClassVar
+
+import click
+
+from agentrig.errors import AgentrigError, nearest
+from agentrig.processes.ends import Interrupted, handling, interrupt, leave
+
+
+class NearestGroup(click.Group):
+    """Names the nearest command when there is none of the name that was given."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Look a command up."""
+        known = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in known:
+            ctx.fail(f'there is no command "{args[0]}".{nearest(args[0], known)} Commands: {", ".join(known)}')
+        return super().resolve_command(ctx, args)
+
+
+class Group(NearestGroup):
+    """Prints agentrig's own errors without a traceback, and imports a command when it is asked for."""
+
+    lazy: ClassVar[dict[str, tuple[str, str]]] = {
+        "train": ("agentrig.cli.train:train", "Train from a recipe or a run file."),
+        "dev": ("agentrig.cli.dev:dev", "Run an agent on a few tasks and show every span; nothing is learned."),
+        "eval": ("agentrig.cli.eval:eval_", "Measure a model through an agent."),
+        "plugins": ("agentrig.cli.plugins:plugins_", "List the plugins and what each brings."),
+        "doctor": ("agentrig.cli.doctor:doctor", "Find what would keep a recipe from running here."),
+        "data": ("agentrig.cli.data:data", "Make or check the files of a task set."),
+        "report": ("agentrig.cli.report:report", "Rebuild the report of a run, or compare several."),
+        "export": ("agentrig.cli.export:export", "Copy a run's latest checkpoint as a Hugging Face directory."),
+    }
+    """Command to where it lives and its line in the list of commands; in the order in which a newcomer meets them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        return list(self.lazy)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Return a command, importing its module."""
+        if name in self.lazy and name not in self.commands:
+            module, _, attribute = self.lazy[name][0].partition(":")
+            self.add_command(getattr(import_module(module), attribute), name)
+        return super().get_command(ctx, name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self.lazy.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; errors that a user can mend end in exit status 1, signals in 128 plus their number."""
+        try:
+            with handling(interrupt):
+                return super().invoke(ctx)
+        except AgentrigError as error:
+            from agentrig.text import storable
+
+            click.echo(f"agentrig: {storable(str(error))}", err=True)
+            ctx.exit(1)
+        except KeyboardInterrupt as error:
+            click.echo(f"agentrig: {str(error) or 'interrupted'}", err=True)
+            status = error.exit_status if isinstance(error, Interrupted) else 130
+            if isinstance(error, Interrupted) and error.abandoned:
+                leave(status)
+            ctx.exit(status)

@@ -1,0 +1,133 @@
+"""Options and words that several commands share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from agentrig.plugins.specs import RUN_KINDS
+
+if TYPE_CHECKING:
+    from agentrig.plan import Plan
+    from agentrig.plugins.registry import Registry
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def configured(command: F) -> F:
+    """Add the arguments that pick and change a configuration."""
+    for kind in reversed(RUN_KINDS):
+        command = click.option(f"--{kind}", metavar="NAME", help=f"Use this {kind}.")(command)
+    command = click.option(
+        "--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too."
+    )(command)
+    command = click.option("--strict-plugins", is_flag=True, help="Stop if any plugin fails to load.")(command)
+    command = click.option("--active-agent", metavar="REGEX", help="Short for adapter.match=REGEX.")(command)
+    return click.argument("words", nargs=-1, metavar="[RECIPE | FILE.toml] [section.key=value …]")(command)
+
+
+def asked(words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `agentrig.plan.resolve` that a command's words and options stand for.
+
+    Takes what `configured` added out of `options`.
+    """
+    source = words[0] if words and "=" not in words[0] else None
+    overrides = list(words[1:] if source else words)
+    active = options.pop("active_agent")
+    if active is not None:
+        overrides.append(f"adapter.match={active}")
+    uses = {kind: options.pop(kind) for kind in RUN_KINDS}
+    return {
+        "source": source,
+        "overrides": overrides,
+        "uses": uses,
+        "files": options.pop("files"),
+        "strict_plugins": options.pop("strict_plugins"),
+    }
+
+
+@contextmanager
+def stdout_to_stderr(do: bool = True) -> Iterator[None]:
+    """Send what is printed meanwhile, here or by processes that start, to stderr: a command's output stands alone."""
+    if not do:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def make_plan(words: Sequence[str], options: dict[str, Any]) -> Plan:
+    """Resolve the configuration of a command; takes its options out of `options`."""
+    from agentrig.plan import resolve
+
+    with stdout_to_stderr():
+        plan = resolve(**asked(words, options))
+    warn_of_failures(plan.registry)
+    return plan
+
+
+def warn_of_failures(registry: Registry) -> None:
+    """Say which plugins failed to load, in one line each."""
+    for plugin in registry.plugins:
+        if plugin.status == "failed":
+            click.echo(f"agentrig: warning: plugin {plugin.name} failed to load: {plugin.error}", err=True)
+
+
+def model_options(command: F) -> F:
+    """Add the options that name a model: a checkpoint, or a server."""
+    command = click.option("--endpoint", metavar="URL", help="An OpenAI-compatible server (…/v1).")(command)
+    command = click.option("--model", metavar="NAME", help="The server's model; its first by default.")(command)
+    return click.option(
+        "--checkpoint", type=click.Path(path_type=Path), metavar="DIR", help="A checkpoint, or a run directory."
+    )(command)
+
+
+def measured_server(endpoint: str | None, model: str | None, checkpoint: Path | None) -> Any:
+    """Return the server that `model_options` name, or that the environment does; None for the algorithm's own."""
+    from agentrig.endpoints import environment_endpoint
+    from agentrig.errors import ConfigError
+
+    if checkpoint is not None and (endpoint or model):
+        raise ConfigError("--checkpoint is served by the run's algorithm: it goes with neither --endpoint nor --model")
+    server = None if checkpoint else environment_endpoint(endpoint, model=model)
+    if model and server is None:
+        raise ConfigError("--model names a model of a server: name that too, by --endpoint or OPENAI_BASE_URL")
+    return server
+
+
+def find_checkpoint(path: Path | None) -> Path | None:
+    """Return the checkpoint directory for what the user named: itself, or a run's latest."""
+    from agentrig.errors import ConfigError
+    from agentrig.run.directory import RunDirectory
+
+    if path is None:
+        return None
+    if (path / "config.json").is_file():
+        return path
+    if (path / "checkpoints").is_dir():
+        latest, _ = RunDirectory(path).latest_checkpoint()
+        if latest is not None:
+            return latest
+    raise ConfigError(f"{path} is neither a Hugging Face directory (config.json) nor a run directory with a checkpoint")
+
+
+def open_nothing() -> Any:
+    """Return a context that yields None, where a file might have been."""
+    from contextlib import nullcontext
+
+    return nullcontext(None)

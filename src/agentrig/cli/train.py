@@ -1,0 +1,61 @@
+"""`agentrig train`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agentrig.cli.options import configured, make_plan, stdout_to_stderr
+from agentrig.plugins.specs import RUN_KINDS
+
+
+@click.command()
+@configured
+@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with a run directory.")
+@click.option(
+    "--from-step", type=click.IntRange(min=1), metavar="N", help="With --resume: from the checkpoint of step N."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end, and no display.")
+@click.option("--yes", is_flag=True, help="Stop what stands in the way (a stale Ray cluster) without asking.")
+def train(
+    words: Sequence[str], resume: Path | None, from_step: int | None, as_json: bool, yes: bool, **options: Any
+) -> None:
+    """Train, with the recipe `mini` unless another is named.
+
+    \b
+    agentrig train
+    agentrig train mini algorithm.steps=20 run.seed=1 --reward spider-exec-strict
+    agentrig train my-run.toml --plugin my_agent.py
+    agentrig train --resume runs/mini-20260101-120000
+    agentrig train --resume runs/mini-20260101-120000 --from-step 20
+    """
+    from agentrig.errors import ConfigError
+    from agentrig.run import training as run
+    from agentrig.run.resume import resume_plan
+
+    if yes:
+        os.environ["AGENTRIG_YES"] = "1"
+    if from_step is not None and resume is None:
+        raise ConfigError("--from-step says where a resumed run goes on: it needs --resume RUN")
+    if resume is not None:
+        source = words[0] if words and "=" not in words[0] else None
+        if source or any(options[k] for k in (*RUN_KINDS, "files", "active_agent", "strict_plugins")):
+            raise ConfigError(
+                "a resumed run keeps its configuration; only section.key=value may be given with --resume"
+            )
+        plan = resume_plan(resume, overrides=words, from_step=from_step)
+    else:
+        plan = make_plan(words, options)
+    if not as_json:
+        from agentrig.display import LiveDisplay
+
+        plan.registry.add_observer(LiveDisplay(), "display")
+    with stdout_to_stderr(as_json):
+        summary = run.train(plan, resume=resume, from_step=from_step)
+    if as_json:
+        click.echo(json.dumps(summary, indent=2))

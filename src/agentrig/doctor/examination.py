@@ -1,0 +1,176 @@
+"""Gathers what the checks look at, and runs them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrig.doctor import content, devices, modelscope, place, software
+from agentrig.doctor.situation import Situation
+from agentrig.errors import AgentrigError
+from agentrig.findings import Check, Finding, Result
+from agentrig.hardware import Hardware, HardwareError, Probe, installed, select
+from agentrig.hardware.choice import probed
+from agentrig.plugins.building import built
+from agentrig.plugins.loading import load
+
+CHECKS: Sequence[Check] = (
+    software.check_python,
+    software.check_plugins,
+    devices.check_hardware,
+    devices.check_visible,
+    devices.check_algorithm,
+    software.check_requirements,
+    software.check_stack,
+    devices.check_torch,
+    devices.check_memory,
+    content.check_model,
+    modelscope.check_modelscope,
+    content.check_data,
+    content.check_cores,
+    place.check_write,
+    place.check_disk,
+    place.check_shared_memory,
+    place.check_ports,
+)
+
+
+def examine(
+    source: str | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    uses: Mapping[str, str | None] | None = None,
+    files: Sequence[str] = (),
+    strict_plugins: bool = False,
+) -> list[Finding]:
+    """Run every check, of the core and of the plugins, for a recipe.
+
+    Args:
+        source: A recipe's name or a run file; None for the default recipe.
+        overrides: `section.key=value`.
+        uses: Other components by kind, as in `--agent` and `--hardware`.
+        files: Python files that are plugins too.
+        strict_plugins: Whether a plugin that fails to load is a problem.
+    """
+    situation, findings = look(source, overrides=overrides, uses=uses or {}, files=files, strict_plugins=strict_plugins)
+    for check in [*CHECKS, *_own_checks(situation)]:
+        findings += _run(check, situation)
+    return findings
+
+
+def _own_checks(situation: Situation) -> Iterator[Check]:
+    """Yield the checks that installed hardware and the recipe's other components bring in their specs."""
+    components = dict(situation.plan.components) if situation.plan else {}
+    hardware = situation.plan.registry.components("hardware") if situation.plan else load().components("hardware")
+    for component in (*hardware, *(c for kind, c in components.items() if kind != "hardware")):
+        yield from getattr(component.spec, "checks", ())
+    for backend in situation.candidates:
+        former: Any = getattr(backend, "checks", None)
+        if former is not None:
+            place = f"{type(backend).__module__}.{type(backend).__qualname__}.checks()"
+            warnings.warn(f"{place} is now HardwareSpec.checks; it is read until 0.3", DeprecationWarning, stacklevel=2)
+            yield from former()
+
+
+def _run(check: Check, situation: Situation) -> list[Finding]:
+    try:
+        return list(check(situation))
+    except Exception as error:  # a broken check is a finding, and must not hide the others'
+        name = getattr(check, "__name__", repr(check)).removeprefix("check_").replace("_", " ")
+        evidence = f"the check itself failed: {type(error).__name__}: {error}"
+        return [Finding(check=name, result="problem", evidence=evidence, cure="report it to whoever wrote the check")]
+
+
+def look(
+    source: str | None,
+    *,
+    overrides: Sequence[str],
+    uses: Mapping[str, str | None],
+    files: Sequence[str],
+    strict_plugins: bool,
+) -> tuple[Situation, list[Finding]]:
+    """Gather what the checks look at; a wrong recipe or an impossible hardware is a finding, not an end."""
+    from agentrig.plan import resolve
+
+    findings: list[Finding] = []
+    plan = chosen = None
+    hardware = uses.get("hardware")
+    settings: dict[str, Any] = {"overrides": overrides, "files": files, "strict_plugins": strict_plugins}
+    try:
+        plan = resolve(source, uses=uses, **settings)
+        plan.components["hardware"]  # `auto` looks now
+    except HardwareError as error:
+        findings.append(_refusal("hardware", error))
+        try:  # the rest of the recipe can be checked all the same
+            plan = resolve(source, uses={**uses, "hardware": "cpu"}, **settings)
+        except AgentrigError as second:
+            plan = None
+            findings.append(_refusal("recipe", second))
+    except AgentrigError as error:
+        plan = None
+        findings.append(_refusal("recipe", error))
+    candidates = _candidates(plan, findings)
+    if plan is not None and not findings:
+        name = plan.components["hardware"].spec.name
+        chosen = next((h for h in candidates if h.name == name), None)
+    elif hardware and hardware != "auto":
+        chosen = next((h for h in candidates if h.name == hardware), None)
+    elif plan is None:
+        try:
+            chosen = select("auto", candidates)
+        except HardwareError as error:
+            findings.append(_refusal("hardware", error))
+    versions = installed(software.STACK)
+    if chosen is not None:
+        versions.update(chosen.host_versions())
+    situation = Situation(
+        hardware=chosen,
+        candidates=candidates,
+        probes={h.name: _probe(h) for h in candidates},
+        plan=plan,
+        versions=versions,
+        environ=dict(os.environ),
+        directory=Path(plan.run.directory if plan else "runs"),
+    )
+    return situation, findings
+
+
+def _probe(hardware: Hardware) -> Probe:
+    try:
+        return probed(hardware)
+    except HardwareError as error:  # somebody's plugin: the others are examined all the same
+        first, _, cure = str(error).partition("\n")
+        return Probe(available=False, problems=(f"{first}: {cure.strip().replace(': ', ' ') or 'report it'}",))
+
+
+def _candidates(plan: Any, findings: list[Finding]) -> list[Hardware]:
+    """Build every installed hardware: the plan's own with its settings, the others with their defaults.
+
+    One that can't be built is a finding, and keeps a run only from using it.
+    """
+    registry = plan.registry if plan is not None else load()
+    found = []
+    for component in registry.components("hardware"):
+        spec: Any = component.spec
+        mine = plan is not None and plan.components["hardware"] == component
+        try:
+            found.append(built(component, plan.configs["hardware"] if mine else spec.config()))
+        except Exception as error:
+            first = str(error).partition("\n")[0]
+            cure = f"report it to whoever wrote plugin {component.plugin}"
+            result: Result = "problem" if mine else "warning"
+            findings.append(Finding(check=f"{spec.name} devices", result=result, evidence=first, cure=cure))
+    return found
+
+
+def _refusal(check: str, error: AgentrigError) -> Finding:
+    first, _, rest = str(error).partition("\n")
+    return Finding(check=check, result="problem", evidence=first, cure=" ".join(rest.split()))
+
+
+def could_start(findings: Sequence[Finding]) -> bool:
+    """Whether nothing that was found would keep the recipe from running."""
+    return not any(f.result == "problem" for f in findings)

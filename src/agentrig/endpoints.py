@@ -1,0 +1,110 @@
+"""Endpoints: an OpenAI-compatible model server, how to find it and how to sample from it."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import attrs
+
+from agentrig.errors import AgentrigError, nearest
+
+
+@attrs.frozen(kw_only=True)
+class Endpoint:
+    """An OpenAI-compatible server and how to sample from it.
+
+    Attributes:
+        base_url: Ends in `/v1`.
+        model: The model name to send.
+        api_key: Sent as the bearer token; never logged.
+        sampling: Request fields as the OpenAI API names them: `temperature`, `top_p`,
+            `max_tokens`, `stop`, `seed`. An agent passes all of them on with every call.
+        headers: Extra HTTP headers to send with every call.
+        token_ids: Whether the server takes the request field `return_token_ids`, as vLLM and
+            agentrig's own server do. The tracer then asks for ids and log-probabilities with every
+            call; without them nothing can be trained.
+    """
+
+    base_url: str
+    model: str
+    api_key: str = attrs.field(default="none", repr=False)
+    sampling: Mapping[str, Any] = attrs.field(factory=dict)
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+    token_ids: bool = False
+
+    def with_sampling(self, **fields: Any) -> Endpoint:
+        """Return the same endpoint with these sampling fields set over its own."""
+        return attrs.evolve(self, sampling={**self.sampling, **fields})
+
+
+def without_proxy(url: str) -> None:
+    """Let this process's HTTP clients reach a server at a private address without the host's proxy.
+
+    Where `HTTP_PROXY` is set, calls to a model server of the run's own would else go to a proxy that cannot reach it.
+    Names other than localhost and public addresses are left to the user's `NO_PROXY`. Without a proxy it does nothing.
+    """
+    if not getproxies().keys() & {"http", "https", "all"}:
+        return
+    host = urlsplit(url).hostname or ""
+    try:
+        private = host == "localhost" or ipaddress.ip_address(host).is_private
+    except ValueError:
+        private = False
+    listed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    known = [name.strip() for name in listed.split(",") if name.strip()]
+    if private and host not in known and "*" not in known:
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join([*known, host])
+
+
+def environment_endpoint(
+    url: str | None = None, *, model: str | None = None, api_key: str | None = None
+) -> Endpoint | None:
+    """Return the endpoint that was given, or that the environment names, or None.
+
+    Reads `OPENAI_BASE_URL` (or `OPENAI_API_BASE`) and `OPENAI_API_KEY`. The model is the server's first when
+    none is given.
+
+    Raises:
+        AgentrigError: The server does not answer, or does not know the model.
+    """
+    url = url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
+    if not url:
+        return None
+    key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
+    url = url.rstrip("/")
+    models = _models(url, key)
+    if model is None:
+        if not models:
+            raise AgentrigError(f"{url} lists no models; name one by --model")
+        model = models[0]
+    elif models and model not in models:
+        hint = nearest(model, models)
+        raise AgentrigError(f'{url} has no model "{model}".{hint} It lists: {", ".join(models[:20])}')
+    return Endpoint(base_url=url, model=model, api_key=key, sampling={"temperature": 0.0})
+
+
+def _models(url: str, key: str) -> list[str]:
+    without_proxy(url)
+    try:
+        request = urllib.request.Request(f"{url}/models", headers={"Authorization": f"Bearer {key}"})
+        with urllib.request.urlopen(request, timeout=15) as reply:
+            data = json.load(reply)
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return []  # not every server lists its models
+        raise AgentrigError(
+            f"{url}/models answers {error.code} {error.reason}: check the address and the key"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise AgentrigError(
+            f"{url} does not answer: {error}. Is the server up, and does its address end in /v1?"
+        ) from None
+    return [str(m["id"]) for m in data.get("data", [])]

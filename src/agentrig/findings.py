@@ -1,0 +1,85 @@
+"""Findings: what a check of `agentrig doctor` looks at, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import attrs
+
+from agentrig.hardware.contract import Hardware, Probe
+from agentrig.hardware.tools import Answer
+
+Result = Literal["ok", "warning", "problem", "skipped"]
+
+
+@attrs.frozen(kw_only=True)
+class Finding:
+    """One line of the doctor's table.
+
+    Attributes:
+        check: What was checked, in a few words.
+        result: `problem`: the recipe could not start, or would fail. `warning`: it can start, but
+            this may bite. `skipped`: it could not be checked; `evidence` says why.
+        evidence: What was seen.
+        cure: What to do; empty when nothing is to be done.
+    """
+
+    check: str
+    result: Result
+    evidence: str
+    cure: str = ""
+
+
+class Situation(Protocol):
+    """What a check reads; it never changes it."""
+
+    @property
+    def hardware(self) -> Hardware | None:
+        """What the run would use; None when that could not be decided."""
+
+    @property
+    def candidates(self) -> Sequence[Hardware]:
+        """Every hardware that is installed."""
+
+    @property
+    def probes(self) -> Mapping[str, Probe]:
+        """Name of a hardware to its probe."""
+
+    @property
+    def plan(self) -> Any:
+        """The checked configuration, an `agentrig.plan.Plan`; None when it is wrong (a finding of its own)."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Installed versions by distribution, and `python`."""
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """The environment variables."""
+
+    @property
+    def directory(self) -> Path:
+        """Where the run directory would be made."""
+
+    @property
+    def algorithm(self) -> str | None:
+        """The name of the recipe's algorithm."""
+
+    @property
+    def torch(self) -> Answer:
+        """What torch says of the chosen device, from a process of its own (asked once)."""
+
+    def setting(self, kind: str, key: str, default: Any = None) -> Any:
+        """Return a key of a component's checked config, or `default` where it has no such key."""
+
+    def uses(self, name: str) -> bool:
+        """Whether the run would use the hardware of that name."""
+
+    def failure(self, check: str, what: str, answer: Answer, *, cure: str) -> Finding:
+        """Return the problem that a failed answer is; a known failure, of any installed hardware, brings its cure."""
+
+
+Check = Callable[[Situation], Iterable[Finding]]
+"""One check: looks at a situation, returns its findings (none where it does not apply)."""

@@ -1,0 +1,313 @@
+"""Plans: a recipe, a run file and overrides, merged into one checked configuration."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrig.errors import ConfigError, nearest
+from agentrig.plugins.building import built
+from agentrig.plugins.specs import RUN_KINDS
+from agentrig.secrets import sources
+from agentrig.settings import setting, structure
+
+if TYPE_CHECKING:
+    from agentrig.plugins.components import Component
+    from agentrig.plugins.registry import Registry
+
+
+@attrs.frozen(kw_only=True)
+class RunSettings:
+    """Section `[run]`: what belongs to the run itself."""
+
+    name: str = setting("", help="the run directory's name; empty for RECIPE-DATE-TIME")
+    directory: str = setting("runs", help="where run directories are made")
+    seed: int = setting(0, help="seed of every random stream", ge=0)
+    train: str = setting("", help="the split that is learned from; empty for the task set's own choice")
+    validation: str = setting("", help="the split that is watched while training; empty for the task set's own choice")
+    report: str = setting("", help="the held-out split that summary.json states; empty for the task set's own choice")
+    train_tasks: int = setting(0, help="use only the first n training tasks; 0 for all", ge=0)
+    validation_tasks: int = setting(0, help="use only the first n validation tasks; 0 for all", ge=0)
+    report_tasks: int = setting(0, help="use only the first n report tasks; 0 for all", ge=0)
+    failure_limit: float = setting(
+        0.25, help="greatest share of a step's rollouts that may fail before the run stops", ge=0, le=1
+    )
+    reward_budget_s: float = setting(10.0, help="seconds a reward may take for one outcome", gt=0)
+    correct_at: float | None = setting(
+        None, help="an answer counts as correct from this reward on, whatever the reward says; by default it says so"
+    )
+    audit: str = setting("", help="a reward that is logged at every step beside the one that is learned from")
+    block: list[str] = setting(list, help="plugins or distributions that are not loaded")
+    plugins: list[str] = setting(list, help="Python files that are plugins too, relative to the run file")
+
+
+@attrs.frozen(kw_only=True)
+class RunnerSettings:
+    """Section `[runners]`: the processes that run the agent."""
+
+    n: int = setting(2, help="runner processes; each holds the agent, often 100 MB and more", ge=1, le=1024)
+    threads: int = setting(8, help="rollouts at once in each runner", ge=1, le=1024)
+    deadline_s: float = setting(
+        120.0, help="seconds a rollout may take; then its runner is killed and the rollout is a failure", gt=0
+    )
+    retries: int = setting(1, help="how often a rollout is run again when its runner dies", ge=0)
+    environment: list[str] = setting(
+        list, help="environment variables, or patterns, that runners get beside those that the agent declares"
+    )
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """A complete, checked configuration of a run.
+
+    Attributes:
+        recipe: The recipe's name or the run file's stem.
+        components: Kind to the component that was picked. Hardware `auto` is looked for when somebody first asks for
+            it, here or in `configs`: what needs no hardware runs where there is none.
+        configs: Kind to that component's config object.
+    """
+
+    recipe: str
+    run: RunSettings
+    runners: RunnerSettings
+    components: Mapping[str, Component]
+    configs: Mapping[str, Any]
+    registry: Registry
+
+    def build(self, kind: str) -> Any:
+        """Build the picked component of a kind; its heavy imports happen here.
+
+        Raises:
+            agentrig.errors.PluginError: Its `build` failed; the message names the plugin's file and line.
+        """
+        return built(self.components[kind], self.configs[kind])
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Return sections and keys as a run file has them, every default filled in."""
+        sections: dict[str, dict[str, Any]] = {"run": attrs.asdict(self.run)}
+        for kind in RUN_KINDS:
+            use = self.registry.reference(self.components[kind])
+            sections[kind] = {"use": use, **sources(attrs.asdict(self.configs[kind]))}
+        sections["runners"] = attrs.asdict(self.runners)
+        return sections
+
+
+OWN_SECTIONS: Mapping[str, type] = {"run": RunSettings, "runners": RunnerSettings}
+"""The sections that belong to no component."""
+
+SECTIONS = ("run", *RUN_KINDS, "runners")
+
+
+def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return sections as TOML text; keys whose value is None are left out (TOML has no null)."""
+    import tomlkit  # here, as cattrs below: every command imports this module, few need either
+
+    document = tomlkit.document()
+    for name, keys in sections.items():
+        document.add(name, _toml_value(keys))
+    return tomlkit.dumps(document)
+
+
+def _toml_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _toml_value(v) for k, v in value.items() if v is not None}
+    return [_toml_value(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """Read a TOML run file: sections, and at the top perhaps `recipe = "name"` to build upon.
+
+    Raises:
+        ConfigError: No such file, or not TOML; says where.
+    """
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no run file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    files = data.get("run", {}).get("plugins", []) if isinstance(data.get("run"), dict) else []
+    if isinstance(files, list) and files and all(isinstance(f, str) for f in files):
+        data["run"]["plugins"] = [str((path.parent / f).resolve()) for f in files]
+    return data
+
+
+def parse_override(text: str) -> tuple[str, str, Any]:
+    """Split `section.key=value`; the value is read as TOML (`3e-4`, `true`, `[1, 2]`), else as text.
+
+    A key with dots, `section.table.rest.of.it=value`, sets `rest.of.it` in the table of that name.
+
+    Raises:
+        ConfigError: It has not that form, or there is no such section.
+    """
+    left, equals, right = text.partition("=")
+    section, dot, key = left.strip().partition(".")
+    if not (equals and dot and key):
+        raise ConfigError(f'"{text}" is not an override; write section.key=value, for example algorithm.lr=3e-4')
+    _check_section(section)
+    try:
+        read = tomllib.loads(f"x = {right}")
+    except tomllib.TOMLDecodeError:
+        read = {}
+    value = read["x"] if len(read) == 1 else right  # more keys: text of several lines that looks like TOML
+    table, nested, inner = key.partition(".")
+    return (section, table, {inner: value}) if nested else (section, key, value)
+
+
+def _check_section(section: str) -> None:
+    if section not in SECTIONS:
+        raise ConfigError(
+            f'there is no section "{section}".{nearest(section, SECTIONS)} Sections: {", ".join(SECTIONS)}'
+        )
+
+
+def resolve(
+    source: str | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    uses: Mapping[str, str | None] | None = None,
+    files: Sequence[str] = (),
+    strict_plugins: bool = False,
+) -> Plan:
+    """Turn a recipe or run file and the command line's wishes into a checked plan.
+
+    Args:
+        source: A recipe's name or a run file's path (`.toml`); None for the recipe `mini`.
+        overrides: `section.key=value`, applied last.
+        uses: Kind to component name, as `--reward NAME` gives them. Naming another component than
+            the recipe's drops the recipe's keys of that section: they were meant for the other one.
+        files: Plugin files, beside those of the run file.
+        strict_plugins: Raise for the first plugin that fails to load.
+
+    Raises:
+        ConfigError, LookupFailed, PluginError: The message names key, plugin and the nearest right one.
+    """
+    from agentrig.plugins.auto_hardware import auto_hardware, check_auto_keys
+    from agentrig.plugins.loading import load
+    from agentrig.plugins.specs import RecipeSpec
+
+    name = source or "mini"
+    own: dict[str, Any] = {}
+    base = name
+    if name.endswith(".toml") or "/" in name:
+        own = read_run_file(Path(name))
+        base = own.pop("recipe", "")
+        name = Path(name).stem
+    parsed = [parse_override(o) for o in overrides]
+    parsed.sort(key=lambda override: override[1] != "use")  # another component drops the keys of the one before
+    for section in own:
+        _check_section(section)
+        if not isinstance(own[section], dict):
+            raise ConfigError(f'"{section}" must be a section: write [{section}] and its keys below it')
+    wanted = dict(own.get("run", {}))
+    wanted.update({key: value for section, key, value in parsed if section == "run"})
+    registry = load(
+        block=_strings(wanted, "block"), files=[*_strings(wanted, "plugins"), *files], strict=strict_plugins
+    )
+
+    merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    if base:
+        recipe = registry.get(RecipeSpec, base)
+        _merge(merged, recipe.settings)
+    _merge(merged, own)
+    for kind, wish in (uses or {}).items():
+        if wish is not None:
+            _merge(merged, {kind: {"use": wish}})
+    for section, key, value in parsed:
+        _merge(merged, {section: {key: value}})
+    for section, key, _ in parsed:
+        if (section, key) == ("run", "plugins"):  # found again from wherever the run is resumed
+            merged["run"]["plugins"] = [str(Path(f).resolve()) for f in _strings(merged["run"], "plugins")]
+    if files:
+        merged["run"]["plugins"] = [*_strings(merged["run"], "plugins"), *(str(Path(f).resolve()) for f in files)]
+
+    run = structure(RunSettings, merged["run"], owner="a run", section="run")
+    runners = structure(RunnerSettings, merged["runners"], owner="the runners", section="runners")
+    if run.audit:
+        registry.find("reward", run.audit)
+
+    def pick(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
+        component = registry.find(kind, use)
+        owner = f"{use} ({component.distribution} {component.version})"
+        return component, structure(component.spec.config, keys, owner=owner, section=kind)
+
+    picked: dict[str, tuple[Component, Any]] = {}
+    auto_keys: dict[str, Any] | None = None
+    for kind in RUN_KINDS:
+        keys = dict(merged[kind])
+        use = keys.pop("use", "auto" if kind == "hardware" else None)
+        if not isinstance(use, str):
+            names = ", ".join(c.spec.name for c in registry.components(kind))
+            raise ConfigError(f'[{kind}] does not say what to use; write use = "NAME" with one of: {names or "none"}')
+        if kind == "hardware" and use == "auto":
+            auto_keys = keys
+        else:
+            picked[kind] = pick(kind, use, keys)
+    components: Mapping[str, Component] = {kind: component for kind, (component, _) in picked.items()}
+    configs: Mapping[str, Any] = {kind: config for kind, (_, config) in picked.items()}
+    if auto_keys is not None:
+        algorithm, keys = components["algorithm"], auto_keys
+        check_auto_keys(registry, algorithm, keys)
+
+        @cache
+        def chosen() -> tuple[Component, Any]:
+            return pick("hardware", auto_hardware(registry, algorithm), keys)
+
+        components = Deferred(components, {"hardware": lambda: chosen()[0]})
+        configs = Deferred(configs, {"hardware": lambda: chosen()[1]})
+    return Plan(
+        recipe=_plain_name(name), run=run, runners=runners, components=components, configs=configs, registry=registry
+    )
+
+
+def _strings(keys: Mapping[str, Any], key: str) -> list[str]:
+    value = keys.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise ConfigError(f"[run] {key} = {value!r} must be a list of strings")
+    return value
+
+
+def _plain_name(use: Any) -> str:
+    """Return `name` of `distribution:name`."""
+    return str(use).rpartition(":")[2]
+
+
+def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]) -> None:
+    for section, keys in more.items():
+        _check_section(section)
+        old_use = into[section].get("use")
+        if "use" in keys and old_use is not None and _plain_name(old_use) != _plain_name(keys["use"]):
+            into[section] = {}
+        for key, value in keys.items():
+            old = into[section].get(key)
+            into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+
+
+class Deferred(Mapping[str, Any]):
+    """A read-only mapping; each of its later values is made once, by the first who asks.
+
+    Args:
+        known: The values that are there already.
+        later: Key to a function without arguments that makes its value. What it raises goes to who asked, and
+            the next who asks calls it again.
+    """
+
+    def __init__(self, known: Mapping[str, Any], later: Mapping[str, Callable[[], Any]]) -> None:
+        self._known, self._later = dict(known), dict(later)
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self._later:
+            self._known[key] = self._later[key]()
+            del self._later[key]
+        return self._known[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._known, *self._later])
+
+    def __len__(self) -> int:
+        return len(self._known) + len(self._later)

@@ -1,0 +1,65 @@
+"""Hardware `auto`: which installed hardware a run takes, by what is there and what its algorithm can run on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrig.errors import ConfigError, nearest
+from agentrig.hardware.choice import select
+from agentrig.plugins.building import built
+
+if TYPE_CHECKING:
+    from agentrig.hardware.contract import Hardware
+    from agentrig.plugins.components import Component
+    from agentrig.plugins.registry import Registry
+
+log = logging.getLogger(__name__)
+
+
+def able(registry: Registry, algorithm: Component) -> Iterator[Component]:
+    """Yield the hardware that an algorithm can run on, by its own word; of two of one name the first."""
+    named = getattr(algorithm.spec, "hardware", ())
+    seen = set()
+    for component in registry.components("hardware"):
+        if component.spec.name not in seen and (not named or component.spec.name in named):
+            seen.add(component.spec.name)
+            yield component
+
+
+def built_or_none(component: Component) -> Hardware | None:
+    """Build a hardware with its defaults, or warn that it is left out: nobody named it."""
+    try:
+        hardware: Hardware = built(component, component.spec.config())
+    except Exception as error:
+        log.warning("hardware %s is left out: %s", component.spec.name, str(error).partition("\n")[0])
+        return None
+    return hardware
+
+
+def auto_hardware(registry: Registry, algorithm: Component) -> str:
+    """Choose the hardware by what is there, among what the algorithm can run on.
+
+    Raises:
+        agentrig.hardware.HardwareError: None is there, one is broken, or there are two.
+    """
+    installed = [hardware for c in able(registry, algorithm) if (hardware := built_or_none(c)) is not None]
+    return str(select("auto", [h for h in installed if h.carries(algorithm.spec.name)]).name)
+
+
+def check_auto_keys(registry: Registry, algorithm: Component, keys: Mapping[str, Any]) -> None:
+    """Refuse keys of `[hardware]` that no hardware has, before it is known which one it will be.
+
+    Raises:
+        ConfigError: The algorithm can run on no hardware with such a key.
+    """
+    known = sorted({f.name for c in able(registry, algorithm) for f in attrs.fields(c.spec.config)})
+    for key in keys:
+        if key not in known:
+            raise ConfigError(
+                f'[hardware] no hardware for {algorithm.spec.name} has a key "{key}".{nearest(key, known)}\n'
+                f"  their keys: {', '.join(known) or 'none'}"
+            )

@@ -1,0 +1,75 @@
+"""Components are built here: what a plugin's `build` raises, or returns instead of a component, becomes words."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentrig.errors import AgentrigError, PluginError, place_of
+
+if TYPE_CHECKING:
+    from agentrig.plugins.components import Component
+
+
+def _has(*names: str) -> Callable[[Any], bool]:
+    return lambda made: all(callable(getattr(made, name, None)) for name in names)
+
+
+def _judges(made: Any) -> bool:
+    return callable(made) or _has("score_many")(made)
+
+
+MADE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "tasks": ("a task set, with `splits`, `roles` and a method `load(split)`", _has("load")),
+    "agent": ("a callable: agent(task_input, endpoint) -> answer", callable),
+    "reward": ("a callable: reward(task, outcome, budget_s) -> Score", _judges),
+    "adapter": ("a callable: adapter(trace) -> triplets", callable),
+    "algorithm": ("an algorithm, with a method `run(session)`", _has("run")),
+    "hardware": ("an agentrig.hardware.Hardware", _has("probe", "environment")),
+}
+"""What `build` must return for each kind, in words and as a test."""
+
+
+def built(component: Component, config: Any) -> Any:
+    """Build a component.
+
+    Raises:
+        PluginError: `build` raised, or returned something else than its kind wants; names plugin, file and line.
+    """
+    spec: Any = component.spec
+    who = f"the {component.kind} {spec.name}"
+    plugin = f"\n  it comes from plugin {component.plugin} ({component.distribution} {component.version})"
+    try:
+        made = spec.build(config)
+    except AgentrigError:
+        raise
+    except (Exception, SystemExit) as error:
+        where = place_of(error) or defined_at(spec.build)
+        raise PluginError(f"{who} cannot be built: {type(error).__name__}: {error}{where}{plugin}") from error
+    wanted, right = MADE[component.kind]
+    if not right(made):
+        got = "None" if made is None else f"{made!r:.80} ({type(made).__name__})"
+        hint = " Is a `return` missing?" if made is None else ""
+        where = defined_at(spec.build)
+        raise PluginError(
+            f"{who} cannot be built: `build`{where} returned {got}; it must return {wanted}.{hint}{plugin}"
+        )
+    return made
+
+
+def defined_at(function: Any) -> str:
+    """Return ` (FILE:LINE)`, where a function or class is written; '' for what was not written in Python."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function) if callable(function) else function
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        return f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    try:
+        file, (_, line) = inspect.getsourcefile(function), inspect.getsourcelines(function)
+    except (TypeError, OSError):
+        return ""
+    return f" ({os.path.basename(file)}:{line})" if file else ""

@@ -1,0 +1,42 @@
+"""What the core itself brings, through the same door as every plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from agentrig import HardwareSpec, Outcome, RewardSpec, Score, Task, hookimpl
+
+
+@hookimpl
+def register_hardware() -> Iterable[HardwareSpec]:
+    """Bring `cpu`."""
+    yield cpu_spec()
+
+
+def cpu_spec() -> HardwareSpec:
+    """Return the spec of the host's processor."""
+    from agentrig.hardware.cpu import Cpu, CpuConfig
+
+    def build(config: Any) -> Cpu:
+        return Cpu(config=config)
+
+    return HardwareSpec(name="cpu", summary="The host's processor: gloo, sdpa, fp32.", config=CpuConfig, build=build)
+
+
+def own(task: Task, outcome: Outcome, budget_s: float) -> Score:
+    """Take the number that the agent itself returned."""
+    answer = outcome.answer
+    if isinstance(answer, int | float):
+        return Score.ok(float(answer))
+    return Score.invalid(f"the reward `own` needs an agent that returns a number; this one returned {answer!r:.200}")
+
+
+@hookimpl
+def register_rewards() -> Iterable[RewardSpec]:
+    """Bring `own`."""
+
+    def build(config: Any) -> Any:
+        return own
+
+    yield RewardSpec(name="own", summary="The number that the agent itself returned.", build=build)

@@ -1,0 +1,60 @@
+"""The plugin system: finds plugins by entry point, isolates broken ones, looks components up by name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import attrs
+
+from agentrig.plugins.specs import Spec
+
+log = logging.getLogger(__name__)
+
+
+@attrs.frozen(kw_only=True)
+class Component:
+    """A spec and the plugin that brought it."""
+
+    kind: str
+    spec: Spec
+    plugin: str
+    distribution: str
+    version: str
+
+    def answers_to(self, name: str) -> bool:
+        """Whether `name` asks for this: its own name, alone or as `distribution:name` or `plugin:name`."""
+        owner, qualified, own = name.rpartition(":")
+        return own == self.spec.name and (not qualified or owner in (self.distribution, self.plugin))
+
+
+@attrs.frozen(kw_only=True)
+class PluginInfo:
+    """What became of one plugin.
+
+    Attributes:
+        name: The entry point's name, or the file's stem; what `AGENTRIG_BLOCK` blocks (so does `distribution`).
+        status: `ok`, `failed` (see `error`; the others go on without it) or `blocked` (never imported).
+        origin: The module, or the file, that it was loaded from.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    status: Literal["ok", "failed", "blocked"]
+    origin: str
+    error: str | None = None
+    components: Sequence[Component] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entry of `agentrig plugins --json`."""
+        return {
+            "distribution": self.distribution,
+            "version": self.version,
+            "name": self.name,
+            "status": self.status,
+            "origin": self.origin,
+            "error": self.error,
+            "components": [{"kind": c.kind, "name": c.spec.name, "summary": c.spec.summary} for c in self.components],
+        }

@@ -1,0 +1,130 @@
+"""Loading: finds plugins by entry point or file, and isolates broken ones."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import pluggy
+
+from agentrig.errors import PluginError, place_of
+from agentrig.lightning_import import open_door
+from agentrig.plugins import hookspecs
+from agentrig.plugins.components import Component, PluginInfo
+from agentrig.plugins.registry import BLOCK_VARIABLE, Registry, _misspelled, _specs
+from agentrig.plugins.specs import KINDS
+
+GROUP = "agentrig"
+
+log = logging.getLogger(__name__)
+
+
+def _collect(manager: pluggy.PluginManager, name: str, distribution: str, version: str) -> list[Component]:
+    """Call the `register_*` hooks of one plugin alone, so that it cannot harm the others."""
+    found: list[Component] = []
+    for kind, cls in KINDS.items():
+        for impl in getattr(manager.hook, cls.hook).get_hookimpls():
+            if impl.plugin_name != name:
+                continue
+            for spec in _specs(impl.function, kind, cls.hook):
+                if any(c.kind == kind and c.spec.name == spec.name for c in found):
+                    raise PluginError(f'{cls.hook} brings two components called "{spec.name}"; rename one of them')
+                found.append(Component(kind=kind, spec=spec, plugin=name, distribution=distribution, version=version))
+    return found
+
+
+def blocked_names(block: Iterable[str] = ()) -> set[str]:
+    """Return the names to block: those given and those of the variable `AGENTRIG_BLOCK`."""
+    return {n.strip() for n in (*os.environ.get(BLOCK_VARIABLE, "").split(","), *block) if n.strip()}
+
+
+def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict: bool = False) -> Registry:
+    """Find and load all plugins.
+
+    Args:
+        block: Plugin or distribution names that must not even be imported; `AGENTRIG_BLOCK` adds to them.
+        files: Python files that are plugins too (a user's own agent in one file).
+        strict: Raise for the first plugin that fails instead of going on without it.
+
+    Raises:
+        PluginError: With `strict`, or when one of `files` cannot be loaded.
+    """
+    open_door()  # a plugin may import Agent Lightning at its top
+    manager = pluggy.PluginManager("agentrig")
+    manager.add_hookspecs(hookspecs)
+    blocked = blocked_names(block)
+    plugins: list[PluginInfo] = []
+
+    def add(name: str, dist: str, version: str, origin: str, importer: Callable[[], Any], *, required: bool) -> None:
+        def info(status: Literal["ok", "failed", "blocked"], **more: Any) -> PluginInfo:
+            return PluginInfo(name=name, distribution=dist, version=version, status=status, origin=origin, **more)
+
+        if name in blocked or dist in blocked:
+            plugins.append(info("blocked"))
+            return
+        try:
+            if manager.has_plugin(name):
+                raise PluginError(f'another plugin is called "{name}" too; rename one of the entry points')
+            manager.register(importer(), name=name)
+            unknown = _misspelled(manager, name)
+            if unknown:
+                raise PluginError(unknown)
+            plugins.append(info("ok", components=tuple(_collect(manager, name, dist, version))))
+        except (Exception, SystemExit) as error:  # a script without a main guard ends itself at import
+            if manager.get_plugin(name) is not None and not any(p.name == name for p in plugins):
+                manager.unregister(name=name)
+            text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}{place_of(error)}"
+            if strict or required:
+                raise PluginError(f"plugin {name} ({dist} {version}, {origin}) failed to load: {text}") from error
+            log.debug("plugin %s failed to load", name, exc_info=True)
+            plugins.append(info("failed", error=text))
+
+    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda e: (e.name != "core", e.name)):
+        dist = point.dist
+        add(
+            point.name,
+            dist.name if dist else "unknown",
+            dist.version if dist else "unknown",
+            point.value,
+            point.load,
+            required=False,
+        )
+    for file in files:
+        path = Path(file)
+        add(path.stem, "file", "-", str(path), lambda path=path: load_file(path), required=True)  # type: ignore[misc]
+    return Registry(manager, plugins)
+
+
+def load_file(path: Path) -> ModuleType:
+    """Import a Python file as a plugin module; the same file is imported once a process.
+
+    Raises:
+        PluginError: There is no such file.
+    """
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise PluginError(f"there is no file {path}")
+    name = f"agentrig_file_{path.stem}"
+    loaded = sys.modules.get(name)
+    if loaded is not None and loaded.__file__ == str(path):
+        return loaded
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # modules beside it; last, so that they hide none of Python's
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

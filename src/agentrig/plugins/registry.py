@@ -1,0 +1,165 @@
+"""The registry: looks components up by name and tells observers."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import attrs
+import pluggy
+
+from agentrig.errors import LookupFailed, PluginError, nearest, place_of
+from agentrig.plugins import hookspecs
+from agentrig.plugins.building import defined_at
+from agentrig.plugins.components import Component, PluginInfo
+from agentrig.plugins.specs import KINDS, Spec
+
+BLOCK_VARIABLE = "AGENTRIG_BLOCK"
+
+log = logging.getLogger(__name__)
+S = TypeVar("S", bound=Spec)
+
+
+class Registry:
+    """All plugins that were found, and the components they brought."""
+
+    def __init__(self, manager: pluggy.PluginManager, plugins: Sequence[PluginInfo]) -> None:
+        self._manager = manager
+        self.plugins = tuple(plugins)
+        self.observer_errors: Counter[str] = Counter()
+
+    def components(self, kind: str) -> list[Component]:
+        """Return the components of a kind, sorted by name."""
+        return sorted((c for p in self.plugins for c in p.components if c.kind == kind), key=lambda c: c.spec.name)
+
+    def find(self, kind: str, name: str) -> Component:
+        """Look a component up by `name`, or by `distribution:name` where two plugins bring that name.
+
+        Raises:
+            PluginError: Two plugins bring a component of this kind and name.
+            LookupFailed: No loaded plugin brings it; the message has the nearest name and names the
+                plugins that failed to load or are blocked.
+        """
+        known = self.components(kind)
+        hits = [c for c in known if c.answers_to(name)]
+        if len(hits) > 1:
+            raise PluginError(_conflict(hits))
+        if hits:
+            return hits[0]
+        names, plain = [self.reference(c) for c in known], [c.spec.name for c in known]
+        lines = [
+            f'there is no {kind} called "{name}".{nearest(name, plain if ":" not in name else names)}',
+            f"  {kind} components: {', '.join(names) or 'none'}",
+        ]
+        for p in self.plugins:
+            if p.status == "failed":
+                lines.append(f"  plugin {p.name} ({p.distribution} {p.version}) failed to load: {p.error}")
+            elif p.status == "blocked":
+                lines.append(f"  plugin {p.name} ({p.distribution} {p.version}) is blocked")
+        raise LookupFailed("\n".join(lines))
+
+    def reference(self, component: Component) -> str:
+        """Return the shortest name by which `find` finds this component alone."""
+        alike = [c for c in self.components(component.kind) if c.spec.name == component.spec.name]
+        for name in (component.spec.name, f"{component.distribution}:{component.spec.name}"):
+            if sum(c.answers_to(name) for c in alike) == 1:
+                return name
+        return f"{component.plugin}:{component.spec.name}"
+
+    def get(self, kind: type[S], name: str) -> S:
+        """Return the spec of that class and name; see `find` for the errors."""
+        return cast(S, self.find(kind.kind, name).spec)
+
+    def check(self) -> None:
+        """Raise `PluginError` if two plugins claim one name; a run needs this only of the names that it asks for."""
+        conflicts = []
+        for kind in KINDS:
+            counts = Counter(c.spec.name for c in self.components(kind))
+            for name, count in counts.items():
+                if count > 1:
+                    conflicts.append(_conflict([c for c in self.components(kind) if c.spec.name == name]))
+        if conflicts:
+            raise PluginError("\n".join(conflicts))
+
+    def add_observer(self, observer: object, name: str) -> None:
+        """Let an object with `on_*` hook implementations watch the run."""
+        self._manager.register(observer, name=name)
+        unknown = _misspelled(self._manager, name)
+        if unknown:
+            self._manager.unregister(name=name)
+            raise PluginError(f"observer {name}: {unknown}")
+
+    def notify(self, hook: str, **arguments: Any) -> None:
+        """Tell all observers, by read-only copies; one that raises is logged and counted, and stops nothing."""
+        watching = getattr(self._manager.hook, hook).get_hookimpls()
+        if not watching:
+            return
+        from agentrig.frozen import frozen  # here: it knows rollouts, and every command imports this module
+
+        copies = {name: frozen(value) for name, value in arguments.items()}
+        for impl in watching:
+            try:
+                impl.function(*(copies[a] for a in impl.argnames))
+            except Exception:
+                self.observer_errors[impl.plugin_name] += 1
+                level = logging.ERROR if self.observer_errors[impl.plugin_name] == 1 else logging.DEBUG
+                log.log(level, "observer %s failed in %s", impl.plugin_name, hook, exc_info=True)
+
+
+def _conflict(hits: Sequence[Component]) -> str:
+    first, second = hits[0], hits[1]
+    owner = first.distribution if first.distribution != second.distribution else first.plugin
+    say = f"agentrig train {owner}:" if first.kind == "recipe" else f"--{first.kind} {owner}:"
+    return (
+        f'two plugins bring a {first.kind} called "{first.spec.name}": {first.plugin} ({first.distribution} '
+        f"{first.version}) and {second.plugin} ({second.distribution} {second.version}).\n"
+        f"  Say which: {say}{first.spec.name}. Or block one of them: {BLOCK_VARIABLE}={second.plugin}, or "
+        f'block = ["{second.plugin}"] under [run] in a run file.'
+    )
+
+
+def _misspelled(manager: pluggy.PluginManager, name: str) -> str | None:
+    """Return what is wrong with the hooks of a registered plugin, or None."""
+    plugin = manager.get_plugin(name)
+    known = [h for h in dir(hookspecs) if h.startswith(("register_", "on_"))]
+    callers = manager.get_hookcallers(plugin)
+    if not callers:
+        return "it has no hook: is `@hookimpl` missing above a function such as `register_agents`?"
+    for caller in callers:
+        if not caller.has_spec():
+            return f'unknown hook "{caller.name}".{nearest(caller.name, known)} The hooks are: {", ".join(known)}'
+    return None
+
+
+def _specs(function: Callable[[], Any], kind: str, hook: str) -> list[Spec]:
+    """Return what a hook gives.
+
+    Raises:
+        PluginError: It is not an iterable of sound specs of this kind; says what to write instead.
+    """
+    wanted = KINDS[kind].__name__
+    where = f"{hook}{defined_at(function)}"
+    cure = f"write `yield {wanted}(...)`, or `return [{wanted}(...)]`"
+    try:
+        given = function()
+        several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+        specs = list(given) if several else None
+    except Exception as error:
+        place = place_of(error)
+        raise PluginError(f"{hook if place else where} raised {type(error).__name__}: {error}{place}") from error
+    if specs is None:
+        got = f"one {type(given).__name__} by itself" if isinstance(given, Spec) else repr(given)[:80]
+        raise PluginError(f"{where} returned {got}; {cure}")
+    for spec in specs:
+        if not isinstance(spec, KINDS[kind]):
+            own = spec.hook if isinstance(spec, Spec) else None
+            hint = f"; that belongs into {own}" if own else f"; {cure}"
+            got = f"gave a {type(spec).__name__}; it must give {wanted} objects"
+            raise PluginError(f"{hook} {got}{hint}{defined_at(function)}")
+        if not attrs.has(spec.config):
+            raise PluginError(f"{kind} {spec.name}: config must be an attrs class, not {spec.config!r}")
+        if not callable(getattr(spec, "build", print)):  # a recipe has none
+            raise PluginError(f"{kind} {spec.name}: build must be a function that takes the config")
+    return specs

@@ -1,0 +1,179 @@
+"""The seven kinds of component: what a plugin hands to its `register_*` hooks.
+
+Every spec is frozen and keyword-only. `config` is a frozen `attrs` class whose fields are the keys
+that a run file may set (see `agentrig.settings.setting`); `build` does the heavy imports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+
+if TYPE_CHECKING:
+    from agentrig.adapters import Adapter
+    from agentrig.agents import Agent
+    from agentrig.algorithms import Algorithm
+    from agentrig.findings import Check
+    from agentrig.hardware import Hardware
+    from agentrig.hardware.memory import Workload
+    from agentrig.rewards import Reward
+    from agentrig.tasks import Tasks
+
+
+def _named(spec: Spec, attribute: attrs.Attribute[str], name: Any) -> None:
+    """Refuse a name that is not lower case, digits and hyphens."""
+    if isinstance(name, str) and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+        return
+    better = "-".join(re.findall(r"[a-z0-9]+", str(name).lower()))
+    cure = f': write name="{better}"' if better else ""
+    raise ValueError(
+        f"{type(spec).__name__}: the name {name!r} must be lower-case letters, digits and single hyphens{cure}"
+    )
+
+
+def _sections(spec: RecipeSpec, attribute: attrs.Attribute[Any], settings: Any) -> None:
+    """Refuse settings that are not sections with keys."""
+    for section, keys in settings.items() if isinstance(settings, Mapping) else [("settings", settings)]:
+        if not isinstance(keys, Mapping):
+            raise ValueError(
+                f"RecipeSpec {spec.name}: {section} is {keys!r:.80}; settings are sections with keys, for example "
+                '{"tasks": {"use": "mini-sql"}}'
+            )
+
+
+@attrs.frozen(kw_only=True)
+class NoConfig:
+    """The config class of a component without settings."""
+
+
+@attrs.frozen(kw_only=True)
+class Spec:
+    """What all specs share.
+
+    Attributes:
+        name: How a run asks for it: lower case, digits and hyphens.
+        summary: One line, shown by `agentrig plugins`.
+        config: A frozen `attrs` class; its fields are this component's keys in a run file.
+        checks: Checks of its own for `agentrig doctor`: each is called with an `agentrig.findings.Situation`. Those of
+            hardware run whatever hardware is used: a broken backend can break torch for all. Each
+            returns `agentrig.findings.Finding` objects.
+    """
+
+    kind: ClassVar[str] = "component"
+    hook: ClassVar[str] = ""
+    name: str = attrs.field(validator=_named)
+    summary: str
+    config: type = NoConfig
+    checks: Sequence[Check] = ()
+
+
+@attrs.frozen(kw_only=True)
+class TasksSpec(Spec):
+    """A task set; `build(config)` returns a `Tasks`. `convert` serves `agentrig data NAME --from SOURCE`.
+
+    Attributes:
+        convert: `convert(source, target) -> message`: makes this task set's files from an official
+            download (a folder or an archive) or checks converted ones; None when there is nothing to convert.
+        tools: Further commands under `agentrig data`: name to a callable that returns a `click.Command`.
+    """
+
+    kind: ClassVar[str] = "tasks"
+    hook: ClassVar[str] = "register_tasks"
+    build: Callable[[Any], Tasks]
+    convert: Callable[[str, str | None], str] | None = None
+    tools: Mapping[str, Callable[[], Any]] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class AgentSpec(Spec):
+    """An agent; `build(config)` returns a callable `agent(task_input, endpoint) -> answer`.
+
+    Attributes:
+        graph: `graph(config)` returns the agent's picture as Mermaid text; None when it has none.
+        preload: Modules that the runners import once, before they fork; makes runners start fast.
+        environment: Names of environment variables that the agent needs, or patterns (`MY_TOOL_*`). Runners get these
+            and a small base (`agentrig.processes.confine.BASE`), nothing else of the run's environment: no API keys.
+    """
+
+    kind: ClassVar[str] = "agent"
+    hook: ClassVar[str] = "register_agents"
+    build: Callable[[Any], Agent]
+    graph: Callable[[Any], str] | None = None
+    preload: Sequence[str] = ()
+    environment: Sequence[str] = ()
+
+
+@attrs.frozen(kw_only=True)
+class RewardSpec(Spec):
+    """A reward; `build(config)` returns a callable `reward(task, outcome, budget_s) -> Score`.
+
+    Attributes:
+        correct_at: From this value on an answer counts as correct, where its score does not say so itself
+            (`Score.correct`); None for 1.0.
+    """
+
+    kind: ClassVar[str] = "reward"
+    hook: ClassVar[str] = "register_rewards"
+    build: Callable[[Any], Reward]
+    correct_at: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class AdapterSpec(Spec):
+    """An adapter; `build(config)` returns a callable `adapter(trace) -> Sequence[Triplet]`."""
+
+    kind: ClassVar[str] = "adapter"
+    hook: ClassVar[str] = "register_adapters"
+    build: Callable[[Any], Adapter]
+
+
+@attrs.frozen(kw_only=True)
+class AlgorithmSpec(Spec):
+    """An algorithm; `build(config)` returns an `Algorithm`.
+
+    Attributes:
+        hardware: The names of the hardware that it can run on; empty for any.
+        workload: `workload(config)` says what training asks of one device, for the doctor's estimate
+            of memory; None when it cannot tell.
+    """
+
+    kind: ClassVar[str] = "algorithm"
+    hook: ClassVar[str] = "register_algorithms"
+    build: Callable[[Any], Algorithm]
+    hardware: Sequence[str] = ()
+    workload: Callable[[Any], Workload | None] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class HardwareSpec(Spec):
+    """A kind of hardware; `build(config)` returns a `Hardware`. `probe` must not import torch."""
+
+    kind: ClassVar[str] = "hardware"
+    hook: ClassVar[str] = "register_hardware"
+    build: Callable[[Any], Hardware]
+
+
+@attrs.frozen(kw_only=True)
+class RecipeSpec(Spec):
+    """A named, complete run configuration.
+
+    Attributes:
+        settings: Section name to keys, as a run file has them, for example
+            `{"tasks": {"use": "mini-sql"}, "algorithm": {"use": "grpo", "lr": 3e-4}}`.
+    """
+
+    kind: ClassVar[str] = "recipe"
+    hook: ClassVar[str] = "register_recipes"
+    settings: Mapping[str, Mapping[str, Any]] = attrs.field(validator=_sections)
+
+
+KINDS: Mapping[str, type[Spec]] = {
+    spec.kind: spec for spec in (TasksSpec, AgentSpec, RewardSpec, AdapterSpec, AlgorithmSpec, HardwareSpec, RecipeSpec)
+}
+"""Every kind of component, in the order of a run file's sections; the only list of them."""
+
+RUN_KINDS: Sequence[str] = tuple(kind for kind in KINDS if kind != RecipeSpec.kind)
+"""The kinds of which a run has exactly one component each, under a section of that name."""

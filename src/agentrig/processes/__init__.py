@@ -1,0 +1,1 @@
+"""Processes: how they start clean, end in time, and leave nothing behind."""

@@ -1,0 +1,86 @@
+"""Processes forked from a server that was started clean: no module of the current folder, no signal of the terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from typing import Any
+
+from agentrig.errors import AgentrigError
+from agentrig.processes.confine import start_forkserver
+from agentrig.processes.ends import SIGNALS
+
+TRIES = 3
+"""How often a process is tried to start when the server that forks it has died."""
+
+SAFE_PATH_KEPT = "AGENTRIG_KEEP_SAFEPATH"
+"""Set where PYTHONSAFEPATH is the user's own wish, which runners must keep."""
+
+_lock = threading.Lock()
+
+
+def start_process(context: Any, target: Callable[..., None], *arguments: Any) -> tuple[Connection, Any]:
+    """Fork a daemon process that runs `target(pipe, *arguments)`; return this end of its pipe, and the process.
+
+    Raises:
+        AgentrigError: None can be started; says why.
+    """
+    reason = ""
+    for _ in range(TRIES):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+        try:
+            with _started_clean():
+                resource_tracker.ensure_running()
+                with _signals_blocked():
+                    start_forkserver()
+            process.start()
+        except (EOFError, OSError) as error:  # the server died, or dies just now
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            ours.close()
+            time.sleep(0.2)
+        else:
+            return ours, process
+        finally:
+            theirs.close()
+    raise AgentrigError(
+        f"no runner can be started: the process that they are forked from died {TRIES} times running ({reason}). Was "
+        "it killed, or is the memory or the number of processes or open files at its limit?"
+    )
+
+
+@contextmanager
+def _started_clean() -> Iterator[None]:
+    """Keep the current folder out of `sys.path` of Python processes that start meanwhile, as `python -P` does."""
+    with _lock:
+        before = os.environ.get("PYTHONSAFEPATH")
+        os.environ["PYTHONSAFEPATH"] = "1"
+        if before:
+            os.environ[SAFE_PATH_KEPT] = "1"
+        try:
+            yield
+        finally:
+            os.environ.pop(SAFE_PATH_KEPT, None)
+            if before is None:
+                del os.environ["PYTHONSAFEPATH"]
+            else:
+                os.environ["PYTHONSAFEPATH"] = before
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Block what ends a run in this thread: processes that start meanwhile have it blocked until they unblock it.
+
+    The terminal and Slurm send their signals to all processes of a run; the run itself ends the others.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,127 @@
+"""One folder for all temporary files of a process, and of those that it starts; a dead one's are swept."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import process, util
+from pathlib import Path
+
+from agentrig.processes.families import marked
+from agentrig.processes.locks import Lock
+
+log = logging.getLogger(__name__)
+
+PREFIX = "agentrig-"
+"""Short, for Unix sockets lie in these folders, whose paths may have some hundred characters only."""
+
+LOCK = ".agentrig-lock"
+"""The file that the owner of such a folder holds; what has none was not made here."""
+
+VARIABLE = "AGENTRIG_SCRATCH"
+"""Names the folder in the environment of every process that is started meanwhile."""
+
+UNLOCKED_S = 60.0
+"""How old an empty folder without a lock must be before it counts as left by a crash."""
+
+AFTER_OTHERS = -200
+"""multiprocessing ends what it has at -100 and above."""
+
+SOCKET_ROOM = 85
+"""Longest path of a folder for Unix sockets, bytes: the systems' limit is 104 to 108, `/listener-xxxxxxxx` included."""
+
+_own: tuple[Path, Lock] | None = None
+
+
+@contextmanager
+def temporary_files() -> Iterator[Path]:
+    """Let all temporary files, those of started processes too, lie in this process's own folder.
+
+    The folder goes when the process ends. If it is killed, the next run sweeps it: its owner's lock is free then.
+    What outlives a run on purpose lies elsewhere: Ray's sessions where they are without this, torch's compiled kernels
+    in the folder of caches.
+    """
+    before = {name: os.environ.get(name) for name in ("TMPDIR", VARIABLE)}
+    directory = tempfile.tempdir
+    common = Path(tempfile.gettempdir()) if _own is None else _own[0].parent
+    folder = _folder(common)
+    kept = {"RAY_TMPDIR": before["TMPDIR"] or "/tmp"}
+    if os.access(Path.home(), os.W_OK):
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        kept["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "torchinductor")  # torch's own choice is a temporary folder
+    kept = {name: value for name, value in kept.items() if name not in os.environ}
+    os.environ.update({"TMPDIR": str(folder), VARIABLE: str(folder), **kept})
+    tempfile.tempdir = str(folder)
+    try:
+        yield folder
+    finally:
+        tempfile.tempdir = directory
+        for name in kept:
+            os.environ.pop(name, None)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def sweep(common: Path) -> list[Path]:
+    """Remove the folders of processes that are dead, and end what they have started; return those folders."""
+    swept = []
+    for folder in common.glob(f"{PREFIX}*"):
+        try:
+            if folder.is_symlink() or not folder.is_dir() or folder.stat().st_uid != os.getuid():
+                continue
+            if not (folder / LOCK).exists():
+                if time.time() - folder.stat().st_mtime > UNLOCKED_S:
+                    with contextlib.suppress(OSError):  # not empty: somebody else's
+                        folder.rmdir()
+                continue
+            lock = Lock(folder / LOCK)
+            if not lock.take():
+                continue
+        except FileNotFoundError:
+            continue  # another process sweeps too
+        for orphan in marked(VARIABLE, str(folder)):
+            if orphan.pid != os.getpid():
+                log.warning("ending process %d, which a run left that was killed", orphan.pid)
+                with contextlib.suppress(Exception):
+                    orphan.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
+        swept.append(folder)
+    return swept
+
+
+def _folder(common: Path) -> Path:
+    """Return this process's folder; made, after a sweep, when it is first asked for."""
+    global _own
+    if _own is not None and _own[0].is_dir():
+        return _own[0]
+    _own = _make(common)
+    sockets = _own[0] if len(os.fsencode(_own[0])) <= SOCKET_ROOM else _make(Path("/tmp"))[0]
+    process.current_process()._config.setdefault("tempdir", str(sockets))  # type: ignore[attr-defined]
+    return _own[0]
+
+
+def _make(common: Path) -> tuple[Path, Lock]:
+    sweep(common)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=common))
+        lock = Lock(folder / LOCK)
+        with contextlib.suppress(FileNotFoundError):
+            if lock.take() and (folder / LOCK).exists():  # else another process has swept it before it was locked
+                break
+    util.Finalize(None, _remove, args=(folder, lock), exitpriority=AFTER_OTHERS)
+    return folder, lock
+
+
+def _remove(folder: Path, lock: Lock) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.release()

@@ -1,0 +1,40 @@
+"""The report as an observer: it writes a run's page when the run has ended, well or not."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+
+from agentrig import hookimpl
+from agentrig.errors import AgentrigError
+from agentrig.observers import RunEnd, RunError
+from agentrig.report import build_report
+
+log = logging.getLogger(__name__)
+
+
+@hookimpl
+def on_run_end(event: RunEnd) -> None:
+    """Write the page of a run that ended as it should."""
+    write_page(event.directory)
+
+
+@hookimpl
+def on_run_error(event: RunError) -> None:
+    """Write the page of a run that an error or a signal ended, unless that was before its first step."""
+    if (event.directory / "metrics.jsonl").exists() or not isinstance(event.error, KeyboardInterrupt):
+        write_page(event.directory)
+
+
+def write_page(directory: Path) -> None:
+    """Write a run's page. When that fails, say why and leave no page of an earlier end behind."""
+    try:
+        build_report([directory])
+        return
+    except AgentrigError as error:
+        log.error("the report could not be built: %s", error)
+    except Exception:
+        log.exception("the report could not be built; the run's figures are safe in %s", directory)
+    with contextlib.suppress(OSError):
+        (directory / "report.html").unlink()

@@ -1,0 +1,236 @@
+"""The run directory: everything that happened in a run, on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrig.errors import ConfigError, RunInUse
+from agentrig.plan import Plan, to_toml
+from agentrig.processes.locks import Lock
+from agentrig.rewards import Score
+from agentrig.rollouts import Rollout
+from agentrig.run.checkpoints import Checkpoints
+from agentrig.run.damage import read_object, reading, writing
+from agentrig.run.files import append_line, put, write_whole
+from agentrig.run.rows import _schema, row_of
+from agentrig.text import storable
+
+ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
+"""What a file of rollouts is called: `MODE-STEP.parquet`; others in that folder are somebody's own."""
+
+LONGEST_NAME = 200
+"""Bytes of a run's name; file systems end at 255, and files beside it have longer ones."""
+
+
+class RunDirectory:
+    """One run's files; see `docs/report.md` for each.
+
+    Args:
+        path: The directory; made when it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        for part in ("rollouts", "checkpoints", "plots"):
+            with writing(path / part):
+                (path / part).mkdir(parents=True, exist_ok=True)
+        self.checkpoints = Checkpoints(path / "checkpoints")
+        self._lock = Lock(path / "run.lock")
+
+    @classmethod
+    def create(cls, plan: Plan) -> RunDirectory:
+        """Make a fresh directory for a run, locked; runs without a `run.name` that start at once get one each.
+
+        Raises:
+            ConfigError: The name would not do, or a run of that name is there already.
+            RunInUse: A run of that name is just being made.
+        """
+        parent = Path(plan.run.directory)
+        name = run_name(plan)
+        with writing(parent):
+            parent.mkdir(parents=True, exist_ok=True)
+            path = parent / name if plan.run.name else _own_folder(parent, name)
+        _check_vacant(path)
+        run = cls(path)
+        run.lock()
+        _check_vacant(path)  # another one may have come and gone since
+        run.write("config.toml", to_toml(plan.as_dict()))
+        return run
+
+    def lock(self) -> None:
+        """Keep other runs out of this directory until `release`, or until this process ends.
+
+        Raises:
+            RunInUse: A living process works in it; the message says which.
+        """
+        with writing(self._lock.path):
+            taken = self._lock.take()
+        if not taken:
+            raise RunInUse(f"a run is at work in {self.path}: {self._lock.holder()}. Wait for its end, or end it")
+
+    def release(self) -> None:
+        """Let other runs into this directory."""
+        self._lock.release()
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file whole or not at all; it is on the disk when this returns."""
+        with writing(self.path / name):
+            write_whole(self.path / name, storable(text))
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a JSON file whole or not at all."""
+        self.write(name, json.dumps(value, indent=2, default=str) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        """Return the object that a JSON file holds; an empty one when it is not there.
+
+        Raises:
+            RunFileError: It is damaged; the message says what to do.
+        """
+        return read_object(self.path / name)
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        """Add a step's line to `metrics.jsonl`."""
+        with writing(self.path / "metrics.jsonl"):
+            append_line(self.path / "metrics.jsonl", json.dumps(line, default=float))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of `metrics.jsonl`; a last line cut short by a crash is left out."""
+        return read_metrics(self.path / "metrics.jsonl")[0]
+
+    def rewind(self, step: int) -> list[dict[str, Any]]:
+        """Forget what happened after a step's checkpoint, for a resumed run; return the metrics that stay.
+
+        What was measured at the end of the run, after that checkpoint, goes too.
+        """
+        kept = [line for line in self.metrics() if line["step"] <= step]
+        self.checkpoints.drop_after(step)
+        self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        for file in (self.path / "rollouts").iterdir():
+            if file.suffix == ".part" or (ROLLOUTS.fullmatch(file.name) and not _stays(file, step)):
+                file.unlink()
+        for part in self.path.glob(".*.part"):
+            part.unlink()
+        return kept
+
+    def measured(self, step: int) -> dict[str, int]:
+        """Return how many rollouts nothing was learned from, by failure; `""` for those without.
+
+        Args:
+            step: Of its checkpoint; what `rewind` would forget is not counted.
+        """
+        import pyarrow.parquet as pq
+
+        found: Counter[str] = Counter()
+        for file in (self.path / "rollouts").glob("*.parquet"):
+            if ROLLOUTS.fullmatch(file.name) and not file.name.startswith("train-") and _stays(file, step):
+                with reading(file, "Remove it: its rollouts then go uncounted among the run's failures"):
+                    kinds = pq.read_table(file, columns=["failure"])["failure"].to_pylist()
+                found.update(kind or "" for kind in kinds)
+        return dict(found)
+
+    def write_rollouts(
+        self, rollouts: Sequence[Rollout], *, mode: str, step: int, audits: Mapping[str, Score] | None = None
+    ) -> None:
+        """Write a step's rollouts as Parquet; private parts of tasks stay out.
+
+        Args:
+            rollouts: All of a mode and step.
+            mode: Of the rollouts.
+            step: Of the rollouts.
+            audits: Rollout id to the score of the audit reward, where there is one.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pa.Table.from_pylist([row_of(r, (audits or {}).get(r.id)) for r in rollouts], schema=_schema(pa))
+        target = self.path / "rollouts" / f"{mode}-{step:05d}.parquet"
+        part = target.with_suffix(".part")
+        with writing(target):
+            pq.write_table(table, part, compression="zstd")
+            put(part, target)
+
+    def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool) -> Path:
+        """Let `write` fill a checkpoint, make it the latest, and drop old ones."""
+        with writing(self.checkpoints.path(step)):
+            return self.checkpoints.save(step, write, keep=keep)
+
+    def latest_checkpoint(self) -> tuple[Path | None, int]:
+        """Return the latest checkpoint and its step, or (None, 0)."""
+        return self.checkpoints.latest()
+
+
+def run_name(plan: Plan) -> str:
+    """Return the name of a new run's directory: `run.name`, or one of recipe and time.
+
+    Raises:
+        ConfigError: It is no plain name of a folder.
+    """
+    name = plan.run.name or f"{plan.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    wrong = None
+    if any(c in name for c in {"/", "\\", os.sep}):
+        wrong = "it holds a path; say where runs are made by run.directory"
+    elif name in (".", "..") or name.startswith((".", "-")):
+        wrong = 'it begins with "." or "-"'
+    elif name != name.strip() or not name.isprintable():
+        wrong = "it holds blanks at an end, or characters that cannot be shown"
+    elif len(os.fsencode(name)) > LONGEST_NAME:
+        wrong = f"it is longer than {LONGEST_NAME} bytes"
+    if wrong:
+        raise ConfigError(f"run.name = {name!r} cannot name a run's folder: {wrong}")
+    return name
+
+
+def _check_vacant(path: Path) -> None:
+    if (path / "config.toml").exists():
+        raise ConfigError(
+            f"there is a run in {path} already; go on with it by --resume {path}, or give another run.name"
+        )
+
+
+def _own_folder(parent: Path, name: str) -> Path:
+    """Make a folder that nobody else has made: of that name, or with -2, -3 … behind it."""
+    for n in itertools.count(1):
+        path = parent / (name if n == 1 else f"{name}-{n}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise AssertionError
+
+
+def _stays(file: Path, step: int) -> bool:
+    """Whether a file of rollouts is of the time before a step's checkpoint; the end's measurement is after it."""
+    mode, _, of = file.stem.rpartition("-")
+    return int(of) < step if mode == "report" and step else int(of) <= step
+
+
+def read_metrics(file: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """Read `metrics.jsonl`.
+
+    Returns:
+        The lines that hold a step, and the numbers, from 1, of those that are damaged or cut short.
+    """
+    lines: list[dict[str, Any]] = []
+    damaged = []
+    with contextlib.suppress(FileNotFoundError), reading(file):
+        for i, text in enumerate(file.read_text("utf-8", errors="replace").split("\n"), 1):
+            if not text.strip():
+                continue
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:
+                line = None
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                lines.append(line)
+            else:
+                damaged.append(i)
+    return lines, damaged

@@ -1,0 +1,198 @@
+"""Measuring without learning: `agentrig eval` and `agentrig dev`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.algorithms import Algorithm
+from agentrig.endpoints import Endpoint
+from agentrig.errors import ConfigError
+from agentrig.figures import wilson
+from agentrig.plan import Plan
+from agentrig.processes.ends import Interrupted, handling, name_of
+from agentrig.processes.scratch import temporary_files
+from agentrig.rollouts import Mode, Rollout
+from agentrig.run.guards import warn_of_sampling
+from agentrig.run.metrics import count_failures
+from agentrig.run.setup import first_runner, make_engine, ready_hardware
+from agentrig.run.splits import load_split, split_of, task_set
+from agentrig.run.training import make_scorer
+from agentrig.tasks import Task
+
+CHUNK = 256
+"""Rollouts that are under way at once; bounds memory, not speed."""
+
+
+@attrs.frozen(kw_only=True)
+class Evaluation:
+    """What an evaluation found.
+
+    Attributes:
+        accuracy: Share of the judged rollouts that are correct (docs/rewards.md); None when none could be judged.
+        ci95: Its Wilson interval.
+        reward: Mean reward of the judged rollouts; None when none could be judged.
+        n: Judged rollouts; failures are not among them.
+        failures: Kind to count.
+        wall_s: Seconds from the first rollout to the last.
+        rollouts_per_s: All rollouts over `wall_s`.
+        databases: Per database (or other `db_id` of the input): right and judged.
+        rollouts: All of them, when asked for.
+    """
+
+    accuracy: float | None
+    ci95: tuple[float, float] | None
+    reward: float | None
+    n: int
+    failures: Mapping[str, int]
+    wall_s: float
+    rollouts_per_s: float
+    databases: Mapping[str, tuple[int, int]]
+    rollouts: Sequence[Rollout] = attrs.field(default=(), repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `agentrig eval --json` prints."""
+        return {
+            "accuracy": self.accuracy,
+            "ci95": list(self.ci95) if self.ci95 else None,
+            "reward": self.reward,
+            "n": self.n,
+            "failures": dict(self.failures),
+            "wall_s": self.wall_s,
+            "rollouts_per_s": self.rollouts_per_s,
+        }
+
+
+def evaluate(
+    plan: Plan,
+    *,
+    tasks: Sequence[Task],
+    endpoint: Endpoint | None = None,
+    checkpoint: Path | None = None,
+    mode: Mode = "report",
+    temperature: float | None = None,
+    keep: bool = False,
+    each: Callable[[Rollout], None] = lambda rollout: None,
+) -> Evaluation:
+    """Run the agent once on each task and score it; nothing is learned.
+
+    Args:
+        tasks: What to run.
+        endpoint: A model server; None for the plan's algorithm, serving `checkpoint`.
+        checkpoint: A Hugging Face directory; None for the algorithm's starting model.
+        temperature: Sampling temperature; 0 is greedy, None the endpoint's own.
+        keep: Keep the rollouts in the result.
+        each: Called with every rollout as it ends.
+    """
+    hardware = None if endpoint is not None else ready_hardware(plan)
+    scorer = make_scorer(plan)
+    adapter = plan.build("adapter")
+    figures = _Figures()
+    with temporary_files(), first_runner(plan) as pool:  # before the model's server starts
+        engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, pool=pool)
+        serving: AbstractContextManager[Endpoint]
+        if endpoint is not None:
+            serving = nullcontext(endpoint)
+        else:
+            algorithm: Algorithm = plan.build("algorithm")
+            assert hardware is not None
+            serving = algorithm.serve(hardware=hardware, checkpoint=checkpoint)
+
+        def body() -> None:
+            with serving as served:
+                sampled = served if temperature is None else served.with_sampling(temperature=temperature)
+                figures.start = time.perf_counter()
+                for i in range(0, len(tasks), CHUNK):
+                    rollouts = engine.run(tasks[i : i + CHUNK], n=1, endpoint=sampled, step=0, mode=mode)
+                    if i == 0:
+                        warn_of_sampling(rollouts, sampled.sampling, mode=mode)
+                    for rollout in rollouts:
+                        each(rollout)
+                        figures.add(rollout, keep=keep)
+                figures.end = time.perf_counter()
+
+        def end(number: int, frame: Any) -> None:
+            runtime.abort(Interrupted(number, f"interrupted by {name_of(number)}"))
+
+        with handling(end):
+            runtime.run(body)
+    return figures.result()
+
+
+class _Figures:
+    """Adds rollouts up."""
+
+    def __init__(self) -> None:
+        self.start = self.end = 0.0
+        self.total = 0
+        self.failures: dict[str, int] = defaultdict(int)
+        self.databases: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self.rewards: list[float] = []
+        self.kept: list[Rollout] = []
+
+    def add(self, rollout: Rollout, *, keep: bool) -> None:
+        self.total += 1
+        if keep:
+            self.kept.append(rollout)
+        for kind, count in count_failures([rollout]).items():
+            self.failures[kind] += count
+        if rollout.value is not None:
+            row = self.databases[str(rollout.task.input.get("db_id", ""))]
+            row[0] += bool(rollout.correct)
+            row[1] += 1
+            self.rewards.append(rollout.value)
+
+    def result(self) -> Evaluation:
+        right = sum(r for r, _ in self.databases.values())
+        n = sum(n for _, n in self.databases.values())
+        wall = self.end - self.start
+        return Evaluation(
+            accuracy=right / n if n else None,
+            ci95=wilson(right, n) if n else None,
+            reward=math.fsum(self.rewards) / n if n else None,
+            n=n,
+            failures=dict(self.failures),
+            wall_s=wall,
+            rollouts_per_s=self.total / wall if wall else 0.0,
+            databases={name: (r, n) for name, (r, n) in sorted(self.databases.items())},
+            rollouts=tuple(self.kept),
+        )
+
+
+def eval_tasks(plan: Plan, split: str | None, limit: int = 0, *, role: str = "report") -> tuple[str, Sequence[Task]]:
+    """Return a split's name and tasks; of the role's split by default.
+
+    Raises:
+        ConfigError: There is no such split, or it has no tasks.
+        PluginError: A row is no sound `Task`.
+    """
+    tasks = task_set(plan)
+    name = split or split_of(plan, tasks, role)
+    if not name:
+        raise ConfigError(f"no split serves {role}; name one: --split NAME, one of {', '.join(tasks.splits)}")
+    rows = load_split(plan, tasks, name)
+    if not rows:
+        raise ConfigError(f'split "{name}" has no tasks; name another: --split NAME, one of {", ".join(tasks.splits)}')
+    return name, rows[:limit] if limit else rows
+
+
+def prediction(rollout: Rollout) -> dict[str, Any]:
+    """Return the line of `--save`: what was answered and how it was judged."""
+    return {
+        "task_id": rollout.task.id,
+        "db_id": rollout.task.input.get("db_id"),
+        "question": rollout.task.input.get("question"),
+        "answer": rollout.outcome.answer,
+        "value": rollout.value,
+        "correct": rollout.correct,
+        "failure": rollout.failure,
+        "message": rollout.outcome.message or None,
+        "details": dict(rollout.score.details) if rollout.score else {},
+    }

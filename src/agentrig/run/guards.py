@@ -1,0 +1,229 @@
+"""The checks that end a run which would learn nothing, or learn from failures; each says what was seen."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agentrig.errors import RunStopped
+from agentrig.rollouts import Mode, Rollout
+from agentrig.run.metrics import count_failures, reason_of
+from agentrig.traces import MISSED, SERVER
+
+log = logging.getLogger(__name__)
+
+DRAWN_BY: Mapping[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "logit_bias": None,
+}
+"""The fields of a request that say from which distribution is drawn, and what it means to leave one out."""
+
+SERVERS_OWN = ("temperature", "top_p")
+"""Those of which a server may have a default of its own: they are compared only when the run sets them."""
+
+
+CONSTRAINTS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "tool_choice",
+)
+"""The fields of a request by which only what fits a form is sampled."""
+
+
+def check_failures(rollouts: Sequence[Rollout], limit: float, *, step: int, mode: str) -> None:
+    """Stop when more than the allowed share of a step's rollouts failed, or all that were to be learned from."""
+    failures = count_failures(rollouts)
+    total = sum(failures.values())
+    nothing_left = mode == "train" and total == len(rollouts)
+    if not rollouts or (total <= limit * len(rollouts) and not nothing_left):
+        return
+    lines = [
+        f"step {step}: {total} of {len(rollouts)} {mode} rollouts failed "
+        f"(limit {limit:.0%}, run.failure_limit): they would not be learned from."
+    ]
+    for kind, count in sorted(failures.items(), key=lambda item: -item[1]):
+        first = next(r for r in rollouts if r.failure == kind)
+        lines.append(f"  {count} x {kind}: for example {reason_of(first)}")
+    lines.append("  Look at one with: agentrig dev … (every span is shown).")
+    raise RunStopped("\n".join(lines))
+
+
+def unseen_calls(rollouts: Sequence[Rollout]) -> str:
+    """Say which calls to the model the tracer did not see, and what to do; nothing when it saw all it knows of."""
+    missed: Counter[str] = Counter()
+    for rollout in rollouts:
+        for span in rollout.trace.spans:
+            missed.update(span.attributes.get(MISSED) or {})
+    sees = "httpx (the openai and anthropic packages, LangChain)"
+    if missed:
+        libraries = ", ".join(f"{name} ({count})" for name, count in missed.most_common())
+        return (
+            f"{missed.total()} connections to the model's server were made by {libraries}: calls through these are not "
+            f"recorded and never trained. Call the model through {sees}."
+        )
+    if any(rollout.trace.llm_calls() for rollout in rollouts):
+        return ""
+    return (
+        f"No call to the model was recorded. The tracer sees calls made through {sees} to /chat/completions, in the "
+        "thread of the agent or one that copies its context.\n  Does the agent call endpoint.base_url?"
+    )
+
+
+def warn_of_unseen(rollouts: Sequence[Rollout], *, step: int) -> bool:
+    """Warn when a step's rollouts made calls that the tracer did not see; return whether any did."""
+    unseen = unseen_calls(rollouts)
+    if unseen:
+        log.warning("step %d: %s", step, unseen)
+    return bool(unseen)
+
+
+def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> None:
+    """Stop when a training step gave nothing to train on: no calls, no token ids, or no match."""
+    valid = [r for r in rollouts if r.failure is None]
+    if not valid or any(r.triplets for r in valid):
+        return
+    calls = [(r.trace, call) for r in valid for call in r.trace.llm_calls()]
+    where = f"step {step}: {len(valid)} rollouts gave no triplets, so nothing can be learned."
+    if not calls:
+        raise RunStopped(f"{where}\n  {unseen_calls(valid)}")
+    with_ids = [call for _, call in calls if call.attributes.get("response_token_ids")]
+    names = Counter(name for trace, call in calls for name in (trace.nodes(call) or ["(no node)"]))
+    seen = ", ".join(f"{name} ({count})" for name, count in names.most_common())
+    likely = next((name for name, _ in names.most_common() if name != "(no node)"), "")
+    change = f"for example adapter.match={likely}, or " if likely else "to "
+    elsewhere = Counter(call.attributes[SERVER] for _, call in calls if SERVER in call.attributes)
+    if elsewhere.total() == len(calls):
+        servers = ", ".join(f"{server} ({count})" for server, count in elsewhere.most_common())
+        raise RunStopped(
+            f"{where}\n  All {len(calls)} calls went to other servers than the run's: {servers}. Their models are not "
+            "trained; the agent must call endpoint.base_url, as it is written there."
+        )
+    if not with_ids:
+        raise RunStopped(
+            f"{where}\n  {len(calls)} calls were recorded, but the endpoint returned no token ids with them. Use an "
+            "endpoint that takes `return_token_ids` (vLLM >= 0.10.2, or agentrig's own server)."
+        )
+    raise RunStopped(
+        f"{where}\n  The adapter {adapter} kept none of {len(calls)} calls. They were made under these nodes: {seen}.\n"
+        f"  Change what it matches (adapter.match), {change}adapter.match= (empty) to train every call."
+    )
+
+
+def _requests(rollouts: Sequence[Rollout], *, trained_only: bool) -> Iterator[Mapping[str, Any]]:
+    """Yield what the calls asked the run's model for."""
+    for rollout in rollouts:
+        trained = {t.span_id for t in rollout.triplets}
+        for call in rollout.trace.llm_calls():
+            if call.id in trained or not (trained_only or SERVER in call.attributes):
+                yield call.attributes.get("request") or {}
+
+
+def _drawn_otherwise(requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> str:
+    """Say how many calls were drawn from another distribution than the run's; nothing when none was."""
+    others: Counter[tuple[str, str]] = Counter()
+    for request in requests:
+        for name in DRAWN_BY:
+            asked, wanted = _asked(request, name), _asked(sampling, name)
+            if asked != wanted and (name in sampling or name not in SERVERS_OWN):
+                others[(name, str(asked))] += 1
+    return "; ".join(
+        f"{count} of {len(requests)} calls were drawn with {name} {asked}, the run's is {_asked(sampling, name)}"
+        for (name, asked), count in others.most_common()
+    )
+
+
+def _asked(request: Mapping[str, Any], name: str) -> Any:
+    """Return a field of `DRAWN_BY`; what says the same as leaving it out is what that means."""
+    value = request.get(name)
+    neutral = value is None or (name == "top_k" and value == 0) or (name == "logit_bias" and not value)
+    return DRAWN_BY[name] if neutral else value
+
+
+def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, step: int) -> None:
+    """Stop when calls that are trained on were drawn from another distribution than the one that learning assumes.
+
+    Or when they have several choices: only the first one's tokens are trained on, whichever the agent took.
+
+    Args:
+        rollouts: Of one step.
+        sampling: The endpoint's, which an agent shall pass on.
+        step: The training step.
+    """
+    requests = list(_requests(rollouts, trained_only=True))
+    several = sum((request.get("n") or 1) > 1 for request in requests)
+    if several:
+        raise RunStopped(
+            f"step {step}: {several} of {len(requests)} calls that are trained on asked for more than one choice (n): "
+            "only the first would be learned from, whichever the agent took.\n  Make one call for each choice."
+        )
+    others = _drawn_otherwise(requests, sampling)
+    if others:
+        raise RunStopped(
+            f"step {step}: {others}: learning would take them for what they are not.\n  The agent must pass "
+            "endpoint.sampling on with every call that is trained (docs/agents.md). For another temperature set the "
+            "run's own; a call that needs one of its own is left out by what the adapter matches (adapter.match)."
+        )
+
+
+def warn_of_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, mode: Mode) -> bool:
+    """Warn when calls of a measurement, whichever, were drawn otherwise than it says; return whether any was."""
+    others = _drawn_otherwise(list(_requests(rollouts, trained_only=False)), sampling)
+    if others:
+        log.warning("%s: %s: the agent does not pass endpoint.sampling on (docs/agents.md)", mode, others)
+    return bool(others)
+
+
+def warn_of_constraints(rollouts: Sequence[Rollout], *, step: int) -> bool:
+    """Warn when trained calls let the server sample only what fits a form; return whether any did."""
+    found: Counter[str] = Counter()
+    for request in (requests := list(_requests(rollouts, trained_only=True))):
+        found.update(name for name in CONSTRAINTS if request.get(name) not in (None, "auto", "none", {"type": "text"}))
+    for name, count in found.most_common():
+        log.warning(
+            "step %d: %d of %d calls that are trained set %s: learning takes the tokens' probabilities without that "
+            "constraint (docs/agents.md)",
+            *(step, count, len(requests), name),
+        )
+    return bool(found)
+
+
+def same_reward(rollouts: Sequence[Rollout]) -> bool:
+    """Return whether all rollouts that were scored, two or more, got one and the same reward."""
+    values = [r.value for r in rollouts if r.value is not None]
+    return len(values) > 1 and len(set(values)) == 1
+
+
+def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:
+    """Stop when all rollouts of a training step got the same reward: every advantage would be zero."""
+    if not same_reward(rollouts):
+        return
+    values = [r.value for r in rollouts if r.value is not None]
+    samples = [r for r in rollouts if r.value is not None][:3]
+    lines = [f"step {step}: all {len(values)} rollouts got the reward {values[0]:g}: nothing tells good from bad."]
+    lines += [
+        f"  for example: {str(r.outcome.answer)[:200]!r} -> {dict(r.score.details) if r.score else {}}" for r in samples
+    ]
+    if all(r.correct for r in rollouts if r.value is not None):
+        cure = "All right: take harder tasks, there is nothing to learn from these. Or does the reward not look?"
+    elif values[0] <= 0.0:
+        cure = (
+            "All wrong: take easier tasks, or a model that is right at least now and then (algorithm.model). The small "
+            "model that ships with agentrig knows one form of prompt only, that of examples/my_agent.py."
+        )
+    else:
+        cure = "The same for different answers: does the reward look at the answer?"
+    lines.append(f"  {cure} See single rollouts with: agentrig dev.")
+    raise RunStopped("\n".join(lines))

@@ -1,0 +1,93 @@
+"""The manifest: what makes a run reproducible."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from agentrig.hardware import Hardware
+from agentrig.plan import Plan
+from agentrig.tasks import Task, fingerprint
+
+FORMAT = 1
+"""Of run directories; a later one is refused. Manifests of the first version name none."""
+
+PACKAGES = (
+    "torch", "transformers", "agentlightning", "langgraph", "langchain-openai", "openai", "verl", "vllm", "ray",
+    "tensordict", "TransferQueue", "litellm", "opentelemetry-sdk", "peft",
+)  # fmt: skip
+
+
+def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Sequence[Task]]]) -> dict[str, Any]:
+    """Return what makes a run reproducible: versions, components, seeds, data, hardware."""
+    probe = hardware.probe()
+    return {
+        "format": FORMAT,
+        "agentrig": _version("agentrig"),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "recipe": plan.recipe,
+        "config": plan.as_dict(),
+        "seed": plan.run.seed,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "hardware": {
+            "name": hardware.name,
+            "devices": [attrs.asdict(d) for d in probe.devices],
+            "evidence": list(probe.evidence),
+        },
+        "plugins": [
+            {"name": p.name, "distribution": p.distribution, "version": p.version, "status": p.status, "error": p.error}
+            for p in plan.registry.plugins
+        ],
+        "components": {
+            kind: {"name": c.spec.name, "distribution": c.distribution, "version": c.version}
+            for kind, c in plan.components.items()
+        },
+        "packages": dict(_versions()),
+        "data": {
+            role: {"split": split, "tasks": len(tasks), "fingerprint": fingerprint(tasks)}
+            for role, (split, tasks) in splits.items()
+        },
+        "model": getattr(plan.configs["algorithm"], "model", None),
+    }
+
+
+def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return warnings about what a resumed run does not find as it was: data, plugins, hardware."""
+    changes = []
+    for role, now in after["data"].items():
+        was = before.get("data", {}).get(role, now)
+        if was["fingerprint"] != now["fingerprint"]:
+            changes.append(f"the {role} tasks (split {now['split']}) are not those that this run began with")
+    versions = {kind: c["version"] for kind, c in before.get("components", {}).items()}
+    for kind, c in after["components"].items():
+        if versions.get(kind, c["version"]) != c["version"]:
+            changes.append(f"{kind} {c['name']} is {c['version']} now; this run began with {versions[kind]}")
+    hardware = before.get("hardware", after["hardware"])["name"]
+    if hardware != after["hardware"]["name"]:
+        changes.append(f"this run began on {hardware} and goes on on {after['hardware']['name']}")
+    return changes
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in PACKAGES:
+        version = _version(name)
+        if version is not None:
+            yield name, version
+
+
+def agentrig_version() -> str | None:
+    """Return the version of this agentrig."""
+    return _version("agentrig")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,153 @@
+"""What a resumed run builds upon, and the one moment in which resuming changes its directory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.errors import CheckpointDamaged, ConfigError
+from agentrig.plan import Plan, to_toml
+from agentrig.run.checkpoints import verify
+from agentrig.run.directory import RunDirectory, read_metrics
+from agentrig.run.manifest import FORMAT
+
+NEEDED = ("failures", "algorithm", "time_s", "step_s", "rollouts", "transitions_per_rollout")
+"""What a line of `metrics.jsonl` must have for the run's totals."""
+
+
+@attrs.frozen(kw_only=True)
+class Past:
+    """What a run directory holds of the time before a checkpoint.
+
+    Attributes:
+        checkpoint: Where the run goes on from; None when it starts anew.
+        step: Of the checkpoint; 0 without one.
+        lines: The lines of `metrics.jsonl` up to that step.
+        progress: The held-out measurements up to that step.
+        measured: Rollouts that nothing was learned from, by failure; `""` for those without.
+        warnings: What is lost or damaged.
+        ended: The run had come to its end here and is made longer: its guards begin their counts anew.
+    """
+
+    checkpoint: Path | None = None
+    step: int = 0
+    lines: Sequence[Mapping[str, Any]] = ()
+    progress: Mapping[str, Any] = attrs.field(factory=dict)
+    measured: Mapping[str, int] = attrs.field(factory=dict)
+    warnings: Sequence[str] = ()
+    ended: bool = False
+
+
+def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
+    """Read what a run goes on from; nothing in its directory is changed but what a crash left half done.
+
+    Args:
+        run: The run directory, locked.
+        from_step: Go on from this step's checkpoint; None for the latest.
+
+    Raises:
+        ConfigError: There is no checkpoint of that step.
+        CheckpointDamaged: The checkpoint cannot be used; the message offers the one before.
+    """
+    run.checkpoints.recover()
+    checkpoint, step = run.checkpoints.latest() if from_step is None else run.checkpoints.at(from_step)
+    if checkpoint is not None:
+        try:
+            verify(checkpoint)
+        except CheckpointDamaged as error:
+            raise with_cure(error, run) from None
+    lines, damaged = read_metrics(run.path / "metrics.jsonl")
+    lines = [line for line in lines if line["step"] <= step and set(NEEDED) <= line.keys()]
+    summary = run.read_json("summary.json")
+    progress = dict(run.read_json("progress.json")) if step else {}
+    progress.pop("after", None)  # of an end that this run had before it was made longer
+    return Past(
+        checkpoint=checkpoint,
+        step=step,
+        lines=lines,
+        progress=progress,
+        measured=run.measured(step) if step else {},
+        warnings=[*_losses(lines, damaged, step), *_lost_rollouts(run, step)],
+        ended=bool(summary.get("complete")) and step >= summary.get("steps", 0),
+    )
+
+
+def begin(run: RunDirectory, plan: Plan, facts: Mapping[str, Any], past: Past) -> None:
+    """Make the directory that of the resumed run; called once its plan has really started.
+
+    That is when the checkpoint is read, algorithm and agent are built and the model is served. Until then a run
+    that cannot go on keeps its configuration, its summary and all its figures. The order is such that a crash in
+    the middle leaves a run that can be resumed.
+    """
+    for name in ("error.json", "summary.json"):  # of an end that is no longer one
+        (run.path / name).unlink(missing_ok=True)
+    run.rewind(past.step)
+    if past.progress:
+        run.write_json("progress.json", past.progress)
+    run.write("config.toml", to_toml(plan.as_dict()))  # overrides may have changed it
+    run.write_json("manifest.json", facts)
+
+
+def check_format(run: Path, facts: Mapping[str, Any]) -> None:
+    """Refuse a run directory of a later version.
+
+    Raises:
+        ConfigError: It is one; the message names the version that wrote it.
+    """
+    found = facts.get("format", FORMAT)
+    if not isinstance(found, int) or found > FORMAT:
+        raise ConfigError(
+            f"{run} was written by agentrig {facts.get('agentrig', '(no version)')} in format {found}; this version "
+            f"reads formats up to {FORMAT}. Go on with the version that wrote it"
+        )
+
+
+def with_cure(error: CheckpointDamaged, run: RunDirectory) -> CheckpointDamaged:
+    """Return the error with what to do: go on from the checkpoint before, or start anew."""
+    of = error.checkpoint.name.removeprefix("step-")
+    before = [s for s in run.checkpoints.steps() if of.isdecimal() and s < int(of)]
+    cure = (
+        f"The checkpoint before is that of step {before[-1]}; to go on from there: "
+        f"agentrig train --resume {run.path} --from-step {before[-1]}"
+        if before
+        else "There is no checkpoint before it; put the file back, or start a new run"
+    )
+    error.args = (f"{error}\n  Nothing in {run.path} was changed. {cure}",)
+    return error
+
+
+def _losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int) -> list[str]:
+    """Say which lines of `metrics.jsonl` are damaged, and which steps have no line, or several."""
+    found = []
+    if damaged:
+        found.append(
+            f"metrics.jsonl: line {_numbers(damaged)} cannot be read: cut short by a crash, or damaged since; left out"
+        )
+    counts = Counter(line["step"] for line in lines)
+    lost = [s for s in range(1, step + 1) if not counts[s]]
+    if lost:
+        found.append(
+            f"metrics.jsonl has no line of step {_numbers(lost)}, though the checkpoint is of step {step}: the report "
+            "and the summary leave them out"
+        )
+    twice = sorted(s for s, n in counts.items() if n > 1)
+    if twice:
+        found.append(f"metrics.jsonl has step {_numbers(twice)} more than once: the report counts them all")
+    return found
+
+
+def _lost_rollouts(run: RunDirectory, step: int) -> list[str]:
+    lost = [s for s in range(1, step + 1) if not (run.path / "rollouts" / f"train-{s:05d}.parquet").is_file()]
+    return [f"rollouts/ has no file of the training rollouts of step {_numbers(lost)}"] if lost else []
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Write numbers in words' order, the first eight of them: `1, 2 and 5`."""
+    shown = [str(n) for n in numbers[:8]]
+    if len(numbers) > len(shown):
+        return f"{', '.join(shown)} … ({len(numbers)} in all)"
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

@@ -1,0 +1,62 @@
+"""Resuming: the plan of a run directory, to go on with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from agentrig.errors import ConfigError
+from agentrig.plan import Plan, resolve
+from agentrig.run.directory import RunDirectory
+from agentrig.run.manifest import agentrig_version
+from agentrig.run.past import check_format
+
+if TYPE_CHECKING:
+    pass
+
+
+log = logging.getLogger(__name__)
+
+
+def resume_plan(directory: Path, *, overrides: Sequence[str] = (), from_step: int | None = None) -> Plan:
+    """Return the plan of a run directory, to go on with it.
+
+    Args:
+        directory: The run directory.
+        overrides: `section.key=value`.
+        from_step: The step of the checkpoint to go on from; then a run that has ended may be run again from there.
+
+    Raises:
+        ConfigError: It is no run directory, or of a later version, or one whose settings this version has not; or the
+            run has ended and nothing is to be different.
+    """
+    if not (directory / "config.toml").is_file():
+        raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
+    run = RunDirectory(directory)
+    facts = run.read_json("manifest.json")
+    check_format(directory, facts)
+    try:
+        plan = resolve(str(directory / "config.toml"), overrides=overrides)
+    except ConfigError as error:
+        if overrides or facts.get("agentrig", agentrig_version()) == agentrig_version():
+            raise
+        raise ConfigError(f"{error}\n  {directory}/config.toml is of agentrig {facts['agentrig']}") from None
+    summary = run.read_json("summary.json")
+    steps = getattr(plan.configs["algorithm"], "steps", None)
+    ended = from_step is None and bool(summary.get("complete"))
+    if ended and (not overrides or (steps is not None and steps <= summary["steps"])):
+        name = plan.components["algorithm"].spec.name
+        more = (
+            "algorithm.steps=N"
+            if steps is not None
+            else f"KEY=VALUE, the key that says so for algorithm {name} (agentrig plugins show {name})"
+        )
+        raise ConfigError(
+            f"{directory} has ended: its {summary['steps']} steps are done. To train on, say how many there shall be "
+            f"in all: agentrig train --resume {directory} {more}"
+        )
+    return attrs.evolve(plan, recipe=facts.get("recipe", directory.name))

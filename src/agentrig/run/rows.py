@@ -1,0 +1,74 @@
+"""Rollouts as rows of Parquet files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrig.rewards import Score
+from agentrig.rollouts import Rollout
+from agentrig.text import json_text, storable
+from agentrig.traces import Span
+
+
+def _span(s: Span) -> dict[str, Any]:
+    # not attrs.asdict: it would copy every token id one by one
+    return {
+        "id": s.id,
+        "parent": s.parent,
+        "name": s.name,
+        "start": s.start,
+        "end": s.end,
+        "error": s.error,
+        "attributes": s.attributes,
+    }
+
+
+def _verdict(score: Score) -> dict[str, Any]:
+    return {
+        "status": score.status,
+        "value": score.value,
+        "components": dict(score.components),
+        "details": dict(score.details),
+        "correct": score.correct,
+    }
+
+
+def row_of(r: Rollout, audit: Score | None = None) -> dict[str, Any]:
+    """Return a rollout as a row of the Parquet files; its task's private part stays out."""
+    score = r.score
+    return {
+        "id": r.id,
+        "task_id": r.task.id,
+        "group": r.group,
+        "mode": r.mode,
+        "step": r.step,
+        "failure": r.failure,
+        "message": storable(r.outcome.message) or None,
+        "status": score.status if score else None,
+        "value": score.value if score else None,
+        "correct": r.correct,
+        "components": json_text(dict(score.components) if score else {}),
+        "details": json_text(dict(score.details) if score else {}),
+        "audit": json_text(_verdict(audit)) if audit else None,
+        "input": json_text(dict(r.task.input)),
+        "answer": json_text(r.outcome.answer),
+        "start": r.start,
+        "duration_s": r.duration_s,
+        "reward_s": r.reward_s,
+        "calls": len(r.trace.llm_calls()),
+        "triplets": len(r.triplets),
+        "prompt_tokens": sum(len(t.prompt_ids) for t in r.triplets),
+        "response_tokens": sum(len(t.response_ids) for t in r.triplets),
+        "spans": json_text([_span(s) for s in r.trace.spans]),
+    }
+
+
+def _schema(pa: Any) -> Any:
+    text, number, count = pa.string(), pa.float64(), pa.int64()
+    types = {
+        "id": text, "task_id": text, "group": text, "mode": text, "step": count, "failure": text, "message": text,
+        "status": text, "value": number, "correct": pa.bool_(), "components": text, "details": text, "audit": text,
+        "input": text, "answer": text, "start": number, "duration_s": number, "reward_s": number, "calls": count,
+        "triplets": count, "prompt_tokens": count, "response_tokens": count, "spans": text,
+    }  # fmt: skip
+    return pa.schema(list(types.items()))

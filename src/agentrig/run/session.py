@@ -1,0 +1,330 @@
+"""The session: what a run lends to its algorithm, and where its figures are gathered."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from agentrig.algorithms import Measurement
+from agentrig.endpoints import Endpoint
+from agentrig.errors import AgentrigError, ConfigError
+from agentrig.figures import canonical, mean
+from agentrig.hardware import Hardware
+from agentrig.observers import RunStart, StepEnd
+from agentrig.plan import Plan
+from agentrig.rewards import Score
+from agentrig.rollouts import Mode, OnGroups, Rollout
+from agentrig.run.directory import RunDirectory
+from agentrig.run.guards import (
+    check_failures,
+    check_sampling,
+    check_triplets,
+    warn_of_constraints,
+    warn_of_sampling,
+    warn_of_unseen,
+)
+from agentrig.run.metrics import count_failures, count_nodes
+from agentrig.run.past import Past
+from agentrig.run.trends import SOLVED, Guards
+from agentrig.runners.engine import RolloutEngine
+from agentrig.runners.runtime import Runtime
+from agentrig.runners.scorer import Scorer
+from agentrig.tasks import Task
+
+log = logging.getLogger(__name__)
+
+
+class RunSession:
+    """Implements `agentrig.algorithms.Session`; `plan`, `engine` and `runtime` are for bridges.
+
+    Args:
+        plan: The run's configuration.
+        engine: Runs the agent, scores and adapts.
+        runtime: What the engine works on.
+        run: The run directory, rewound to its last checkpoint.
+        hardware: What the algorithm runs on.
+        train_tasks: The training split.
+        validation_tasks: The validation split.
+        report_tasks: The held-out split.
+        audit: The reward that is only logged, or None.
+        past: What a resumed run goes on from.
+        begin: Called once the plan has really started.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        engine: RolloutEngine,
+        runtime: Runtime,
+        run: RunDirectory,
+        hardware: Hardware,
+        train_tasks: Sequence[Task],
+        validation_tasks: Sequence[Task],
+        report_tasks: Sequence[Task],
+        audit: Scorer | None,
+        past: Past | None = None,
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        past = past or Past()
+        self.train_tasks = train_tasks
+        self.directory = run.path
+        self.hardware = hardware
+        self.seed = plan.run.seed
+        self.first_step = past.step + 1
+        self.checkpoint = past.checkpoint
+        self.stopping = False
+        self.plan, self.engine, self.runtime = plan, engine, runtime
+        self._run = run
+        self.validation_tasks, self._report_tasks = validation_tasks, report_tasks
+        self._audit = audit
+        self._begin_run, self.begun = begin, False
+        self._progress: dict[str, Any] = dict(past.progress)
+        self.lines: list[Mapping[str, Any]] = list(past.lines)
+        self._step_rollouts: list[Rollout] = []
+        self._step_audits: dict[str, Score] = {}
+        self._step_time: dict[str, float] = defaultdict(float)
+        self._validated: Measurement | None = None
+        self.measured: Measurement | None = None
+        self._step_start = time.perf_counter()
+        self._guards = Guards.after(() if past.ended else past.lines)
+        self.solved = self._guards.solved
+        self._failures: Counter[str] = Counter()
+        for line in past.lines:
+            self._failures.update(line["failures"])
+        self._failures.update({kind: count for kind, count in past.measured.items() if kind})
+        self._measured = sum(past.measured.values())
+        self._warned = self._constrained = self._unseen = False
+
+    def begin(self, steps: int | None = None) -> None:
+        """Note that the plan has really started, and tell the observers; only the first call does anything.
+
+        `plan_steps` does it, which algorithms call once the checkpoint is read and the model is served; else the
+        first rollouts, or the algorithm's end. Only then a resumed run changes its directory.
+        """
+        if self.begun:
+            return
+        self._begin_run()
+        self.begun = True
+        self.plan.registry.notify(
+            "on_run_start",
+            event=RunStart(
+                directory=self.directory, config=self.plan.as_dict(), steps=steps, first_step=self.first_step
+            ),
+        )
+        self._step_start = time.perf_counter()
+
+    # --- what algorithms call ---------------------------------------------------------------------
+
+    def plan_steps(self, steps: int) -> None:
+        """Tell the observers that the run starts, and how long it will be.
+
+        Raises:
+            ConfigError: A resumed run has more steps already.
+        """
+        if self.first_step > steps + 1:
+            raise ConfigError(
+                f"{self.directory} has {self.first_step - 1} steps already, and is to have {steps} in all"
+            )
+        self.begin(steps)
+
+    def rollouts(
+        self,
+        tasks: Sequence[Task],
+        *,
+        n: int,
+        endpoint: Endpoint | Sequence[Endpoint],
+        step: int,
+        mode: Mode = "train",
+        on_groups: OnGroups | None = None,
+    ) -> list[Rollout]:
+        """Run, score, adapt, check and file a batch of rollouts."""
+        self.begin()
+        start = time.perf_counter()
+        sampling = (endpoint if isinstance(endpoint, Endpoint) else endpoint[0]).sampling
+        rollouts = self.engine.run(tasks, n=n, endpoint=endpoint, step=step, mode=mode, on_groups=on_groups)
+        wall = time.perf_counter() - start
+        verdicts = self._audited(rollouts) if mode == "train" else {}
+        self._run.write_rollouts(rollouts, mode=mode, step=step, audits=verdicts)
+        self._failures.update(count_failures(rollouts))
+        if mode == "train":
+            reward = sum(r.reward_s for r in rollouts)
+            # The reward judges beside the rollouts; it is charged its own seconds, at most the whole.
+            self._step_time["reward"] += min(reward, wall)
+            self._step_time["rollout"] += max(0.0, wall - reward)
+            self._step_rollouts += rollouts
+            check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
+            check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
+            check_sampling(rollouts, sampling, step=step)
+            self._constrained = self._constrained or warn_of_constraints(rollouts, step=step)
+            self._unseen = self._unseen or warn_of_unseen(rollouts, step=step)
+            if self._guards.judge(self._step_rollouts, step=step) and not self.solved:
+                self.solved = True
+                log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
+        else:
+            self._measured += len(rollouts)
+            check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
+            self._warned = self._warned or warn_of_sampling(rollouts, sampling, mode=mode)
+        return rollouts
+
+    def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
+        """Measure the accuracy on the validation split; before the first step, it is kept as that of the start."""
+        if not self.validation_tasks:
+            return None
+        rollouts = self.rollouts(self.validation_tasks, n=1, endpoint=endpoint, step=step, mode="validation")
+        self.measured = found = Measurement.of(rollouts)
+        if step < self.first_step:  # it belongs to no line; in a resumed run it is the checkpoint's, not the start's
+            if self.first_step == 1:
+                self._progress["validation_before"] = found.accuracy
+                self._progress["validation_reward_before"] = found.reward
+                self._run.write_json("progress.json", self._progress)
+            self._step_start = time.perf_counter()
+        else:
+            self._validated = found
+        return found.accuracy
+
+    def report(
+        self, endpoint: Endpoint | Sequence[Endpoint], *, when: Literal["before", "after"], step: int
+    ) -> float | None:
+        """Measure the held-out accuracy; a resumed run keeps what it measured before its first step."""
+        if when in self._progress and when == "before":
+            kept = self._progress[when]
+            self.measured = Measurement(accuracy=kept["accuracy"], reward=kept.get("reward"), n=kept["n"])
+            return self.measured.accuracy
+        if not self._report_tasks:
+            return None
+        rollouts = self.rollouts(
+            self._report_tasks, n=1, endpoint=endpoint, step=0 if when == "before" else max(step, 1), mode="report"
+        )
+        self.measured = found = Measurement.of(rollouts)
+        self._progress[when] = {**attrs.asdict(found), "failures": count_failures(rollouts)}
+        self._run.write_json("progress.json", self._progress)
+        self._step_start = time.perf_counter()
+        return found.accuracy
+
+    def end_step(self, step: int, *, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> None:
+        """Close a step: write its line, tell the observers, check that the weights moved."""
+        if "weight_change" not in metrics:
+            raise AgentrigError("end_step needs metrics['weight_change'], the L2 norm of the step's change of weights")
+        self._guards.check(self._close_step(step, metrics, time_s))
+
+    def end_foreign(self, rollouts: Sequence[Rollout]) -> None:
+        """File what an algorithm rolled out that does not know this session (Agent Lightning's own)."""
+        self.begin()
+        self._run.write_rollouts(rollouts, mode="train", step=1, audits=self._audited(rollouts))
+        self._failures.update(count_failures(rollouts))
+        self._step_rollouts = list(rollouts)
+        self._step_time["rollout"] = time.perf_counter() - self._step_start
+        self._close_step(1, {}, {})
+
+    def _close_step(self, step: int, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> dict[str, Any]:
+        line = self._line(step, metrics, time_s)
+        self._run.append_metrics(line)
+        self.lines.append(line)
+        self._guards.add(line)
+        self.solved = self._guards.solved
+        self.plan.registry.notify("on_step_end", event=StepEnd(step=step, metrics=line))
+        self._step_rollouts, self._step_time, self._validated = [], defaultdict(float), None
+        self._step_audits = {}
+        self._step_start = time.perf_counter()
+        return line
+
+    def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
+        """Save a checkpoint, atomically."""
+        return self._run.save_checkpoint(step, write, keep=keep)
+
+    # --- figures ----------------------------------------------------------------------------------
+
+    def summary(self, *, wall_s: float) -> dict[str, Any]:
+        """Return the content of `summary.json`."""
+        before, after = self._progress.get("before", {}), self._progress.get("after", {})
+        times: Counter[str] = Counter()
+        for line in self.lines:
+            times.update(line["time_s"])
+        whole = sum(line["step_s"] for line in self.lines)
+        split = {part: times.get(part, 0.0) / whole if whole else 0.0 for part in ("rollout", "reward", "update")}
+        return {
+            "accuracy": {
+                "before": before.get("accuracy"),
+                "after": after.get("accuracy"),
+                "n": after.get("n", before.get("n", 0)),
+            },
+            "validation_before": self._progress.get("validation_before"),
+            "validation_reward_before": self._progress.get("validation_reward_before"),
+            "reward": {"before": before.get("reward"), "after": after.get("reward")},
+            "steps": self.lines[-1]["step"] if self.lines else 0,  # a line may have been lost
+            "solved": self.solved,
+            "wall_s": wall_s,
+            "rollouts": sum(line["rollouts"] for line in self.lines) + self._measured,
+            "train_rollouts": sum(line["rollouts"] for line in self.lines),
+            "failures": dict(self._failures),
+            "time_share": split,
+            "transitions_per_rollout": mean([line["transitions_per_rollout"] for line in self.lines]),
+            "prompt_tokens": mean([line["prompt_tokens"] for line in self.lines if line["prompt_tokens"]]),
+            "response_tokens": mean([line["response_tokens"] for line in self.lines if line["response_tokens"]]),
+            "warnings": [self.engine.scorer.correctness.warning] if self.engine.scorer.correctness.warning else [],
+            "observer_errors": dict(self.plan.registry.observer_errors),
+        }
+
+    def _audited(self, rollouts: Sequence[Rollout]) -> dict[str, Score]:
+        """Let the audit reward judge what did not fail: rollout id to its score, which nothing learns from."""
+        if self._audit is None:
+            return {}
+        start = time.perf_counter()
+        valid = [r for r in rollouts if r.failure is None]
+        scores = self._audit([(r.task, r.outcome) for r in valid])
+        found = {r.id: score for r, score in zip(valid, scores, strict=True)}
+        self._step_audits |= found
+        self._step_time["audit"] += time.perf_counter() - start
+        return found
+
+    def _line(self, step: int, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> dict[str, Any]:
+        rollouts = self._step_rollouts
+        values = [r.value for r in rollouts if r.value is not None]
+        triplets = [t for r in rollouts for t in r.triplets]
+        valid = [r for r in rollouts if r.failure is None]
+        groups: dict[str, set[float]] = defaultdict(set)
+        for r in rollouts:
+            if r.value is not None:
+                groups[r.group].add(r.value)
+        parts = {**self._step_time, **time_s}
+        step_s = time.perf_counter() - self._step_start
+        generated = sum(
+            len(call.attributes.get("response_token_ids") or ()) for r in rollouts for call in r.trace.llm_calls()
+        )
+        rollout_s = max(1e-9, self._step_time["rollout"] + self._step_time["reward"])
+        line: dict[str, Any] = {
+            "step": step,
+            "time": time.time(),
+            "reward": mean(values),
+            "reward_std": statistics.pstdev(values) if values else None,
+            "accuracy": Measurement.of(rollouts).accuracy,
+            "rollouts": len(rollouts),
+            "failures": count_failures(rollouts),
+            "constant_groups": mean([float(len(v) == 1) for v in groups.values()]),
+            "step_s": step_s,
+            "time_s": parts,
+            "rollouts_per_s": len(rollouts) / rollout_s,
+            "tokens_per_s": generated / rollout_s,
+            "transitions_per_rollout": len(triplets) / len(valid) if valid else 0.0,
+            "prompt_tokens": mean([len(t.prompt_ids) for t in triplets]),
+            "response_tokens": mean([len(t.response_ids) for t in triplets]),
+            "nodes": count_nodes(rollouts),
+            "algorithm": canonical(metrics),
+        }
+        if self._validated is not None:
+            line["validation_accuracy"] = self._validated.accuracy
+            line["validation_reward"] = self._validated.reward
+        if self._audit is not None:
+            verdicts = [(self._step_audits[r.id].value, r.value) for r in valid if r.id in self._step_audits]
+            audited = [(audit, value) for audit, value in verdicts if audit is not None]
+            line["audit"] = {self.plan.run.audit: mean([audit for audit, _ in audited])}
+            line["audit_differs"] = sum(audit != value for audit, value in audited)
+        return line

@@ -1,0 +1,134 @@
+"""What a run and an evaluation set up alike: hardware, runners, engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrig.adapters import Adapter
+from agentrig.algorithms import Algorithm
+from agentrig.errors import ConfigError
+from agentrig.hardware import Hardware, select
+from agentrig.plan import Plan
+from agentrig.runners.jobs import AgentPlan
+from agentrig.runners.processes import Pool
+from agentrig.runners.scorer import Scorer
+
+if TYPE_CHECKING:
+    from agentrig.runners.engine import RolloutEngine
+    from agentrig.runners.runtime import Runtime
+
+
+log = logging.getLogger(__name__)
+
+
+def ready_hardware(plan: Plan) -> Hardware:
+    """Build the hardware, refuse it when it is broken, and set its environment.
+
+    Raises:
+        ConfigError: Algorithm and hardware do not go together.
+        HardwareError: It is not there, or broken; never replaced by another.
+    """
+    hardware: Hardware = plan.build("hardware")
+    spec: Any = plan.components["algorithm"].spec
+    if spec.hardware and hardware.name not in spec.hardware:
+        raise ConfigError(f"algorithm {spec.name} runs on {', '.join(spec.hardware)}, not on {hardware.name}")
+    if not hardware.carries(spec.name):
+        recipes: list[Any] = [c.spec for c in plan.registry.components("recipe")]
+        able = [r.name for r in recipes if r.settings.get("algorithm", {}).get("use") in hardware.algorithms]
+        raise ConfigError(
+            f"hardware {hardware.name} carries {', '.join(hardware.algorithms)}, not {spec.name}\n"
+            f"  recipes that run on it: {', '.join(able) or 'none installed'}"
+        )
+    select(hardware.name, [hardware])
+    for name, value in hardware.environment().items():
+        os.environ.setdefault(name, value)
+    return hardware
+
+
+def make_engine(
+    plan: Plan, *, scorer: Scorer, adapter: Adapter, algorithm: Algorithm | None = None, pool: Pool | None = None
+) -> tuple[RolloutEngine, Runtime]:
+    """Return the rollout engine and the runtime that it works on; imports Agent Lightning.
+
+    Args:
+        plan: The run's.
+        scorer: The reward.
+        adapter: From traces to triplets.
+        algorithm: Asked for a pool of its own (`Algorithm`).
+        pool: What `first_runner` gave; it is closed where the algorithm has its own.
+    """
+    from agentrig.runners.engine import RolloutEngine
+    from agentrig.runners.runtime import Runtime
+
+    own = getattr(algorithm, "pool", None)
+    if own is not None and pool is not None:
+        pool.close()
+    if pool is None or own is not None:
+        pool = make_pool(plan, own or Pool)
+    runtime = Runtime(pool)
+    engine = RolloutEngine(
+        runtime,
+        scorer=scorer,
+        adapter=adapter,
+        on_rollout=lambda rollout: plan.registry.notify("on_rollout_end", rollout=rollout),
+    )
+    return engine, runtime
+
+
+def make_pool(plan: Plan, make: Callable[..., Pool] = Pool) -> Pool:
+    """Return the pool of a plan's runners; none is started."""
+    spec: Any = plan.components["agent"].spec
+    pool: Pool = make(
+        agent_plan(plan),
+        n=plan.runners.n,
+        threads=plan.runners.threads,
+        deadline_s=plan.runners.deadline_s,
+        retries=plan.runners.retries,
+        preload=spec.preload,
+    )
+    return pool
+
+
+FIRST_RUNNER_S = 5.0
+"""How long a run waits for its first runner to build the agent; an agent that takes longer is built beside the rest."""
+
+
+@contextmanager
+def first_runner(plan: Plan) -> Iterator[Pool]:
+    """Start one runner, which builds the agent, before Agent Lightning, the algorithm and its server start.
+
+    The agent is built in a runner and never in this process: its imports take seconds and hundreds of MB, it may
+    start threads, and what it does to its process must not reach the reward's. A runner has to build it anyway, and
+    is kept; so a run pays nothing for learning early that an agent cannot be built. An algorithm with a pool
+    of its own (Ray's actors) needs its cluster first: the runner here is then only the trial.
+
+    Yields:
+        The pool, with one runner; closed at the end.
+
+    Raises:
+        AgentrigError: The agent cannot be built; the message names the plugin's file and line.
+    """
+    pool = make_pool(plan)
+    try:
+        pool.build_first(FIRST_RUNNER_S)
+        yield pool
+    finally:
+        pool.close()
+
+
+def agent_plan(plan: Plan) -> AgentPlan:
+    """Return how runner processes build this plan's agent."""
+    spec: Any = plan.components["agent"].spec
+    return AgentPlan(
+        name=plan.registry.reference(plan.components["agent"]),
+        config=attrs.asdict(plan.configs["agent"]),
+        files=tuple(plan.run.plugins),
+        block=tuple(plan.run.block),
+        environment=(*spec.environment, *plan.runners.environment),
+    )

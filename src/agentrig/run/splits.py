@@ -1,0 +1,206 @@
+"""Splits: which one serves which role, loaded and looked at row by row before anything else starts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, place_of
+from agentrig.tasks import Task, Tasks, overlap
+
+if TYPE_CHECKING:
+    from agentrig.plan import Plan
+
+ROLES = ("train", "validation", "report")
+
+WITHOUT = {
+    "validation": "nothing is measured while training",
+    "report": "no accuracy before and after training can be stated",
+}
+"""What an empty split means, by role; without training tasks no run starts."""
+
+
+def task_set(plan: Plan) -> Tasks:
+    """Build a plan's task set and look at what it says of its splits.
+
+    Raises:
+        PluginError: `splits` or `roles` is missing, or names what is not there.
+    """
+    tasks: Tasks = plan.build("tasks")
+    who = _who(plan)
+    splits = getattr(tasks, "splits", None)
+    if isinstance(splits, str) or not isinstance(splits, Sequence) or not all(isinstance(s, str) for s in splits):
+        raise PluginError(
+            f'{who}: `splits` is {splits!r:.80}; write the names of the splits: splits = ("train", "test")'
+        )
+    roles = getattr(tasks, "roles", None)
+    example = ", ".join(f'"{role}": "{splits[min(i, len(splits) - 1)]}"' for i, role in enumerate(ROLES) if splits)
+    if not isinstance(roles, Mapping):
+        raise PluginError(
+            f"{who}: `roles` is {roles!r:.80}; write which split serves which role: roles = {{{example}}}"
+        )
+    for role, split in roles.items():
+        if role not in ROLES or split not in splits:
+            raise PluginError(
+                f"{who}: `roles` has {role!r}: {split!r}; the roles are {', '.join(ROLES)}, the splits are "
+                f"{', '.join(splits)}"
+            )
+    return tasks
+
+
+def split_of(plan: Plan, tasks: Tasks, role: str) -> str:
+    """Return the split that serves a role: the run's own choice, else the task set's; '' for none."""
+    return str(getattr(plan.run, role) or tasks.roles.get(role, ""))
+
+
+def load_split(plan: Plan, tasks: Tasks, split: str, *, key: str = "") -> Sequence[Task]:
+    """Load a split and look at every row.
+
+    Args:
+        plan: Whose task set it is.
+        tasks: What `task_set` returned.
+        split: Its name.
+        key: The setting that chose it, for the message.
+
+    Raises:
+        ConfigError: The task set has no such split.
+        PluginError: `load` raised, or a row is no sound `Task`; names task set, split, row and field.
+    """
+    if split not in tasks.splits:
+        hint = nearest(split, tasks.splits)
+        raise ConfigError(
+            f'{key and f"{key}: "}there is no split "{split}".{hint} The splits are {", ".join(tasks.splits)}'
+        )
+    where = f"{_who(plan)}, split {split}"
+    try:
+        rows = tasks.load(split)
+    except AgentrigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{where}: `load` raised {type(error).__name__}: {error}{place_of(error)}") from error
+    _check_rows(rows, where)
+    return rows
+
+
+def load_splits(plan: Plan, roles: Sequence[str] = ROLES) -> dict[str, tuple[str, Sequence[Task]]]:
+    """Load the tasks of each role.
+
+    Returns:
+        Role to the split's name and its tasks; a role that no split serves has the name '' and no tasks.
+
+    Raises:
+        ConfigError: The task set has no such split, or nothing to learn from.
+        PluginError: A row is no sound `Task`.
+    """
+    tasks = task_set(plan)
+    read: dict[str, Sequence[Task]] = {}
+    loaded = {}
+    for role in roles:
+        split = split_of(plan, tasks, role)
+        if split and split not in read:
+            read[split] = load_split(plan, tasks, split, key=f"run.{role}")
+        rows = read[split] if split else ()
+        if role == "train" and not rows:
+            named = f'split "{split}" has no tasks' if split else "the task set names no split for it"
+            raise ConfigError(
+                f"{_who(plan)}: there is nothing to learn from: {named}.\n"
+                f"  Name another: run.train=SPLIT, one of {', '.join(tasks.splits)}"
+            )
+        limit = getattr(plan.run, f"{role}_tasks")
+        loaded[role] = (split, rows[:limit] if limit else rows)
+    return loaded
+
+
+def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any) -> list[str]:
+    """Return warnings about splits that are empty or share tasks, or a run that is steered by test data."""
+    warnings = []
+    held_out = getattr(tasks, "held_out", ("test",))
+    validation = splits["validation"][0]
+    if validation in held_out:
+        warnings.append(
+            f'this run validates on "{validation}", a split that is held out for final figures: what is chosen by it '
+            "can't be reported on it"
+        )
+    if splits["report"][0] == validation:
+        if splits["validation"][1]:
+            warnings.append(
+                f'this run validates and reports on one split, "{validation}": what is chosen by it looks better there '
+                f"than it is; set run.report to another of {', '.join(tasks.splits)}"
+            )
+    else:
+        shared = overlap(splits["validation"][1], splits["report"][1])
+        if shared:
+            warnings.append(f"{shared} of {len(splits['report'][1])} report tasks are in the validation split too")
+    for role in ("validation", "report"):
+        split, rows = splits[role]
+        if not rows:
+            named = f'the {role} split "{split}" has no tasks' if split else f"no split serves {role}"
+            warnings.append(f"{named}: {WITHOUT[role]}; name another with run.{role}=SPLIT")
+        shared = overlap(splits["train"][1], rows)
+        if shared:
+            warnings.append(f"{shared} of {len(rows)} {role} tasks are in the training split too")
+    return warnings
+
+
+def _who(plan: Plan) -> str:
+    return f"task set {plan.components['tasks'].spec.name}"
+
+
+def _check_rows(rows: Any, where: str) -> None:
+    if isinstance(rows, str | bytes | Mapping) or not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
+        got = "None; is a `return` missing?" if rows is None else f"a {type(rows).__name__}; write `return list(...)`."
+        raise PluginError(f"{where}: `load` returned {got} It must return a list of agentrig.Task objects")
+    seen: dict[str, int] = {}
+    for number, task in enumerate(rows):
+        problem = _problem(task)
+        if problem is None and (first := seen.setdefault(task.id, number)) != number:
+            problem = f'id is "{task.id}", which row {first} has too; ids must be unique within a split'
+        if problem is not None:
+            raise PluginError(f"{where}, row {number} (the first is 0): {problem}")
+
+
+def _problem(task: Any) -> str | None:
+    """Say what is wrong with a row, or None."""
+    if not isinstance(task, Task):
+        return f"it is a {type(task).__name__}; write agentrig.Task(id=..., input={{...}}, private={{...}})"
+    if not isinstance(task.id, str) or not task.id:
+        return f'id is {task.id!r:.80} ({type(task.id).__name__}); it must be text, for example "{task.id or "task-0"}"'
+    for field in ("input", "private"):
+        value = getattr(task, field)
+        if not isinstance(value, Mapping):
+            return f"{field} is a {type(value).__name__}; it must be a dict"
+        try:
+            problem = json_problem(dict(value), field)
+        except RecursionError:
+            return f"{field} contains itself, or is nested too deep for JSON"
+        if problem is not None:
+            return problem
+    return None
+
+
+def json_problem(value: Any, path: str) -> str | None:
+    """Say which part of a value is no JSON value, and what to write; None when all are."""
+    if value is None or isinstance(value, bool | int):
+        return None
+    if isinstance(value, str):
+        if value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value):
+            return None
+        return f"{path} holds a lone surrogate, half of a character, which no file can hold: {json.dumps(value)[:80]}"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{path} is {value}, which JSON can't hold; write None"
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                return f"{path} has the key {key!r:.80} ({type(key).__name__}); keys must be text"
+            problem = json_problem(item, f"{path}.{key}")
+            if problem is not None:
+                return problem
+        return None
+    if isinstance(value, list | tuple):
+        problems = (json_problem(item, f"{path}[{i}]") for i, item in enumerate(value))
+        return next((p for p in problems if p is not None), None)
+    better = {"set": "sorted(...)", "frozenset": "sorted(...)", "bytes": ".decode()", "Decimal": "float(...)"}
+    cure = better.get(type(value).__name__, "text, a number, a list or a dict")
+    return f"{path} is {value!r:.80} ({type(value).__name__}), no JSON value; write {cure}"

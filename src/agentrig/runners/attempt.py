@@ -1,0 +1,132 @@
+"""One attempt: calls the agent in this thread and types what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import pickle
+import re
+import threading
+import time
+from typing import Any
+
+from agentrig.agents import Agent, Outcome
+from agentrig.endpoints import without_proxy
+from agentrig.errors import AgentFailure, place_of
+from agentrig.processes.confine import hint
+from agentrig.runners.jobs import Job, Result
+from agentrig.text import cut, storable, words_of
+
+log = logging.getLogger(__name__)
+
+CLIENTS = ("openai", "anthropic", "httpx", "httpx2", "httpcore", "httpcore2")
+"""Packages whose exceptions mean that a call to the model failed."""
+
+KIND = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+"""What a failure's kind looks like: the name of a row in tables and of a key in `summary.json`."""
+
+ANSWER_LIMIT = 10_000_000
+"""Longest answer, in characters of JSON."""
+
+
+def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = None) -> Result:
+    """Run one rollout in this thread; failures come back typed.
+
+    Args:
+        agent: What `AgentSpec.build` returned.
+        job: The rollout.
+        loop: What `running_loop` returned, for an `async` agent: all its rollouts in a process share
+            one, for a client that it keeps is bound to the loop of its first call. None for a loop of its own.
+    """
+    from agentrig.tracing.recorder import recording
+
+    without_proxy(job.endpoint.base_url)
+    start, clock = time.time(), time.perf_counter()
+    muted = bool(getattr(agent, "records_itself", False))
+    endpoint = job.endpoint
+    with recording(job.id, token_ids=endpoint.token_ids, muted=muted, base_url=endpoint.base_url) as recorder:
+        try:
+            answer = agent(job.input, job.endpoint)
+            if inspect.isawaitable(answer):
+                waiting = _await(answer)
+                answer = asyncio.run_coroutine_threadsafe(waiting, loop).result() if loop else asyncio.run(waiting)
+            outcome = Outcome(answer=json_values(answer))
+        except BaseException as error:  # CancelledError and its like too: in this thread nobody else would take them
+            outcome = _failed(error)
+            recorder.fail(outcome.message)
+    return Result(
+        id=job.id, outcome=outcome, trace=recorder.trace(), start=start, duration_s=time.perf_counter() - clock
+    )
+
+
+def _failed(error: BaseException) -> Outcome:
+    """Return the outcome of a rollout whose agent let an exception out."""
+    kind = failure_kind(error)
+    message = words_of(error)
+    if not KIND.fullmatch(kind):
+        named = f"(its kind {cut(storable(kind), 60)!r} is no short name: letters, digits, -, _ and ., at most 40)"
+        kind, message = "agent-error", f"{message} {named}"
+    place = place_of(error) if kind == "agent-error" else ""
+    return Outcome(failure=kind, message=message + place + hint(message))
+
+
+def json_values(answer: Any) -> Any:
+    """Return an answer as the JSON values that the reward gets; lone surrogates become U+FFFD.
+
+    Raises:
+        AgentFailure: It is something else, too long, or nested too deep to leave the process; of the kind `bad-answer`.
+    """
+    try:
+        text = json.dumps(answer)
+        if len(text) > ANSWER_LIMIT:
+            raise ValueError(f"it has {len(text)} characters of JSON, {ANSWER_LIMIT} are allowed")
+        values = json.loads(text)
+        if "\\ud" in text:  # an escape that may be half of a pair
+            values = json.loads(storable(json.dumps(values, ensure_ascii=False)))
+        pickle.dumps(values)
+    except Exception as error:  # a dict's or list's own methods may raise anything
+        raise AgentFailure(
+            f"the agent answered with {type(answer).__name__}: {words_of(error)}; return text, numbers, lists or dicts",
+            kind="bad-answer",
+        ) from None
+    return values
+
+
+def packed(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = None) -> bytes:
+    """Run a rollout and return its pickled `Result`; never raises, so that no rollout waits for its deadline."""
+    started = time.monotonic()
+    try:
+        return pickle.dumps(run_agent(agent, job, loop))
+    except BaseException as error:
+        message = f"what the rollout recorded cannot leave its process: {words_of(error)}"
+        return pickle.dumps(job.failed("agent-error", message, started))
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop that runs in a thread of its own, for `run_agent`."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="loop", daemon=True).start()
+    return loop
+
+
+async def _await(awaitable: Any) -> Any:
+    try:
+        return await awaitable
+    except SystemExit as error:  # let out, it would end the loop of all rollouts
+        raise AgentFailure(f"the agent called sys.exit({error.code!r})") from error
+
+
+def failure_kind(error: BaseException) -> str:
+    """Return the failure kind of an exception that an agent let out."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        if isinstance(current, AgentFailure):
+            return str(current.kind)
+        if type(current).__module__.split(".")[0] in CLIENTS:
+            return "llm-error"
+        seen.add(id(current))
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return "agent-error"

@@ -1,0 +1,131 @@
+"""Rollouts: tasks go in, scored and adapted rollouts come out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+
+from agentrig.adapters import Adapter
+from agentrig.agents import Outcome
+from agentrig.endpoints import Endpoint
+from agentrig.rollouts import Mode, OnGroups, Rollout
+from agentrig.runners.jobs import Result
+from agentrig.runners.runtime import Runtime
+from agentrig.runners.scorer import Scorer
+from agentrig.tasks import Task
+
+
+class RolloutEngine:
+    """Runs an agent on tasks, scores the outcomes, adapts the traces.
+
+    Args:
+        runtime: Runs the agent.
+        scorer: The reward.
+        adapter: From a trace to triplets.
+        on_rollout: Called with every finished rollout.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        scorer: Scorer,
+        adapter: Adapter,
+        on_rollout: Callable[[Rollout], None] = lambda rollout: None,
+    ) -> None:
+        self.adapter = adapter
+        self.scorer = scorer
+        self._runtime, self._on_rollout = runtime, on_rollout
+
+    def run(
+        self,
+        tasks: Sequence[Task],
+        *,
+        n: int,
+        endpoint: Endpoint | Sequence[Endpoint],
+        step: int,
+        mode: Mode,
+        on_groups: OnGroups | None = None,
+    ) -> list[Rollout]:
+        """Run the agent n times on each task; the n rollouts of a task are side by side in the result.
+
+        The reward judges what has ended while the rest still runs. Every rollout comes back once,
+        failures included. Of several endpoints a whole group gets the same one, in turn: that balances
+        the servers and lets each cache its groups' prompts. For `on_groups` see `Session.rollouts`.
+        """
+        endpoints = [endpoint] if isinstance(endpoint, Endpoint) else list(endpoint)
+        work = [(task, f"{mode}-{step}-{i}") for i, task in enumerate(tasks) for _ in range(n)]
+        targets = [endpoints[i % len(endpoints)] for i in range(len(tasks)) for _ in range(n)]
+        inputs = [(task.input, target) for (task, _), target in zip(work, targets, strict=True)]
+        ids = self._runtime.enqueue(inputs, mode=mode)
+        waiting = dict(zip(ids, work, strict=True))
+        groups = [ids[i : i + n] for i in range(0, len(ids), n)]
+        places = {rollout_id: i for i, group in enumerate(groups) for rollout_id in group}
+        done: dict[str, Rollout] = {}
+        while len(done) < len(ids):
+            results = [r for r in self._drain() if r.id in waiting and r.id not in done]
+            for rollout in self.judge(results, waiting, step=step, mode=mode):
+                done[rollout.id] = rollout
+            if on_groups is not None:
+                complete = [i for i in {places[r.id] for r in results} if done.keys() >= set(groups[i])]
+                if complete:
+                    on_groups({i: [done[rollout_id] for rollout_id in groups[i]] for i in complete})
+        self._runtime.forget(ids)
+        return [done[i] for i in ids]
+
+    def _drain(self) -> list[Result]:
+        """Wait for a result, then take all that are there."""
+        found = [self._runtime.results.get()]
+        while not self._runtime.results.empty():
+            found.append(self._runtime.results.get())
+        for result in found:
+            if isinstance(result, Exception):
+                raise result
+        return [r for r in found if isinstance(r, Result)]
+
+    def judge(
+        self, results: Sequence[Result], waiting: Mapping[str, tuple[Task, str]], *, step: int, mode: Mode
+    ) -> list[Rollout]:
+        """Score and adapt results, and tell who watches; `waiting` gives the task and the group of each id."""
+        start = time.perf_counter()
+        answered = [r for r in results if r.outcome.failure is None]
+        scores = dict(
+            zip(
+                (r.id for r in answered),
+                self.scorer([(waiting[r.id][0], r.outcome) for r in answered]),
+                strict=True,
+            )
+        )
+        reward_s = (time.perf_counter() - start) / max(1, len(answered))
+        rollouts = []
+        for result in results:
+            task, group = waiting[result.id]
+            rollout = Rollout(
+                id=result.id,
+                task=task,
+                group=group,
+                mode=mode,
+                step=step,
+                outcome=result.outcome,
+                score=scores.get(result.id),
+                trace=result.trace,
+                start=result.start,
+                duration_s=result.duration_s,
+                reward_s=reward_s if result.id in scores else 0.0,
+            )
+            rollouts.append(self._adapt(rollout))
+            self._on_rollout(rollouts[-1])
+        return rollouts
+
+    def _adapt(self, rollout: Rollout) -> Rollout:
+        """Add the triplets of a rollout that did not fail; an adapter that raises makes it fail."""
+        if rollout.failure is not None:
+            return rollout
+        try:
+            triplets = tuple(attrs.evolve(t, reward=rollout.value) for t in self.adapter(rollout.trace))
+        except Exception as error:
+            outcome = Outcome(failure="adapter-error", message=f"{type(error).__name__}: {error}")
+            return attrs.evolve(rollout, outcome=outcome, score=None)
+        return attrs.evolve(rollout, triplets=triplets)

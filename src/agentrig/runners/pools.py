@@ -1,0 +1,238 @@
+"""The bookkeeping of a pool of runners, whatever they are: `workers.Pool` has processes, other pools have their own."""
+
+from __future__ import annotations
+
+import abc
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import attrs
+
+from agentrig.errors import AgentrigError
+
+if TYPE_CHECKING:
+    from agentrig.runners.jobs import AgentPlan, Job, Result
+
+SPAWN_LIMIT = 3
+"""How many runners in a row may die before they have built the agent."""
+
+READY_S = 300.0
+"""How long a runner may take to find a place and build its agent."""
+
+
+@attrs.define(eq=False, kw_only=True)
+class Worker:
+    """A runner as its pool sees it: its name in log lines, whether it has an agent, its jobs with their starts."""
+
+    title: str
+    ready: bool = False
+    created: float = attrs.field(factory=time.monotonic)
+    jobs: dict[str, tuple[Job, float]] = attrs.field(factory=dict)
+
+
+W = TypeVar("W", bound=Worker)
+
+
+class BasePool(abc.ABC, Generic[W]):
+    """Runners with a queue in front; used from one thread, `submit` and `wake` from any.
+
+    A pool says how its runners are started, handed a job, waited for and killed.
+
+    Args:
+        plan: The agent.
+        n: Runners.
+        threads: Rollouts at once in each.
+        deadline_s: Wall seconds for a rollout. A runner that holds an overdue one is killed; the
+            overdue rollout is a failure `deadline`, its neighbours in that runner start again.
+        retries: How often a rollout is started again when its runner died; then it is `runner-died`.
+
+    Attributes:
+        replaced: How many runners were replaced.
+        built: Set once a runner has built the agent.
+    """
+
+    def __init__(self, plan: AgentPlan, *, n: int, threads: int, deadline_s: float, retries: int) -> None:
+        self._plan, self._n, self._threads = plan, n, threads
+        self._deadline_s, self._retries = deadline_s, retries
+        self._workers: list[W] = []
+        self._waiting: deque[Job] = deque()
+        self._lost: dict[str, int] = {}
+        self._died_early = 0
+        self.replaced = 0
+        self.built = threading.Event()
+
+    @abc.abstractmethod
+    def wake(self) -> None:
+        """Make a `poll` that waits in another thread return."""
+
+    @abc.abstractmethod
+    def _spawn(self) -> W:
+        """Start a runner."""
+
+    @abc.abstractmethod
+    def _send(self, worker: W, job: Job) -> bool:
+        """Hand a runner a job; False when it is dead, which `_listen` then notices."""
+
+    @abc.abstractmethod
+    def _listen(self, timeout_s: float) -> list[Result]:
+        """Wait for something to happen, and tell `_built`, `_ended` and `_bury` of it; return what they return."""
+
+    @abc.abstractmethod
+    def _kill(self, worker: W) -> None:
+        """End a runner, and let go of what its pool held of it."""
+
+    def start(self) -> None:
+        """Start the runners that are missing; they build the agent on their own time."""
+        while len(self._workers) < self._n:
+            self._workers.append(self._spawn())
+
+    def build_first(self, timeout_s: float) -> bool:
+        """Start one runner and wait until it has built the agent; `start` starts the others.
+
+        Args:
+            timeout_s: Give up waiting after this many seconds; the runner goes on.
+
+        Returns:
+            Whether the agent is built.
+
+        Raises:
+            AgentrigError: The agent cannot be built.
+        """
+        if not self._workers:
+            self._workers.append(self._spawn())
+        end = time.monotonic() + timeout_s
+        while not any(w.ready for w in self._workers) and (left := end - time.monotonic()) > 0:
+            self._listen(left)
+            if not self._workers:  # it died, and is not yet known to do so always
+                self._workers.append(self._spawn())
+        return any(w.ready for w in self._workers)
+
+    @property
+    def room(self) -> int:
+        """How many more jobs could start at once; the queue should not grow much past it."""
+        return self._n * self._threads - self.pending
+
+    @property
+    def pending(self) -> int:
+        """Jobs that were submitted and have not come back."""
+        return sum(len(w.jobs) for w in self._workers) + len(self._waiting)
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+        self._waiting.append(job)
+
+    def processes(self) -> list[int]:
+        """Return the process ids of runners on this machine."""
+        return []
+
+    def poll(self, timeout_s: float) -> list[Result]:
+        """Hand out jobs, wait for something to happen, and return what has ended.
+
+        Raises:
+            AgentrigError: The agent cannot be built, or there is no place for the runners.
+        """
+        self._dispatch()
+        results = self._listen(timeout_s)
+        results += self._enforce_deadlines()
+        self.start()
+        self._dispatch()
+        return results
+
+    def close(self) -> None:
+        """End all runners; what they were doing is lost."""
+        for worker in self._workers:
+            self._kill(worker)
+        self._workers.clear()
+        self._waiting.clear()
+
+    def _dispatch(self) -> None:
+        able = [w for w in self._workers if w.ready]
+        while self._waiting:
+            fit = [w for w in able if self._fits(w, self._waiting[0])]
+            if not fit:
+                return
+            worker = min(fit, key=lambda w: len(w.jobs))
+            job = self._waiting.popleft()
+            if self._send(worker, job):
+                worker.jobs[job.id] = (job, time.monotonic())
+            else:
+                self._waiting.appendleft(job)
+                able.remove(worker)
+
+    def _fits(self, worker: W, job: Job) -> bool:
+        """Whether a runner that is ready may take a job now.
+
+        A job whose runner died runs alone the next time, so that it can take none along.
+        """
+        limit = 1 if job.id in self._lost else self._threads
+        return len(worker.jobs) < limit and not self._lost.keys() & worker.jobs.keys()
+
+    def _built(self, worker: W) -> None:
+        """Note that a runner has built its agent."""
+        worker.ready = True
+        self._died_early = 0
+        self.built.set()
+
+    def _ended(self, worker: W, result: Result) -> list[Result]:
+        """Note a result; return it, unless nobody waits for it any more."""
+        if worker.jobs.pop(result.id, None) is None:
+            return []
+        self._lost.pop(result.id, None)
+        return [result]
+
+    def _bury(self, worker: W, early: str, died: Callable[[int], str]) -> list[Result]:
+        """Forget a runner that died; its rollouts start again, or are returned as failures once too often lost.
+
+        Args:
+            worker: The runner.
+            early: What an error adds when too many died before they had built the agent.
+            died: The failure's message, for how often a rollout was lost.
+        """
+        self._workers.remove(worker)
+        self.replaced += 1
+        if not worker.ready:
+            self._died_early += 1
+            if self._died_early >= SPAWN_LIMIT:
+                raise AgentrigError(f"runners of agent {self._plan.name} die before they have built it{early}")
+        failed = []
+        for job, started in worker.jobs.values():
+            lost = self._lost.pop(job.id, 0) + 1
+            if lost > self._retries:
+                failed.append(job.failed("runner-died", died(lost), started))
+            else:
+                self._lost[job.id] = lost
+                self._waiting.appendleft(job)
+        return failed
+
+    def _not_built(self) -> str:
+        """Say why a runner may not have built its agent within `READY_S`."""
+        return (
+            f"the agent {self._plan.name} has not been built after {READY_S:g} s: its runner hangs; run `agentrig dev` "
+            "with runners.n=1 to see where"
+        )
+
+    def _enforce_deadlines(self) -> list[Result]:
+        failed = []
+        now = time.monotonic()
+        if any(not w.ready and now - w.created > READY_S for w in self._workers):
+            raise AgentrigError(self._not_built())
+        for worker in list(self._workers):
+            overdue = [j for j, (_, started) in worker.jobs.items() if now - started > self._deadline_s]
+            if not overdue:
+                continue
+            self._kill(worker)
+            self._workers.remove(worker)
+            self.replaced += 1
+            for job_id in overdue:
+                job, started = worker.jobs.pop(job_id)
+                reason = f"the rollout ran past its deadline of {self._deadline_s:g} s and its runner was killed"
+                failed.append(job.failed("deadline", reason, started))
+                self._lost.pop(job_id, None)
+            self._waiting.extendleft(job for job, _ in worker.jobs.values())  # innocent: not counted as lost
+            log = logging.getLogger(type(self).__module__)
+            log.warning("%s killed: %d rollouts past their deadline", worker.title, len(overdue))
+        return failed

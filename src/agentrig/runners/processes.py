@@ -1,0 +1,242 @@
+"""Runner processes: each builds the agent once and runs rollouts on it; a stuck one can be killed.
+
+Nothing here knows Agent Lightning: `runtime` feeds a pool from the store and files what comes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import threading
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, NoReturn
+
+import attrs
+
+from agentrig.errors import AgentrigError
+from agentrig.processes.confine import BASE, confine, declared, hint, withheld
+from agentrig.processes.ends import SIGNALS
+from agentrig.processes.families import MARK, end_families, lead
+from agentrig.processes.forks import SAFE_PATH_KEPT, start_process
+from agentrig.runners.attempt import packed, running_loop
+from agentrig.runners.jobs import AgentPlan, Job, Result
+from agentrig.runners.pools import BasePool, Worker
+from agentrig.text import storable, words_of
+
+log = logging.getLogger(__name__)
+
+PRELOAD = (
+    "agentrig.runners.processes",
+    "agentrig.tracing.recorder",
+    "agentrig.plugins.registry",
+    "agentrig.plan",
+    "cattrs",
+    "httpx",
+    "langchain_core.callbacks.base",
+    "langchain_core.tracers.context",
+)
+"""What every runner imports; those that are not installed are passed over."""
+
+
+def worker_main(
+    pipe: Connection, plan: AgentPlan, threads: int, environment: Mapping[str, str], absent: Sequence[str]
+) -> None:
+    """Run in a runner process: build the agent, then run what comes through the pipe, until it closes."""
+    from agentrig.tracing.recorder import install
+
+    own_family()
+    threading.Thread(target=_leave_with_run, name="run", daemon=True).start()
+    confine(plan.environment, environment, absent)
+    try:
+        install()  # now, so that no rollout's deadline pays for its imports
+        agent = plan.build()
+    except BaseException as error:
+        own = isinstance(error, AgentrigError)
+        text = storable(str(error)) if own else f"no runner can start: {words_of(error)}"
+        pipe.send(("failed", text + hint(text)))
+        leave_no_family()
+    pipe.send(("ready", os.getpid()))
+    jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+    lock = threading.Lock()
+
+    loop = running_loop()
+
+    def serve() -> None:
+        while (job := jobs.get()) is not None:
+            result = packed(agent, job, loop)
+            with lock:
+                pipe.send(("result", result))
+
+    for i in range(threads):
+        threading.Thread(target=serve, name=f"rollout-{i}", daemon=True).start()
+    while True:
+        try:
+            message = pipe.recv()
+        except (EOFError, OSError):
+            break
+        if message is None:
+            break
+        jobs.put(message)
+    leave_no_family()  # threads may hang in the agent; nothing of value is left in this process
+
+
+def own_family() -> None:
+    """Make this process the head of all that its agent will start, and leave signals to the run, which ends it."""
+    lead()
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: None)  # not ignored: what the agent starts would ignore them too
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    if os.environ.pop(SAFE_PATH_KEPT, None) is None:
+        os.environ.pop("PYTHONSAFEPATH", None)  # it was for the start of this process
+
+
+def _leave_with_run() -> None:
+    """End this process with the run's, also while it builds the agent."""
+    run = multiprocessing.parent_process()
+    assert run is not None
+    run.join()
+    leave_no_family()
+
+
+def leave_no_family() -> NoReturn:
+    """End this process and what its agent has started."""
+    end_families([os.getpid()], [os.environ.get(MARK, "")])
+    os._exit(0)
+
+
+@attrs.define(eq=False)
+class _Worker(Worker):
+    process: Any
+    pipe: Connection
+    mark: str
+
+
+class Pool(BasePool[_Worker]):
+    """Runner processes with a queue in front.
+
+    Args:
+        plan: The agent; like the limits, as in `BasePool`.
+        n: Processes.
+        preload: Modules to import once, in the process that the runners are forked from.
+        environment: Set in the runners before the agent is built, beside what `plan` lets through.
+    """
+
+    def __init__(
+        self,
+        plan: AgentPlan,
+        *,
+        n: int,
+        threads: int,
+        deadline_s: float,
+        retries: int,
+        preload: Iterable[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(plan, n=n, threads=threads, deadline_s=deadline_s, retries=retries)
+        self._environment = {
+            **declared((*BASE, *plan.environment)),
+            "OMP_NUM_THREADS": "1",
+            "LANGSMITH_TRACING": "false",
+            **(environment or {}),
+        }
+        self._absent = withheld(plan.environment)
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([*PRELOAD, *preload])
+        self._wake_out, self._wake_in = self._context.Pipe(duplex=False)
+        self._wake_lock = threading.Lock()
+
+    def wake(self) -> None:
+        """Make a `poll` that waits in another thread return."""
+        with self._wake_lock:
+            if not self._wake_out.poll():
+                self._wake_in.send(None)
+
+    def processes(self) -> list[int]:
+        """Return the process ids of the runners."""
+        return [w.process.pid for w in self._workers]
+
+    def close(self) -> None:
+        """End all runners and what they have started; what they were doing is lost."""
+        self._end(self._workers)
+        self._workers.clear()
+        super().close()
+
+    def _spawn(self) -> _Worker:
+        mark = uuid.uuid4().hex
+        environment = {**self._environment, MARK: mark}
+        ours, process = start_process(self._context, worker_main, self._plan, self._threads, environment, self._absent)
+        return _Worker(process, ours, mark, title=f"runner {process.pid}")
+
+    def _kill(self, worker: _Worker) -> None:
+        self._end([worker])
+
+    def _end(self, workers: Sequence[_Worker]) -> None:
+        if not workers:
+            return
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.process.pid, signal.SIGSTOP)  # what it starts no more need not be looked for
+        end_families([w.process.pid for w in workers], [w.mark for w in workers])
+        for worker in workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
+
+    def _send(self, worker: _Worker, job: Job) -> bool:
+        try:
+            worker.pipe.send(job)
+        except OSError:
+            return False  # it is dead; its sentinel brings it to _died
+        return True
+
+    def _listen(self, timeout_s: float) -> list[Result]:
+        sources: list[Any] = [self._wake_out]
+        for worker in self._workers:
+            sources += [worker.pipe, worker.process.sentinel]
+        ready = set(wait(sources, timeout=timeout_s))
+        if self._wake_out in ready:
+            self._wake_out.recv()
+        results: list[Result] = []
+        for worker in list(self._workers):
+            if worker.pipe in ready:
+                results += self._receive(worker)
+            if worker.process.sentinel in ready:
+                results += self._receive(worker) + self._died(worker)
+        return results
+
+    def _receive(self, worker: _Worker) -> list[Result]:
+        results = []
+        try:
+            while worker.pipe.poll():
+                what, value = worker.pipe.recv()
+                if what == "ready":
+                    self._built(worker)
+                elif what == "failed":
+                    raise AgentrigError(value)
+                else:
+                    results += self._ended(worker, pickle.loads(value))
+        except (EOFError, OSError):
+            pass  # the process is gone; its sentinel brings it to _died
+        return results
+
+    def _died(self, worker: _Worker) -> list[Result]:
+        """Bury a process that ended, with its exit code."""
+        worker.process.join()
+        worker.pipe.close()
+        end_families([worker.process.pid], [worker.mark])
+        code = f"(exit code {worker.process.exitcode})"
+        failed = self._bury(
+            worker,
+            early=f" {code}; run `agentrig dev` with runners.n=1 to see why",
+            died=lambda times: f"the runner process died {code}, {times} times",
+        )
+        again = len(worker.jobs) - len(failed)
+        log.warning("%s died %s; %d rollouts start again, %d failed", worker.title, code, again, len(failed))
+        return failed

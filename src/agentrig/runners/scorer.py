@@ -1,0 +1,115 @@
+"""The scorer: runs a reward on batches, and outlives one that raises or hangs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from agentrig.agents import Outcome
+from agentrig.correctness import Correctness
+from agentrig.errors import place_of
+from agentrig.rewards import Reward, Score
+from agentrig.tasks import Task
+from agentrig.text import words_of
+
+GRACE_S = 1.0
+"""How far past its budget a reward may run before its verdict is `invalid`."""
+
+
+class Scorer:
+    """Runs a reward on batches in threads, and outlives a reward that raises or hangs.
+
+    Args:
+        reward: What `RewardSpec.build` returned.
+        budget_s: Seconds for one outcome.
+        threads: How many outcomes are judged at once; a reward that holds the GIL gains nothing by them.
+        correctness: What counts as correct; the scores that come back say it.
+    """
+
+    def __init__(
+        self, reward: Reward, *, budget_s: float, threads: int = 4, correctness: Correctness | None = None
+    ) -> None:
+        self.correctness = correctness or Correctness()
+        self._reward, self._budget_s, self._threads = reward, budget_s, threads
+        self._many: Callable[[Sequence[tuple[Task, Outcome]], float], Sequence[Score]] | None = getattr(
+            reward, "score_many", None
+        )
+
+    def __call__(self, items: Sequence[tuple[Task, Outcome]]) -> list[Score]:
+        """Judge a batch; as many scores as items, in their order. Never raises."""
+        return [score.judged(self.correctness) for score in self._scores(items)]
+
+    def _scores(self, items: Sequence[tuple[Task, Outcome]]) -> list[Score]:
+        if not items:
+            return []
+        if self._many is not None:
+            return self._batch(items)
+        scores: list[Score | None] = [None] * len(items)
+        started: dict[int, float] = {}
+        todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for i in range(len(items)):
+            todo.put(i)
+
+        def work() -> None:
+            while True:
+                try:
+                    i = todo.get_nowait()
+                except queue.Empty:
+                    return
+                started[i] = time.monotonic()
+                score = self._one(*items[i])
+                if scores[i] is None:
+                    scores[i] = score
+
+        workers = [self._thread(work) for _ in range(min(self._threads, len(items)))]
+        limit = self._budget_s + GRACE_S
+        while any(s is None for s in scores):
+            for worker in workers:
+                worker.join(0.01)
+            now = time.monotonic()
+            for i, start in list(started.items()):
+                if scores[i] is None and now - start > limit:
+                    scores[i] = Score.invalid(f"the reward ran past its budget of {self._budget_s:g} s")
+                    workers.append(self._thread(work))  # the overdue thread is lost; go on without it
+        return [s for s in scores if s is not None]
+
+    def _batch(self, items: Sequence[tuple[Task, Outcome]]) -> list[Score]:
+        found: list[Score] = []
+
+        def work() -> None:
+            try:
+                assert self._many is not None
+                scores = list(self._many(items, self._budget_s))
+                if len(scores) != len(items) or not all(isinstance(s, Score) for s in scores):
+                    raise TypeError(f"score_many gave {len(scores)} results for {len(items)} items, or no Scores")
+            except BaseException as error:  # sys.exit too: it would end this thread and leave no score
+                scores = [_raised(error)] * len(items)
+            found.extend(scores)
+
+        worker = self._thread(work)
+        worker.join(self._budget_s * len(items) + GRACE_S)
+        if worker.is_alive():
+            reason = f"the reward ran past its budget of {self._budget_s:g} s for each of {len(items)} outcomes"
+            return [Score.invalid(reason)] * len(items)
+        return found
+
+    def _one(self, task: Task, outcome: Outcome) -> Score:
+        try:
+            score = self._reward(task, outcome, self._budget_s)
+        except BaseException as error:
+            return _raised(error)
+        if isinstance(score, Score):
+            return score
+        return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score")
+
+    @staticmethod
+    def _thread(work: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=work, name="reward", daemon=True)
+        thread.start()
+        return thread
+
+
+def _raised(error: BaseException) -> Score:
+    return Score.invalid(f"the reward raised {words_of(error)}{place_of(error)}")

@@ -1,0 +1,150 @@
+"""Settings: the keys that a component declares, and how their values are checked."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import attrs
+
+from agentrig.errors import ConfigError, nearest
+from agentrig.secrets import Secret
+
+if TYPE_CHECKING:
+    import cattrs
+
+
+C = TypeVar("C")
+
+
+def setting(
+    default: Any = attrs.NOTHING,
+    *,
+    help: str,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    choices: Sequence[Any] | None = None,
+    validator: Callable[[Any, Any, Any], None] | None = None,
+    secret: bool = False,
+) -> Any:
+    """Declare one key of a component's config class, with its bounds.
+
+    Args:
+        default: The value when a run file does not set it; a callable default (`list`) is a factory.
+        help: One line for the docs and for `agentrig plugins show`.
+        ge: Smallest allowed value.
+        gt: The value must be greater than this.
+        le: Greatest allowed value.
+        lt: The value must be less than this.
+        choices: The only allowed values.
+        validator: One more `attrs` validator.
+        secret: Whether it is a password or a key. Declare its type as `Secret | None` (or `Secret`, without a default)
+            and read it by `reveal()`. A run file or an override names where it lies: `{env = "NAME"}` or
+            `{file = "PATH"}`; the value itself is refused there, and is kept out of all that a run writes or shows.
+
+    Returns:
+        An `attrs.field`, to be used in a class decorated with `@attrs.frozen(kw_only=True)`.
+    """
+    v = attrs.validators
+    checks: list[Any] = []
+    for bound, check in ((ge, v.ge), (gt, v.gt), (le, v.le), (lt, v.lt)):
+        if bound is not None:
+            checks.append(v.optional(check(bound)))
+    if choices is not None:
+        checks.append(v.in_(list(choices)))
+    if validator is not None:
+        checks.append(validator)
+    metadata = {"help": help, "choices": choices, "secret": secret}
+    if callable(default) and default is not attrs.NOTHING:
+        return attrs.field(factory=default, validator=checks, metadata=metadata)
+    return attrs.field(default=default, validator=checks, metadata=metadata)
+
+
+def structure(cls: type[C], keys: Mapping[str, Any], *, owner: str, section: str) -> C:
+    """Build a config object from a section's keys, checking names, types and bounds.
+
+    Args:
+        cls: A frozen `attrs` class.
+        keys: Key to value, as read.
+        owner: Whose keys they are, for messages.
+        section: The section's name, for messages.
+
+    Raises:
+        ConfigError: Unknown key (with the nearest one), missing key, wrong type, value out of range.
+    """
+    fields = {f.name: f for f in attrs.fields(attrs.resolve_types(cast(Any, cls)))}
+    values = {}
+    for key, value in keys.items():
+        if key not in fields:
+            raise ConfigError(
+                f'[{section}] {owner} has no key "{key}".{nearest(key, fields)}\n'
+                f"  its keys: {', '.join(fields) or 'none'}"
+            )
+        if fields[key].metadata.get("secret"):
+            values[key] = _secret(value, f"[{section}] {key} of {owner}")
+            continue
+        try:
+            values[key] = _converter().structure(value, fields[key].type)
+        except Exception as error:
+            raise ConfigError(
+                f"[{section}] {key} = {value!r} does not fit {owner}: expected {_type_name(fields[key].type)}"
+                f" ({fields[key].metadata.get('help', '')}){meant(value, fields[key].type, f'{section}.{key}')}"
+            ) from error
+    missing = [n for n, f in fields.items() if f.default is attrs.NOTHING and n not in values]
+    if missing:
+        hint = fields[missing[0]].metadata.get("help", "")
+        raise ConfigError(f"[{section}] {owner} needs {', '.join(missing)}: {hint}")
+    try:
+        return cls(**values)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"[{section}] {owner}: {error.args[0] if error.args else error}") from error
+
+
+def _secret(source: Any, where: str) -> Secret | None:
+    try:
+        return None if source is None else Secret.read(source)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def meant(value: Any, type_: Any, key: str) -> str:
+    """Return what to write for a value that was pasted as Python or with quotes (`True`, `"2e-6"`, `1e2`), or ''."""
+    text = str(value).strip().strip("\"'")
+    for written in (text, text.lower(), text.removesuffix(".0")):
+        try:
+            _converter().structure(tomllib.loads(f"x = {written}")["x"], type_)
+        except Exception:  # not this one: it is only a guess
+            continue
+        return f"\n  Write {key}={written}"
+    if isinstance(value, float) and value.is_integer() and type_ is int:
+        return f"\n  Write {key}={int(value)}"
+    return ""
+
+
+def _type_name(type_: Any) -> str:
+    return type_.__name__ if isinstance(type_, type) else str(type_)
+
+
+def _strict(type_: type, accepted: tuple[type, ...]) -> Callable[[Any, Any], Any]:
+    def convert(value: Any, _: Any) -> Any:
+        if isinstance(value, bool) and type_ is not bool:
+            raise TypeError(f"expected {type_.__name__}, got a bool")
+        if not isinstance(value, accepted):
+            raise TypeError(f"expected {type_.__name__}, got {type(value).__name__}")
+        return type_(value)
+
+    return convert
+
+
+@cache
+def _converter() -> cattrs.Converter:
+    import cattrs
+
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    for type_, accepted in ((bool, (bool,)), (int, (int,)), (float, (int, float)), (str, (str,))):
+        converter.register_structure_hook(type_, _strict(type_, accepted))
+    return converter

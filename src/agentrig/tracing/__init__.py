@@ -1,0 +1,1 @@
+"""Tracing: records a rollout's spans, with nothing asked of the agent."""
