@@ -19,7 +19,7 @@ from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
 from agentrig.run.training import train
 from agentrig.traces import MISSED
-from agentrig.tracing.recorder import recording
+from agentrig.tracing.recording import recording
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "?"}]}).encode()
 

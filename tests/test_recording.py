@@ -17,7 +17,8 @@ import agentrig
 from agentrig import Span, Trace
 from agentrig.adapters import triplet_of
 from agentrig.traces import LLM_CALL, SERVER
-from agentrig.tracing.recorder import OUTPUT_LIMIT, current, plain, recording
+from agentrig.tracing.recorder import OUTPUT_LIMIT, current, plain
+from agentrig.tracing.recording import recording
 
 openai = pytest.importorskip("openai")
 

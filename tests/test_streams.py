@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agentrig import Span
 from agentrig.adapters import triplet_of
 from agentrig.traces import LLM_CALL
-from agentrig.tracing.recorder import recording
+from agentrig.tracing.recording import recording
 from agentrig.tracing.streams import events, joined
 
 openai = pytest.importorskip("openai")

@@ -13,7 +13,7 @@ from model_server import ModelServer
 
 import agentrig
 from agentrig.traces import ATTRIBUTES
-from agentrig.tracing.recorder import recording
+from agentrig.tracing.recording import recording
 from agentrig.variables import INTERNAL, VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]

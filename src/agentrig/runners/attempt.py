@@ -40,7 +40,7 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
         loop: What `running_loop` returned, for an `async` agent: all its rollouts in a process share
             one, for a client that it keeps is bound to the loop of its first call. None for a loop of its own.
     """
-    from agentrig.tracing.recorder import recording
+    from agentrig.tracing.recording import recording
 
     without_proxy(job.endpoint.base_url)
     start, clock = time.time(), time.perf_counter()

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 PRELOAD = (
     "agentrig.runners.processes",
-    "agentrig.tracing.recorder",
+    "agentrig.tracing.recording",
     "agentrig.plugins.registry",
     "agentrig.plan",
     "cattrs",
@@ -49,7 +49,7 @@ def worker_main(
     pipe: Connection, plan: AgentPlan, threads: int, environment: Mapping[str, str], absent: Sequence[str]
 ) -> None:
     """Run in a runner process: build the agent, then run what comes through the pipe, until it closes."""
-    from agentrig.tracing.recorder import install
+    from agentrig.tracing.recording import install
 
     own_family()
     threading.Thread(target=_leave_with_run, name="run", daemon=True).start()

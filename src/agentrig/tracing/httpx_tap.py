@@ -1,0 +1,197 @@
+"""The tap at httpx: sees every call to the model, asks for token ids, and keeps the exact ids that were sampled.
+
+The SDKs of OpenAI, Anthropic and others share httpx, so an agent needs no wrapper around its client.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from functools import partial
+from typing import Any
+
+import attrs
+
+from agentrig.text import words_of
+from agentrig.traces import LLM_CALL, SERVER
+from agentrig.tracing.recorder import Recorder, active, parent_span, server_of
+from agentrig.tracing.streams import Streamed, async_tee, joined, tee
+
+
+def install() -> None:
+    """Tap each of httpx's libraries that is installed."""
+    for library in ("httpx", "httpx2"):
+        try:
+            module = importlib.import_module(library)
+        except ImportError:
+            continue
+        _tap(module, is_async=False)
+        _tap(module, is_async=True)
+
+
+def _tap(library: Any, *, is_async: bool) -> None:
+    client = library.AsyncClient if is_async else library.Client
+    copied = async_tee(library.AsyncByteStream) if is_async else tee(library.SyncByteStream)
+    send = client.send
+
+    def prepare(self: Any, request: Any) -> tuple[_Call, Any] | None:
+        recorder = active.get()
+        if recorder is None or request.method != "POST" or not request.url.path.endswith("/chat/completions"):
+            return None
+        try:
+            body = json.loads(request.content)
+        except (ValueError, RecursionError):
+            return None
+        server = server_of(request.url)
+        foreign = f"{server[0]}:{server[1]}" if recorder.server not in (None, server) else None
+        own = "logprobs" in body or "return_token_ids" in body
+        if recorder.token_ids and foreign is None:
+            body = {**body, "return_token_ids": True, "logprobs": True}
+            headers = {k: v for k, v in request.headers.items() if k.lower() not in ("content-length", "host")}
+            asked = self.build_request(request.method, request.url, headers=headers, json=body)
+            asked.extensions = request.extensions
+            request = asked
+        return _Call(recorder, time.time(), body, own, foreign, parent_span.get()), request
+
+    if is_async:
+
+        async def asend(self: Any, request: Any, **options: Any) -> Any:
+            prepared = prepare(self, request)
+            if prepared is None:
+                return await send(self, request, **options)
+            call, request = prepared
+            try:
+                response = await send(self, request, **options)
+            except BaseException as error:
+                call.record({}, error=words_of(error))
+                raise
+            if options.get("stream") and call.request.get("stream"):
+                return call.follow(response, copied)
+            await response.aread()
+            call.answer(response)
+            return response
+
+        client.send = asend
+        return
+
+    def ssend(self: Any, request: Any, **options: Any) -> Any:
+        prepared = prepare(self, request)
+        if prepared is None:
+            return send(self, request, **options)
+        call, request = prepared
+        try:
+            response = send(self, request, **options)
+        except BaseException as error:
+            call.record({}, error=words_of(error))
+            raise
+        if options.get("stream") and call.request.get("stream"):
+            return call.follow(response, copied)
+        response.read()
+        call.answer(response)
+        return response
+
+    client.send = ssend
+
+
+@attrs.frozen
+class _Call:
+    """A call to a model that is under way.
+
+    Attributes:
+        recorder: Of the rollout.
+        start: When it was made.
+        request: Its body.
+        own: Whether the agent itself asked for ids or log-probabilities.
+        foreign: The server, when it is not the endpoint's.
+        parent: The span that it was made in; a stream may be read after that has ended.
+    """
+
+    recorder: Recorder
+    start: float
+    request: dict[str, Any]
+    own: bool
+    foreign: str | None
+    parent: str | None
+
+    def record(self, attributes: dict[str, Any], *, error: str | None = None) -> None:
+        """Record its end."""
+        server = {SERVER: self.foreign} if self.foreign else {}
+        self.recorder.add(
+            LLM_CALL, self.start, {"request": self.request, **server, **attributes}, error=error, parent=self.parent
+        )
+
+    def answer(self, answer: Any) -> None:
+        """Record it with its response.
+
+        When the agent did not ask for ids and log-probabilities, it does not get them either: the SDKs would make an
+        object of every token, which for a few hundred tokens costs more CPU time than the rest of the rollout.
+        """
+        if self.recorder.muted:
+            return
+        content, status = answer.content, answer.status_code
+        try:
+            response = json.loads(content)
+            tokens = _tokens(response)
+        except (
+            ValueError,
+            LookupError,
+            AttributeError,
+            TypeError,
+            RecursionError,
+        ):  # no JSON, or no completion: the agent's to judge
+            response, tokens = {"text": content[:2000].decode("utf-8", "replace")}, {}
+        if self.recorder.token_ids and not self.own and tokens.get("response_token_ids"):
+            answer._content = json.dumps(response).encode()
+        error = None if status < 400 else f"HTTP {status}: {content[:500].decode('utf-8', 'replace')}"
+        self.record({"response": response, **self._trainable(tokens)}, error=error)
+
+    def follow(self, answer: Any, copied: Any) -> Any:
+        """Return the response with a stream that is recorded once it is closed, or when the rollout ends."""
+        answer.stream = copied(answer.stream, partial(self.stream, answer))
+        self.recorder.streams.append(answer.stream.kept)
+        return answer
+
+    def stream(self, answer: Any, passed: Streamed) -> None:
+        """Record it with what was streamed; whatever is wrong with that is the span's error, never the agent's."""
+        if self.recorder.muted:
+            return
+        try:
+            headers = {"content-encoding": answer.headers.get("content-encoding", "identity")}
+            content = type(answer)(200, headers=headers, content=passed.raw).content
+            error = passed.error
+        except Exception as broken:  # the library's own, for bytes that are not of that encoding
+            content, error = b"", passed.error or f"the stream cannot be decoded: {type(broken).__name__}: {broken}"
+        text = content.decode("utf-8", "replace")
+        if answer.status_code >= 400:
+            error = f"HTTP {answer.status_code}: {text[:500]}"
+            self.record({"response": {"text": text[:2000]}}, error=error)
+            return
+        response, wrong = joined(text, whole=passed.whole)
+        try:
+            tokens = _tokens(response)
+        except (LookupError, AttributeError, TypeError) as broken:
+            tokens, wrong = {}, wrong or f"the stream's tokens cannot be read: {type(broken).__name__}: {broken}"
+        self.record({"response": response, **self._trainable(tokens)}, error=error or wrong)
+
+    def _trainable(self, tokens: dict[str, Any]) -> dict[str, Any]:
+        """Leave out the tokens of another model."""
+        return {} if self.foreign else tokens
+
+
+def _tokens(response: dict[str, Any]) -> dict[str, Any]:
+    """Move what training needs out of a chat completion, as vLLM forms it, into span attributes."""
+    found: dict[str, Any] = {"gen_ai.response.id": response.get("id")}
+    choices = response.get("choices") or [{}]
+    choice = choices[0]
+    prompt = response.pop("prompt_token_ids", None) or choice.pop("prompt_token_ids", None)
+    if prompt:
+        found["prompt_token_ids"] = prompt
+    if ids := choice.pop("token_ids", None):
+        found["response_token_ids"] = ids
+    content = (choice.pop("logprobs", None) or {}).get("content")
+    if content:
+        found["response_logprobs"] = [token["logprob"] for token in content]
+    if choice.get("finish_reason"):
+        found["finish_reason"] = choice["finish_reason"]
+    return found

@@ -1,0 +1,81 @@
+"""The tap at LangChain: turns the runs of graphs, chains and tools into spans, by a handler in a context variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from agentrig.text import words_of
+from agentrig.traces import NODE
+from agentrig.tracing.recorder import Recorder, plain
+
+_variable: ContextVar[Any] | None = None
+_make: Callable[[Recorder], Any]
+
+
+@contextmanager
+def attached(recorder: Recorder) -> Iterator[None]:
+    """Let LangChain report to a recorder in this context; without LangChain it does nothing."""
+    if _variable is None:
+        yield
+        return
+    token = _variable.set(_make(recorder))
+    try:
+        yield
+    finally:
+        _variable.reset(token)
+
+
+def install() -> None:
+    """Make LangChain find a handler in every context in which `attached` runs.
+
+    Raises:
+        ImportError: LangChain is not installed.
+    """
+    global _variable, _make
+    from langchain_core.callbacks.base import BaseCallbackHandler
+    from langchain_core.tracers.context import register_configure_hook
+
+    class Handler(BaseCallbackHandler):
+        """Turns LangChain's runs into spans."""
+
+        run_inline = True  # in async graphs too, so that the context variables reach the call
+        raise_error = False
+
+        def __init__(self, recorder: Recorder) -> None:
+            self._recorder = recorder
+
+        def on_chain_start(self, serialized: Any, inputs: Any, *, run_id: Any, **more: Any) -> None:
+            parent = more.get("parent_run_id")
+            if "langsmith:hidden" in (more.get("tags") or ()):
+                self._recorder.hide(run_id.hex, parent.hex if parent else None)
+                return
+            name = more.get("name") or (serialized or {}).get("name") or "chain"
+            attributes: dict[str, Any] = {NODE: name}
+            if parent is None:
+                attributes["input"] = plain(inputs)
+            self._recorder.open(run_id.hex, parent.hex if parent else None, "chain.chain", attributes)
+
+        def on_chain_end(self, outputs: Any, *, run_id: Any, **more: Any) -> None:
+            self._recorder.close(run_id.hex, output=plain(outputs))
+
+        def on_chain_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
+            self._recorder.close(run_id.hex, error=words_of(error))
+
+        def on_tool_start(self, serialized: Any, input_str: str, *, run_id: Any, **more: Any) -> None:
+            name = more.get("name") or (serialized or {}).get("name") or "tool"
+            parent = more.get("parent_run_id")
+            attributes = {"tool.name": name, "input": plain(input_str)}
+            self._recorder.open(run_id.hex, parent.hex if parent else None, "tool", attributes)
+
+        def on_tool_end(self, output: Any, *, run_id: Any, **more: Any) -> None:
+            self._recorder.close(run_id.hex, output=plain(output))
+
+        def on_tool_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
+            self._recorder.close(run_id.hex, error=words_of(error))
+
+    variable: ContextVar[Any] = ContextVar("agentrig_langchain_handler", default=None)
+    register_configure_hook(variable, inheritable=True)
+    _variable, _make = variable, Handler

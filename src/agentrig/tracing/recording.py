@@ -1,0 +1,51 @@
+"""Recording: puts the taps in place, and records what happens in a context.
+
+Two taps feed a recorder: LangChain and LangGraph report their runs to a callback handler, and calls to the model are
+seen at httpx.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from agentrig.tracing import connections, httpx_tap, langchain_tap, threads
+from agentrig.tracing.recorder import Recorder, active, parent_span
+
+_installed = False
+
+
+def install() -> None:
+    """Put the taps in place; once a process, and idle outside `recording`."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    httpx_tap.install()
+    threads.install()
+    connections.watch(active.get)
+    with contextlib.suppress(ImportError):  # an agent that does not use LangChain needs no handler
+        langchain_tap.install()
+
+
+@contextmanager
+def recording(rollout_id: str, *, token_ids: bool, muted: bool = False, base_url: str = "") -> Iterator[Recorder]:
+    """Record everything that happens in this context (and in threads that copy it).
+
+    Example:
+        ```python
+        with recording("r1", token_ids=True) as recorder:
+            answer = agent(task_input, endpoint)
+        trace = recorder.trace()
+        ```
+    """
+    install()
+    recorder = Recorder(rollout_id, token_ids=token_ids, muted=muted, base_url=base_url)
+    now, parent = active.set(recorder), parent_span.set(recorder.root)
+    try:
+        with nullcontext() if muted else langchain_tap.attached(recorder):
+            yield recorder
+    finally:
+        parent_span.reset(parent)
+        active.reset(now)
