@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def install(folder: Path, name: str, source: str, *, version: str = "1.2", point: str | None = None) -> str:
+def install(
+    folder: Path,
+    name: str,
+    source: str,
+    *,
+    version: str = "1.2",
+    point: str | None = None,
+    requires: Sequence[str] = (),
+    plugin: bool = True,
+) -> str:
     """Write a distribution with one entry point into a folder (that is on `sys.path`); returns the module's name."""
     module = name.replace("-", "_")
     (folder / f"{module}.py").write_text(source)
     info = folder / f"{module}-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(f"[agentrig]\n{point or name} = {module}\n")
+    lines = "".join(f"Requires-Dist: {line}\n" for line in requires)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{lines}")
+    if plugin:
+        (info / "entry_points.txt").write_text(f"[agentrig]\n{point or name} = {module}\n")
     return module
 
 

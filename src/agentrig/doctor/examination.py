@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from agentrig.doctor import content, devices, modelscope, place, software
+from agentrig.doctor import content, devices, imports, modelscope, place, software
 from agentrig.doctor.situation import Situation
 from agentrig.errors import AgentrigError
 from agentrig.findings import Check, Finding, Result
@@ -25,6 +27,7 @@ CHECKS: Sequence[Check] = (
     devices.check_algorithm,
     software.check_requirements,
     software.check_stack,
+    imports.check_imports,
     devices.check_torch,
     devices.check_memory,
     content.check_model,
@@ -56,7 +59,10 @@ def examine(
         strict_plugins: Whether a plugin that fails to load is a problem.
     """
     situation, findings = look(source, overrides=overrides, uses=uses or {}, files=files, strict_plugins=strict_plugins)
-    for check in [*CHECKS, *_own_checks(situation)]:
+    with ThreadPoolExecutor(2) as together:  # several wait for processes of their own
+        for found in together.map(_run, CHECKS, repeat(situation)):
+            findings += found
+    for check in _own_checks(situation):
         findings += _run(check, situation)
     return findings
 
@@ -134,6 +140,7 @@ def look(
         versions=versions,
         environ=dict(os.environ),
         directory=Path(plan.run.directory if plan else "runs"),
+        asked={"source": source, "uses": dict(uses), **settings},
     )
     return situation, findings
 

@@ -46,6 +46,7 @@ class Situation:
         versions: Installed versions by distribution, and `python`.
         environ: The environment variables.
         directory: Where the run directory would be made.
+        asked: The arguments of `agentrig.plan.resolve` that gave the plan; None where nobody resolved one.
     """
 
     hardware: Hardware | None
@@ -55,6 +56,7 @@ class Situation:
     versions: Mapping[str, str] = attrs.field(factory=dict)
     environ: Mapping[str, str] = attrs.field(factory=lambda: dict(os.environ))
     directory: Path = Path("runs")
+    asked: Mapping[str, Any] | None = attrs.field(default=None, repr=False)
 
     @property
     def algorithm(self) -> str | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from packaging.requirements import Requirement
 
 from agentrig._moved import former
+from agentrig.doctor.requirements import unmet
 from agentrig.findings import Finding, Situation
 from agentrig.hardware.versions import fits, nearest_stack
 
@@ -48,24 +49,6 @@ def check_plugins(situation: Situation) -> Iterator[Finding]:
         yield Finding(check="plugins", result="ok", evidence=f"{len(plugins)} loaded or blocked on purpose")
 
 
-def unmet(distribution: str) -> Iterable[tuple[Requirement, str | None]]:
-    """Yield the requirements of a distribution that are not met, with the installed version (None: missing).
-
-    Extras are left out: which of them were asked for is not recorded.
-    """
-    for line in importlib.metadata.requires(distribution) or ():
-        requirement = Requirement(line)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            version = importlib.metadata.version(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
-            yield requirement, None
-            continue
-        if not requirement.specifier.contains(version, prereleases=True):
-            yield requirement, version
-
-
 def _needs(situation: Situation, distribution: str) -> bool:
     """Whether the distribution of the recipe's algorithm requires another one."""
     if situation.plan is None:
@@ -84,25 +67,27 @@ def check_requirements(situation: Situation) -> Iterator[Finding]:
         ours |= {p.distribution for p in situation.plan.registry.plugins if p.status == "ok"} - {"file", "unknown"}
     # What the algorithm does not import cannot hurt it.
     stack = STACK if _needs(situation, "verl") else COMPILED
-    looked = [*sorted(ours), *(n for n in stack if n in situation.versions)]
+    roots = [*sorted(ours), *(n for n in stack if n in situation.versions)]
     found = False
-    for name in looked:
-        for requirement, version in unmet(name):
-            # numpy, pillow and their like are for their own owners to judge, unless the owner is ours.
-            if name not in ours and requirement.name not in STACK:
-                continue
-            found = True
-            binary = name in COMPILED and requirement.name in COMPILED
-            wanted = f"{requirement.name}{requirement.specifier}"
-            has = f"{version} is installed" if version else "it is not installed"
-            yield Finding(
-                check="requirements",
-                result="problem" if binary or name in ours else "warning",
-                evidence=f"{name} requires {wanted}; {has}",
-                cure=f'pip install "{wanted}", or another {name}',
-            )
+    for lack in unmet(roots):
+        owner, requirement = lack.chain[-1], lack.requirement
+        # Of what nobody here requires, numpy, pillow and their like are for their own owners to judge.
+        if lack.chain[0] not in ours and requirement.name not in STACK:
+            continue
+        found = True
+        binary = owner in COMPILED and requirement.name in COMPILED
+        wanted = f"{requirement.name}{requirement.specifier}"
+        has = f"{lack.version} is installed" if lack.version else "it is not installed"
+        through = f" (required by {' > '.join(lack.chain[:-1])})" if len(lack.chain) > 1 else ""
+        yield Finding(
+            check="requirements",
+            result="problem" if binary or owner in ours else "warning",
+            evidence=f"{owner}{through} requires {wanted}; {has}",
+            cure=f'pip install "{wanted}", or another {owner}',
+        )
     if not found:
-        yield Finding(check="requirements", result="ok", evidence=f"{len(looked)} distributions fit together")
+        evidence = f"{len(roots)} distributions and all that they require fit together"
+        yield Finding(check="requirements", result="ok", evidence=evidence)
 
 
 def check_stack(situation: Situation) -> Iterator[Finding]:

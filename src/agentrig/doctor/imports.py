@@ -1,0 +1,77 @@
+"""The imports of a run, tried in a process of their own: metadata can't tell whether an import works."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from agentrig.doctor.situation import Situation
+from agentrig.errors import AgentrigError
+from agentrig.findings import Finding
+from agentrig.hardware.tools import ask
+
+ASKED = "AGENTRIG_DOCTOR_ASKED"
+"""The variable that hands the process what the doctor was asked about, as JSON."""
+
+TRY = "from agentrig.doctor.imports import main; main()"
+
+TIMEOUT_S = 90.0
+"""How long the imports may take; on a cold disk they read some GB."""
+
+RUNTIME = "agentrig.run.session"
+"""What every run imports beside its components: the runtime on Agent Lightning, with OpenTelemetry."""
+
+
+def check_imports(situation: Situation) -> Iterator[Finding]:
+    """Can a run import what it needs, and build its agent, reward, adapter and algorithm?"""
+    if situation.plan is None or situation.asked is None:
+        return
+    environ = {**situation.environ, ASKED: json.dumps(situation.asked)}
+    answer = ask(TRY, environ=environ, timeout_s=TIMEOUT_S)
+    cure = "mend what the requirements above name, or reinstall what the error names"
+    if not answer.ok:
+        yield situation.failure("imports", "the process that tried the imports of a run ended", answer, cure=cure)
+        return
+    failed: Mapping[str, str] = answer.data["failed"]
+    for what, error in failed.items():
+        yield Finding(check="imports", result="problem", evidence=f"{what}: {error}", cure=cure)
+    if not failed:
+        yield Finding(check="imports", result="ok", evidence="a run can import all that it needs")
+
+
+def main() -> None:
+    """Try the imports, in the doctor's process for it; prints a JSON object: `failed`, what to why."""
+    from agentrig.plan import resolve
+
+    asked = json.loads(os.environ.pop(ASKED))
+    failed = {}
+    for what, step in _steps(resolve(**asked)):
+        try:
+            step()
+        except BaseException as error:  # SystemExit too: a module may end the interpreter
+            failed[what] = _why(error)
+    print(json.dumps({"failed": failed}), flush=True)
+    os._exit(0)  # what was imported may have started threads
+
+
+def _steps(plan: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+    yield f"import {RUNTIME} (every run does)", partial(import_module, RUNTIME)
+    for kind in ("agent", "reward", "adapter"):
+        yield f"build {kind} {plan.components[kind].spec.name}", partial(plan.build, kind)
+    algorithm = plan.components["algorithm"].spec
+    yield f"build algorithm {algorithm.name}", partial(algorithm.build, plan.configs["algorithm"])
+
+
+def _why(error: BaseException) -> str:
+    """Return an error in one line, with the last file that it came from."""
+    text = " ".join(str(error).split())[:500]
+    if isinstance(error, AgentrigError):
+        return text
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+    place = f" ({os.sep.join(frames[-1].filename.split(os.sep)[-3:])}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{place}"
