@@ -116,7 +116,7 @@ def test_an_import_that_every_run_makes_is_tried(tmp_path: Path) -> None:
     status, findings = doctor(tmp_path)
     (found,) = [f for f in findings if f["check"] == "imports"]
     assert (status, found["result"]) == (1, "problem")
-    assert found["evidence"].startswith("import agentrig.session (every run does): SystemExit: half installed")
+    assert found["evidence"].startswith("import agentrig.run.session (every run does): SystemExit: half installed")
     assert "agentlightning/__init__.py:1)" in found["evidence"]
 
 

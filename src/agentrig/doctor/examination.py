@@ -149,8 +149,8 @@ def _probe(hardware: Hardware) -> Probe:
     try:
         return probed(hardware)
     except HardwareError as error:  # somebody's plugin: the others are examined all the same
-        first, _, cure = str(error).partition("\n")
-        return Probe(available=False, problems=(f"{first}: {cure.strip().replace(': ', ' ') or 'report it'}",))
+        first = str(error).partition("\n")[0]
+        return Probe(available=False, problems=(f"{first}: report it to whoever wrote its plugin",))
 
 
 def _candidates(plan: Any, findings: list[Finding]) -> list[Hardware]:
