@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
@@ -19,7 +19,7 @@ from agentrig.hardware.choice import probed
 from agentrig.plugins.building import built
 from agentrig.plugins.loading import load
 
-CHECKS: Sequence[Check] = (
+CHECKS: Sequence[Callable[[Any], Iterable[Finding]]] = (
     software.check_python,
     software.check_plugins,
     devices.check_hardware,
