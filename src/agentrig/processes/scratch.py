@@ -106,7 +106,9 @@ def _folder(common: Path) -> Path:
         return _own[0]
     _own = _make(common)
     sockets = _own[0] if len(os.fsencode(_own[0])) <= SOCKET_ROOM else _make(Path("/tmp"))[0]
-    process.current_process()._config.setdefault("tempdir", str(sockets))  # type: ignore[attr-defined]
+    settings = process.current_process()._config  # type: ignore[attr-defined]
+    if not os.path.isdir(settings.get("tempdir") or ""):
+        settings["tempdir"] = str(sockets)
     return _own[0]
 
 
