@@ -223,6 +223,25 @@ def test_the_list_of_plugins_says_by_its_status_that_names_clash(site: Path) -> 
     assert {p["distribution"] for p in json.loads(listed.stdout)} >= {"toy-one", "toy-other", "agentrig"}
 
 
+def test_task_sets_of_one_name_have_their_data_commands(site: Path) -> None:
+    for name in ("toy-one", "toy-other"):
+        install(
+            site,
+            name,
+            "from agentrig import TasksSpec, hookimpl\n\n\n@hookimpl\ndef register_tasks():\n"
+            f"    yield TasksSpec(name='twin', summary='', build=print, convert=lambda s, t: '{name} of ' + s)\n",
+        )
+    for asked in ("toy-one", "toy-other"):
+        done = CliRunner().invoke(main, ["data", f"{asked}:twin", "--from", "x.zip"])
+        assert (done.exit_code, done.stdout) == (0, f"{asked} of x.zip\n")
+    unclear = CliRunner().invoke(main, ["data", "twin", "--from", "x.zip"])
+    assert (unclear.exit_code, 'two plugins bring a task set called "twin"' in unclear.stderr) == (1, True), (
+        unclear.output
+    )
+    spider = CliRunner().invoke(main, ["data", "agentrig-spider:spider", "--help"])
+    assert (spider.exit_code, "agentrig data spider --from" in spider.stdout) == (0, True), spider.output
+
+
 def test_the_cure_of_a_conflict_works(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, "toy-one", reward_source("twin"))
     install(site, "toy-other", reward_source("twin"))

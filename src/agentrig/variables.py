@@ -53,6 +53,7 @@ INTERNAL: Mapping[str, str] = {
     "AGENTRIG_RUNNER": "marks what a runner has started, so that it ends with it",
     "AGENTRIG_SCRATCH": "the folder for a run's temporary files",
     "AGENTRIG_KEEP_SAFEPATH": "tells a runner that `PYTHONSAFEPATH` is the user's own",
+    "AGENTRIG_DOCTOR_ASKED": "what the doctor was asked about, for the process in which it tries the imports of a run",
     "AGENTRIG_WORKER_SETUP": "the functions that prepare a Ray worker for its hardware",
 }
 """Name to meaning: those that agentrig sets for its own processes; leave them alone."""

@@ -26,6 +26,17 @@ class DataGroup(NearestGroup):
         make = self._found().get(name)
         return make() if make is not None else None
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Look a command up; `distribution:name` goes too, and a name that two task sets share is an error."""
+        from agentrig.plugins.loading import load
+
+        registry = load()
+        if args and any(c.answers_to(args[0]) for c in registry.components("tasks")):
+            args = [registry.reference(registry.find("tasks", args[0])), *args[1:]]
+        return super().resolve_command(ctx, args)
+
     def _found(self) -> dict[str, Callable[[], click.Command]]:
         from agentrig.plugins.loading import load
 

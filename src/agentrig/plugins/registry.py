@@ -108,12 +108,16 @@ class Registry:
                 log.log(level, "observer %s failed in %s", impl.plugin_name, hook, exc_info=True)
 
 
+def _a(kind: str) -> str:
+    return "a task set" if kind == "tasks" else f"{'an' if kind[0] == 'a' else 'a'} {kind}"
+
+
 def _conflict(hits: Sequence[Component]) -> str:
     first, second = hits[0], hits[1]
     owner = first.distribution if first.distribution != second.distribution else first.plugin
     say = f"agentrig train {owner}:" if first.kind == "recipe" else f"--{first.kind} {owner}:"
     return (
-        f'two plugins bring a {first.kind} called "{first.spec.name}": {first.plugin} ({first.distribution} '
+        f'two plugins bring {_a(first.kind)} called "{first.spec.name}": {first.plugin} ({first.distribution} '
         f"{first.version}) and {second.plugin} ({second.distribution} {second.version}).\n"
         f"  Say which: {say}{first.spec.name}. Or block one of them: {BLOCK_VARIABLE}={second.plugin}, or "
         f'block = ["{second.plugin}"] under [run] in a run file.'
