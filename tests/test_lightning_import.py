@@ -58,7 +58,8 @@ def test_it_comes_without_litellm_whoever_imports_it(python: object) -> None:
         "import sys, agentrig.lightning, agentlightning\n"
         "import agentrig.runners.runtime\n"
         "from agentlightning import LitAgent, Trainer, TracerTraceToTriplet\n"
-        "print(agentrig.runners.runtime.LitAgent is LitAgent, [m for m in sys.modules if m.split('.')[0] == 'litellm'])\n"
+        "heavy = [m for m in sys.modules if m.split('.')[0] == 'litellm']\n"
+        "print(agentrig.runners.runtime.LitAgent is LitAgent, heavy)\n"
         "print(any(type(f).__module__ == 'agentrig.lightning_import' for f in sys.meta_path))\n"
         "try:\n    agentlightning.no_such_name\nexcept AttributeError as e:\n    print(e)\n"
     )

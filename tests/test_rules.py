@@ -132,7 +132,7 @@ def test_rule_4_no_run_that_learns_nothing(
 
 
 def test_rule_5_nothing_heavy_at_import() -> None:
-    """Look into the sources: what is imported where a module is imported. test_cli.py looks at what happens."""
+    """Look into the sources: what is imported at module level. tests/cli/test_cli.py looks at what happens."""
     heavy = {"torch", "verl", "vllm", "transformers", "agentlightning", "langchain_core", "langgraph", "ray", "openai"}
     allowed = {"runtime.py", "lightning_spans.py"}  # itself imported lazily, and checked below to be so
     offenders = []

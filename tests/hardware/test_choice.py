@@ -80,7 +80,7 @@ def test_auto_leaves_out_what_cannot_look_and_says_so(caplog):
     assert select("auto", [Faulty(gives="yes"), Cpu()]).name == "cpu"
     said = [r.getMessage() for r in caplog.records]
     assert "hardware faulty is left out: the probe of hardware faulty raised KeyError: 'firmware'" in said[0]
-    assert "test_hardware_choice.py" in said[0]
+    assert "test_choice.py" in said[0]
     assert "returned 'yes'; it must return an agentrig.hardware.Probe" in said[1]
 
 

@@ -13,7 +13,7 @@ import pytest
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_killed_runs_lose_double_and_leave_nothing() -> None:
-    script = Path(__file__).parent / "benchmarks" / "kills.py"
+    script = Path(__file__).parents[1] / "benchmarks" / "kills.py"
     done = subprocess.run(
         [sys.executable, str(script), "--kills", "6", "--steps", "3", "--seed", "5"],
         capture_output=True,

@@ -150,7 +150,7 @@ def test_a_system_that_pins_no_processes_counts_all_cores(monkeypatch):
 
 
 def test_only_one_place_asks_for_what_macos_lacks():
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     sources = [p for folder in ("src", "plugins", "examples") for p in (root / folder).rglob("*.py")]
     asking = [p.name for p in sources if "sched_getaffinity" in p.read_text("utf-8")]
     assert asking == ["cpu.py"]

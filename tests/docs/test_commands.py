@@ -22,7 +22,8 @@ import pytest
 from pages import ROOT, Block, Command, blocks, commands
 
 from agentrig.cli.entry import main
-from agentrig.cli.options import KINDS, asked
+from agentrig.cli.options import asked
+from agentrig.plugins.specs import RUN_KINDS
 from agentrig.hardware import HardwareError
 from agentrig.plan import Plan, resolve
 
@@ -40,7 +41,7 @@ NOT_RUN = (
     (r"make_mini\.py", "it takes an hour"),
     (r"^cd plugins/agentrig-grpo/training", "nothing of its block is run"),
     (r"verl_spider/", "it needs Spider and a GPU"),
-    (r"embedded_(spider|gpu)\.py", "tests/test_killed_runs.py runs it with a smaller model"),
+    (r"embedded_(spider|gpu)\.py", "tests/run/test_killed_runs.py runs it with a smaller model"),
     (r"embedded_mini\.toml", "it takes an hour; docs/benchmarks.md has its figures"),
     (r"^agentrig data spider", "Spider's download is not included; test_spider_convert.py converts a copy of its form"),
     (r"agentrig_langgraph_sql|OPENAI_BASE_URL", "test_langgraph_sql_readme.py runs it against a server"),
@@ -155,7 +156,7 @@ def parse_agentrig(words: list[str]) -> None:
         assert below is not None, f"there is no command {found}"
         name, command = found or "", below
     if command.name in ("train", "dev", "eval", "doctor"):
-        given = {k: options.get(k) for k in ("active_agent", *KINDS)}
+        given = {k: options.get(k) for k in ("active_agent", *RUN_KINDS)}
         given |= {"files": options.get("files") or (), "strict_plugins": False}
         if not options.get("resume"):
             check_together(resolved(list(options.get("words") or ()), given))

@@ -28,7 +28,7 @@ class MyAlgorithm(Algorithm): ...
 """What a user of Agent Lightning has already, before the lines that docs/lightning.md adds."""
 
 ELSEWHERE = {
-    "docs/report.md": "test_report_docs.py runs it on a run directory",
+    "docs/report.md": "tests/docs/test_report.py runs it on a run directory",
     "plugins/agentrig-langgraph-sql/README.md": "test_langgraph_sql_readme.py runs it against a server",
     "docs/recipes.md": "it trains for five steps; its call is resolved below",
 }

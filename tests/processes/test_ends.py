@@ -22,7 +22,7 @@ from agentrig.processes import scratch
 from agentrig.processes.ends import Interrupted, RunSignals, handling
 from agentrig.processes.families import marked
 
-SUPPORT = Path(__file__).parent / "support"
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 class Command:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent / "benchmarks"
+FOLDER = Path(__file__).parents[1] / "benchmarks"
 SPIDER = {"AGENTRIG_SPIDER_DIR", "VERL_SPIDER_DATA_DIR"} & os.environ.keys()
 
 pytestmark = [

@@ -14,7 +14,7 @@ from distributions import install
 
 from agentrig.doctor.requirements import unmet
 
-PLUGIN = Path(__file__).parent / "support" / "doctor_plugin.py"
+PLUGIN = Path(__file__).parents[1] / "support" / "doctor_plugin.py"
 
 LEAF = "VERSION = (7, 1)\n"
 MIDDLE = (

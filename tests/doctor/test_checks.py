@@ -17,7 +17,7 @@ from agentrig.hardware import Cpu, Device, Hardware, Probe, Stack, Symptom, inst
 from agentrig.hardware.tools import Answer, ask
 from agentrig.plan import resolve
 
-PLUGIN = Path(__file__).parent / "support" / "doctor_plugin.py"
+PLUGIN = Path(__file__).parents[1] / "support" / "doctor_plugin.py"
 
 
 @attrs.frozen(kw_only=True)

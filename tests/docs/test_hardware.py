@@ -11,7 +11,7 @@ from agentrig_cuda import Cuda
 from agentrig.doctor.examination import CHECKS
 from agentrig.hardware import Cpu, Hardware, HardwareError, select
 
-PAGE = (Path(__file__).parents[1] / "docs" / "hardware.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text("utf-8")
 ALL = (Cpu(), Cuda(), Ascend())
 
 

@@ -26,7 +26,7 @@ from agentrig.runners.attempt import run_agent
 from agentrig.runners.jobs import AgentPlan, Job, Result
 from agentrig.settings import structure
 
-PAGE = (Path(__file__).parents[1] / "docs" / "agents.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.M | re.S)
 FILES = {m[1]: text for kind, text in BLOCKS if kind == "python" and (m := re.match(r"# (\w+\.py)\n", text))}
 NAMES = {"ask_once.py": "ask-once", "ask_twice.py": "ask-twice", "plan_first.py": "plan-first"}

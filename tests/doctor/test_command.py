@@ -16,7 +16,7 @@ from agentrig.doctor import could_start, examine
 from agentrig.doctor.examination import CHECKS
 from agentrig.findings import Finding
 
-PLUGIN = Path(__file__).parent / "support" / "doctor_plugin.py"
+PLUGIN = Path(__file__).parents[1] / "support" / "doctor_plugin.py"
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_overrides_reach_the_recipe(recipe):
 
 
 def test_an_agent_of_ones_own_is_looked_at_too(recipe):
-    example = str(Path(__file__).resolve().parents[1] / "examples" / "my_agent.py")
+    example = str(Path(__file__).resolve().parents[2] / "examples" / "my_agent.py")
     done = doctor(recipe(), "--hardware", "cpu", "--plugin", example, "--agent", "vote", "--json")
     found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
     assert "recipe" not in found or found["recipe"]["result"] == "ok"
