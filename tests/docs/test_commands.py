@@ -23,9 +23,9 @@ from pages import ROOT, Block, Command, blocks, commands
 
 from agentrig.cli.entry import main
 from agentrig.cli.options import asked
-from agentrig.plugins.specs import RUN_KINDS
 from agentrig.hardware import HardwareError
 from agentrig.plan import Plan, resolve
+from agentrig.plugins.specs import RUN_KINDS
 
 NOT_RUN = (
     (r"^make train$", "it is `agentrig train` of docs/mini.md, some eight minutes"),
