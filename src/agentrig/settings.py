@@ -58,7 +58,8 @@ def setting(
         checks.append(v.in_(list(choices)))
     if validator is not None:
         checks.append(validator)
-    metadata = {"help": help, "choices": choices, "secret": secret}
+    bounds = {sign: b for sign, b in ((">=", ge), (">", gt), ("<=", le), ("<", lt)) if b is not None}
+    metadata = {"help": help, "choices": choices, "secret": secret, "bounds": bounds}
     if callable(default) and default is not attrs.NOTHING:
         return attrs.field(factory=default, validator=checks, metadata=metadata)
     return attrs.field(default=default, validator=checks, metadata=metadata)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import reference
+import reference_pages
 from model_server import ModelServer
 
 import agentrig
@@ -22,6 +23,52 @@ SOURCES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")
 
 def test_the_page_is_what_the_code_says() -> None:
     assert reference.PAGE.read_text("utf-8") == reference.page(), "run: python tests/support/reference.py"
+
+
+@pytest.mark.parametrize("path", reference_pages.PAGES, ids=lambda p: p.name)
+def test_the_pages_of_the_reference_are_what_the_code_says(path: Path) -> None:
+    assert path.read_text("utf-8") == reference_pages.PAGES[path](), "run: python tests/support/reference.py"
+
+
+def test_a_key_shows_type_default_range_and_meaning() -> None:
+    import attrs
+
+    @attrs.frozen(kw_only=True)
+    class Config:
+        lr: float = agentrig.setting(1e-6, help="learning rate", gt=0, le=1)
+        loss: str = agentrig.setting("token", help="which loss", choices=("token", "rollout"))
+        names: list[str] = agentrig.setting(list, help="names")
+        path: str = agentrig.setting(help="where it lies")
+
+    assert reference_pages.keys(Config) == [
+        ("`lr`", "`float`", "`1e-06`", "> 0, <= 1", "learning rate"),
+        ("`loss`", "`str`", '`"token"`', "`token`, `rollout`", "which loss"),
+        ("`names`", "`list[str]`", "`[]`", "", "names"),
+        ("`path`", "`str`", "required", "", "where it lies"),
+    ]
+
+
+def test_a_key_without_help_is_an_error() -> None:
+    import attrs
+
+    @attrs.frozen(kw_only=True)
+    class Config:
+        silent: int = 1
+
+    with pytest.raises(ValueError, match=r"Config.silent has no help"):
+        reference_pages.keys(Config)
+
+
+def test_the_reference_has_every_command_and_every_components_keys() -> None:
+    """The page is compared with what the program itself prints, not with the code that made the page."""
+    text = (ROOT / "docs/reference/command-line.md").read_text("utf-8")
+    from agentrig.cli.groups import Group
+
+    assert all(f"## `agentrig {name}`" in text for name in Group.lazy)
+    assert "`--from-step N`" in text
+    text = (ROOT / "docs/reference/configuration.md").read_text("utf-8")
+    for component in ("grpo", "verl", "langgraph-sql", "agent-match", "spider-exec", "mini-sql", "cuda", "ascend"):
+        assert f'### `use = "{component}"`' in text
 
 
 def test_what_has_no_words_is_an_error() -> None:

@@ -1,4 +1,7 @@
-"""Makes docs/reference.md from the code: `python tests/support/reference.py` writes it, a test compares it."""
+"""Makes docs/reference.md and docs/reference/ from the code: `python tests/support/reference.py` writes them.
+
+A test compares them.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,16 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference.md"
 
-HEAD = """# Reference: keys, objects, spans, variables
+HEAD = """# Reference: objects, spans, variables
 
-This page is made from the code by `tests/support/reference.py`; a test fails when the two differ. The keys of a
-component are listed by `agentrig plugins show NAME`, those of a run file's own sections here and by
-`agentrig plugins show run`.
+This page is made from the code by `tests/support/reference.py`; a test fails when the two differ. Beside it:
+[the command line](reference/command-line.md), [every key](reference/configuration.md) and
+[the API](reference/api.md).
 """
 
 
@@ -41,16 +43,6 @@ def table(head: str, rows: Mapping[str, str]) -> Iterator[str]:
     for name, text in rows.items():
         yield f"| `{name}` | {text.replace('|', chr(92) + '|')} |"
     yield ""
-
-
-def settings(cls: type) -> dict[str, str]:
-    found = {}
-    for field in attrs.fields(attrs.resolve_types(cls)):  # type: ignore[type-var]
-        default: Any = field.default
-        default = [] if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
-        kind = getattr(field.type, "__name__", str(field.type))
-        found[field.name] = f"{kind}, {default!r}: {field.metadata['help']}"
-    return found
 
 
 def fields(cls: type) -> dict[str, str]:
@@ -79,14 +71,11 @@ def page() -> str:
     """Return the page's text."""
     from agentrig import Endpoint, Outcome, Score, Span, Task, Trace, Triplet, observers
     from agentrig.algorithms import Session
-    from agentrig.plan import OWN_SECTIONS
     from agentrig.rollouts import Rollout
     from agentrig.traces import ATTRIBUTES
     from agentrig.variables import INTERNAL, VARIABLES
 
     lines = [HEAD]
-    for name, cls in OWN_SECTIONS.items():
-        lines += [f"## Section `[{name}]`", "", *table("key", settings(cls))]
     lines += ["## Environment variables", "", "A user may set these:", "", *table("variable", VARIABLES)]
     lines += ["agentrig sets these for its own processes:", "", *table("variable", INTERNAL)]
     lines += ["Which of all these a runner gets: [Secrets](secrets.md).", ""]
@@ -103,4 +92,9 @@ def page() -> str:
 
 
 if __name__ == "__main__":
+    import reference_pages
+
     PAGE.write_text(page(), "utf-8")
+    for path, make in reference_pages.PAGES.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(make(), "utf-8")

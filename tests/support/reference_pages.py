@@ -1,0 +1,193 @@
+"""Makes the pages of docs/reference/ from the code: every command, every key, the index of the API.
+
+`python tests/support/reference.py` writes them, and a test compares them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+ROOT = Path(__file__).resolve().parents[2]
+DISTRIBUTIONS = {"agentrig", *(folder.name for folder in ROOT.glob("plugins/agentrig-*"))}
+
+MODULES = (
+    "tasks", "agents", "endpoints", "rewards", "traces", "adapters", "rollouts", "algorithms", "observers", "findings",
+    "hardware.contract", "hardware.memory", "figures", "settings", "secrets", "errors", "lightning", "plugins.specs",
+    "plugins.hookspecs", "plan",
+)  # fmt: skip
+"""What plugins import, in the order of the API page; the rest is machinery."""
+
+
+def cell(text: Any) -> str:
+    """Return a text as one cell of a table."""
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def rows(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table, and an empty one."""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{' --- |' * len(head)}"
+    for line in lines:
+        yield f"| {' | '.join(map(cell, line))} |"
+    yield ""
+
+
+# ---------------------------------------------------------------------------------------------------- the command line
+
+
+def walk(command: click.Command, parent: click.Context | None, name: str) -> Iterator[tuple[click.Command, Any]]:
+    """Yield a command and those below it, each with its context."""
+    context = click.Context(command, info_name=name, parent=parent, **command.context_settings)
+    yield command, context
+    if isinstance(command, click.Group):
+        for below in command.list_commands(context):
+            found = command.get_command(context, below)
+            assert found is not None
+            yield from walk(found, context, below)
+
+
+def prose(command: click.Command) -> Iterator[str]:
+    """Yield a command's help: paragraphs, and its examples as a block."""
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        if paragraph.startswith("\b"):
+            yield from ("```text", paragraph.removeprefix("\b\n"), "```", "")
+        else:
+            yield from (" ".join(paragraph.split()), "")
+
+
+def options(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
+    """Return the options of a command, each with its meaning; ranges and defaults as `--help` states them."""
+    records = (p.get_help_record(context) for p in command.get_params(context) if isinstance(p, click.Option))
+    return [(f"`{record[0]}`", record[1]) for record in records if record is not None]
+
+
+def command_line() -> str:
+    """Return the page of commands."""
+    from agentrig.cli.entry import main
+
+    lines = [
+        "# Command line",
+        "",
+        "Every command prints this with `--help`. The page is made from the code; a test fails when the two differ.",
+        "",
+    ]
+    for command, context in walk(main, None, "agentrig"):
+        arguments = " ".join(p.make_metavar(context) for p in command.params if isinstance(p, click.Argument))
+        lines += [f"## `{context.command_path}`", "", *prose(command)]
+        if arguments:
+            lines += [f"Arguments: `{arguments}`", ""]
+        lines += rows(("option", "meaning"), options(command, context))
+    return "\n".join(lines)
+
+
+# ------------------------------------------------------------------------------------------------------- every key
+
+
+def type_of(field: Any) -> str:
+    """Return a key's type as one would write it."""
+    kind = field.type
+    text = kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)
+    for prefix in ("typing.", "collections.abc.", "agentrig.secrets."):
+        text = text.replace(prefix, "")
+    return f"`{text}`"
+
+
+def default_of(field: Any) -> str:
+    """Return a key's default as a run file has it."""
+    import json
+
+    value = field.default
+    if value is attrs.NOTHING:
+        return "required"
+    if isinstance(value, attrs.Factory):  # type: ignore[arg-type]
+        value = value.factory()
+    if value is None:
+        return "none"
+    return f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
+
+
+def range_of(field: Any) -> str:
+    """Return the values that a key takes: its choices, or its bounds."""
+    choices = field.metadata.get("choices")
+    if choices is not None:
+        return ", ".join(f"`{c}`" for c in choices)
+    return ", ".join(f"{sign} {bound}" for sign, bound in field.metadata.get("bounds", {}).items())
+
+
+def keys(cls: type) -> list[tuple[str, str, str, str, str]]:
+    """Return name, type, default, range and meaning of every key of a config class; a key without words is an error."""
+    found = []
+    for field in attrs.fields(attrs.resolve_types(cls)):  # type: ignore[type-var]
+        if not field.metadata.get("help"):
+            raise ValueError(f"{cls.__name__}.{field.name} has no help: declare it by agentrig.setting")
+        found.append(
+            (f"`{field.name}`", type_of(field), default_of(field), range_of(field), str(field.metadata["help"]))
+        )
+    return found
+
+
+def components() -> Mapping[str, Sequence[Any]]:
+    """Return the components that agentrig's own distributions bring, by kind."""
+    from agentrig.plugins.loading import load
+    from agentrig.plugins.specs import RUN_KINDS
+
+    registry = load()
+    found = {kind: [c for c in registry.components(kind) if c.distribution in DISTRIBUTIONS] for kind in RUN_KINDS}
+    return {kind: sorted(those, key=lambda c: (c.distribution, c.spec.name)) for kind, those in found.items()}
+
+
+def configuration() -> str:
+    """Return the page of keys."""
+    from agentrig.plan import OWN_SECTIONS
+
+    head = ("key", "type", "default", "range", "meaning")
+    lines = [
+        "# Configuration keys",
+        "",
+        "A run file is TOML, with one section for the run, one for the runners and one for each kind of component. A",
+        "section's `use` names the component; the other keys belong to that component. On the command line, write",
+        "`section.key=value`. An unknown key, a wrong type or a value out of range is an error that names the cure.",
+        "",
+        "This page is made from the code; a test fails when the two differ. `agentrig plugins show NAME` prints the",
+        "keys of any component, those of other people's plugins included.",
+        "",
+    ]
+    for name, cls in OWN_SECTIONS.items():
+        lines += [f"## `[{name}]`", "", *rows(head, keys(cls))]
+    for kind, those in components().items():
+        lines += [f"## `[{kind}]`", ""]
+        for component in those:
+            spec = component.spec
+            lines += [f'### `use = "{spec.name}"`', "", f"{spec.summary} From `{component.distribution}`.", ""]
+            table = keys(spec.config)
+            lines += rows(head, table) if table else ["No keys.", ""]
+    return "\n".join(lines)
+
+
+# ------------------------------------------------------------------------------------------------------------ the API
+
+
+def api() -> str:
+    """Return the page whose directives mkdocstrings turns into the API."""
+    lines = ["# API", "", "What plugins import. The names that most of them need are in `agentrig` itself:", ""]
+    import agentrig
+
+    names = sorted(name for name in agentrig.__all__ if not name.startswith("_"))
+    lines += [", ".join(f"`{name}`" for name in names) + ".", ""]
+    for module in MODULES:
+        lines += [f"::: agentrig.{module}", ""]
+    return "\n".join(lines)
+
+
+PAGES = {
+    ROOT / "docs" / "reference" / "command-line.md": command_line,
+    ROOT / "docs" / "reference" / "configuration.md": configuration,
+    ROOT / "docs" / "reference" / "api.md": api,
+}
+"""Page to what makes it."""
