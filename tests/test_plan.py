@@ -264,6 +264,66 @@ def test_types_are_checked(keys: dict[str, Any]) -> None:
         structure(_Shapes, keys, owner="x", section="agent")
 
 
+@attrs.frozen(kw_only=True)
+class _Renamed:
+    """A config class whose keys were renamed."""
+
+    ppo_epochs: int = setting(1, help="passes", ge=1, former="inner_epochs")
+    mode: str = setting(
+        "token-mean",
+        help="aggregation",
+        choices=("token-mean", "token-sum"),
+        former="loss",
+        former_values={"token": "token-mean", "sum": "token-sum"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "config", "said"),
+    [
+        ({"inner_epochs": 3}, {"ppo_epochs": 3}, ["inner_epochs is now called ppo_epochs (x)"]),
+        ({"loss": "sum"}, {"mode": "token-sum"}, ["loss is now called mode", '"sum" is now called "token-sum"']),
+        ({"mode": "token"}, {"mode": "token-mean"}, ['[algorithm] mode = "token" is now called "token-mean"']),
+        ({"ppo_epochs": 2, "inner_epochs": 3}, {"ppo_epochs": 3}, ["inner_epochs is now called ppo_epochs"]),
+        ({"inner_epochs": 3, "ppo_epochs": 2}, {"ppo_epochs": 2}, ["inner_epochs is now called ppo_epochs"]),
+        ({"ppo_epochs": 2, "mode": "token-sum"}, {"ppo_epochs": 2, "mode": "token-sum"}, []),
+    ],
+)
+def test_former_names_are_accepted_with_a_warning(
+    caplog: pytest.LogCaptureFixture, keys: dict[str, Any], config: dict[str, Any], said: list[str]
+) -> None:
+    assert structure(_Renamed, keys, owner="x", section="algorithm") == _Renamed(**config)
+    messages = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(messages) == len(said)
+    assert all(words in message for words, message in zip(said, messages, strict=True))
+
+
+def test_a_former_name_is_checked_as_the_one_of_now() -> None:
+    with pytest.raises(ConfigError, match="'ppo_epochs' must be >= 1"):
+        structure(_Renamed, {"inner_epochs": 0}, owner="x", section="algorithm")
+    with pytest.raises(ConfigError, match="'mode' must be in"):
+        structure(_Renamed, {"loss": "tokens"}, owner="x", section="algorithm")
+
+
+def test_former_names_of_grpo_in_run_files_overrides_and_resumed_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "old.toml"
+    path.write_text('recipe = "mini"\n[algorithm]\ninner_epochs = 5\nkl_coef = 0.1\nloss = "sequence"\n')
+    config = resolve(str(path)).configs["algorithm"]
+    assert (config.ppo_epochs, config.kl_loss_coef, config.loss_agg_mode) == (5, 0.1, "seq-mean-token-mean")
+    for name in ("ppo_epochs", "kl_loss_coef", "loss_agg_mode"):
+        assert f"is now called {name}" in caplog.text
+    plan = resolve(str(path), overrides=["algorithm.ppo_epochs=7"])
+    assert plan.configs["algorithm"].ppo_epochs == 7, "an override by the new name beats a run file's old one"
+    assert resolve("mini", overrides=["algorithm.inner_epochs=6"]).configs["algorithm"].ppo_epochs == 6
+    written = tmp_path / "config.toml"
+    written.write_text(to_toml(plan.as_dict()))
+    caplog.clear()
+    assert resolve(str(written)).configs["algorithm"] == plan.configs["algorithm"]
+    assert "is now called" not in caplog.text, "what a run writes has the new names"
+
+
 def test_a_run_file_need_not_be_utf8_to_be_refused_politely(tmp_path: Path) -> None:
     path = tmp_path / "latin.toml"
     path.write_bytes(b'[run]\nname = "caf\xe9"\n')

@@ -12,12 +12,17 @@ T = TypeVar("T")
 GRAD_NORM = "grad_norm"
 """L2 norm of the gradient before clipping, the mean over a step's updates."""
 
-FORMER_NAMES: Mapping[str, str] = {"gradient_norm": GRAD_NORM}
+FORMER_NAMES: Mapping[str, str] = {
+    "gradient_norm": GRAD_NORM,
+    "clip_share": "clip_fraction",
+    "kl_old": "kl",
+    "constant_groups": "zero_variance_groups",
+}
 """What earlier versions wrote into `metrics.jsonl`, and its name now."""
 
 
 def canonical(figures: Mapping[str, T]) -> dict[str, T]:
-    """Return an algorithm's figures under the names that they have now."""
+    """Return figures (a step's, or an algorithm's) under the names that they have now."""
     return {FORMER_NAMES.get(name, name): value for name, value in figures.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
+log = logging.getLogger(__name__)
+
 
 def setting(
     default: Any = attrs.NOTHING,
@@ -30,6 +33,8 @@ def setting(
     choices: Sequence[Any] | None = None,
     validator: Callable[[Any, Any, Any], None] | None = None,
     secret: bool = False,
+    former: str = "",
+    former_values: Mapping[str, Any] | None = None,
 ) -> Any:
     """Declare one key of a component's config class, with its bounds.
 
@@ -45,6 +50,9 @@ def setting(
         secret: Whether it is a password or a key. Declare its type as `Secret | None` (or `Secret`, without a default)
             and read it by `reveal()`. A run file or an override names where it lies: `{env = "NAME"}` or
             `{file = "PATH"}`; the value itself is refused there, and is kept out of all that a run writes or shows.
+        former: The key's name in earlier versions. Run files, recipes, overrides and resumed runs may still use it;
+            a warning names the new one. Where both names are set, the one that was written last wins.
+        former_values: Earlier names of values, and their names now; accepted with a warning too.
 
     Returns:
         An `attrs.field`, to be used in a class decorated with `@attrs.frozen(kw_only=True)`.
@@ -59,7 +67,8 @@ def setting(
     if validator is not None:
         checks.append(validator)
     bounds = {sign: b for sign, b in ((">=", ge), (">", gt), ("<=", le), ("<", lt)) if b is not None}
-    metadata = {"help": help, "choices": choices, "secret": secret, "bounds": bounds}
+    metadata: dict[str, Any] = {"help": help, "choices": choices, "secret": secret, "bounds": bounds}
+    metadata |= {"former": former, "former_values": former_values or {}}
     if callable(default) and default is not attrs.NOTHING:
         return attrs.field(factory=default, validator=checks, metadata=metadata)
     return attrs.field(default=default, validator=checks, metadata=metadata)
@@ -79,7 +88,7 @@ def structure(cls: type[C], keys: Mapping[str, Any], *, owner: str, section: str
     """
     fields = {f.name: f for f in attrs.fields(attrs.resolve_types(cast(Any, cls)))}
     values = {}
-    for key, value in keys.items():
+    for key, value in _renamed(cls, keys, owner=owner, section=section).items():
         if key not in fields:
             raise ConfigError(
                 f'[{section}] {owner} has no key "{key}".{nearest(key, fields)}\n'
@@ -103,6 +112,30 @@ def structure(cls: type[C], keys: Mapping[str, Any], *, owner: str, section: str
         return cls(**values)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"[{section}] {owner}: {error.args[0] if error.args else error}") from error
+
+
+def former_names(cls: type) -> dict[str, str]:
+    """Return the former names of a config class's keys, and the name that each has now."""
+    return {f.metadata["former"]: f.name for f in attrs.fields(cls) if f.metadata.get("former")}
+
+
+def _renamed(cls: type, keys: Mapping[str, Any], *, owner: str, section: str) -> dict[str, Any]:
+    """Return keys and values under the names that they have now; warn of each former one."""
+    fields, former = attrs.fields_dict(cls), former_names(cls)
+    found: dict[str, Any] = {}
+    for key, value in keys.items():
+        name = key if key in fields else former.get(key, key)
+        if name != key:
+            log.warning("[%s] %s is now called %s (%s): change the name in your settings", section, key, name, owner)
+        values = fields[name].metadata.get("former_values", {}) if name in fields else {}
+        if isinstance(value, str) and value in values:
+            log.warning(
+                '[%s] %s = "%s" is now called "%s" (%s): change the value in your settings',
+                section, name, value, values[value], owner,
+            )  # fmt: skip
+            value = values[value]
+        found[name] = value
+    return found
 
 
 def _secret(source: Any, where: str) -> Secret | None:

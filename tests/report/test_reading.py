@@ -11,6 +11,7 @@ from run_dirs import write_run
 
 from agentrig.errors import AgentrigError
 from agentrig.report import figures
+from agentrig.report.findings import findings
 from agentrig.report.reading import read_run, rollout_rows
 
 
@@ -82,6 +83,13 @@ def test_ctrl_c_and_a_run_under_way_are_told_apart(tmp_path: Path):
 def test_figures_of_older_runs_have_the_names_of_now(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=2)
     lines = (directory / "metrics.jsonl").read_text()
-    (directory / "metrics.jsonl").write_text(lines.replace('"loss":', '"gradient_norm":'))
-    for step in read_run(directory).steps:
+    for name, former in (("loss", "gradient_norm"), ("zero_variance_groups", "constant_groups")):
+        assert f'"{name}":' in lines
+        lines = lines.replace(f'"{name}":', f'"{former}":')
+    (directory / "metrics.jsonl").write_text(lines)
+    run = read_run(directory)
+    for step in run.steps:
         assert set(step["algorithm"]) == {"weight_change", "grad_norm"}
+        assert step["zero_variance_groups"] == 0.3
+        assert "constant_groups" not in step
+    assert any("30% of the groups" in finding.text for finding in findings(run, None))

@@ -91,7 +91,7 @@ def test_a_run_from_start_to_end(model: ModelServer, toy_plan: MakePlan, tmp_pat
     first, second = lines_of(run)
     assert [first["step"], second["step"]] == [1, 2]
     assert (first["reward"], first["reward_std"], first["rollouts"]) == (1.0, 1.0, 12)
-    assert first["constant_groups"] == 1.0
+    assert first["zero_variance_groups"] == 1.0
     assert first["validation_accuracy"] == 0.5
     assert first["nodes"] == {"seen": {"write_query": 12}, "trained": {"write_query": 12}}
     assert first["algorithm"] == {"weight_change": 1.0, "number": 1.0}

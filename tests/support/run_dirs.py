@@ -201,7 +201,7 @@ def write_run(
             "reward_std": 0.4,
             "rollouts": len(rollouts),
             "failures": {"llm-error": 1} if step % 7 == 3 else {},
-            "constant_groups": 0.3,
+            "zero_variance_groups": 0.3,
             "step_s": sum(seconds.values()) + 0.3,
             "time_s": seconds,
             "rollouts_per_s": 24.0,

@@ -291,7 +291,7 @@ def test_solved_tasks_end_a_run_with_all_that_an_end_has(model_dir, tmp_path):
 @pytest.mark.slow
 def test_lora_trains_end_to_end(model_dir, tmp_path):
     session = FakeSession(tmp_path / "run")
-    config = config_of(model_dir, steps=2, validate_every=0, lora_rank=4, kl_coef=0.01, save_every=1)
+    config = config_of(model_dir, steps=2, validate_every=0, lora_rank=4, kl_loss_coef=0.01, save_every=1)
     Grpo(config).run(session)
     assert all(line["ratio_max"] == pytest.approx(1.0, abs=2e-3) for line in session.lines)
     resumed = FakeSession(tmp_path / "resumed", checkpoint=session.saved[1], first_step=2)

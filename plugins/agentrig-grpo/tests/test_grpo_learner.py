@@ -50,12 +50,12 @@ def logprobs_of(model, sample, temperature=1.0):
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(sample.response_ids)[:, None])[:, 0]
 
 
-@pytest.mark.parametrize("loss", ["token", "sequence"])
-@pytest.mark.parametrize("kl_coef", [0.0, 0.2])
-def test_an_update_is_that_of_a_loop_over_tokens(make_model, loss, kl_coef):
+@pytest.mark.parametrize("loss", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("kl_loss_coef", [0.0, 0.2])
+def test_an_update_is_that_of_a_loop_over_tokens(make_model, loss, kl_loss_coef):
     model, by_hand = make_model(), make_model()
     samples = samples_of()
-    learner = learner_of(model, loss=loss, kl_coef=kl_coef, temperature=0.9, max_grad_norm=0.5)
+    learner = learner_of(model, loss_agg_mode=loss, kl_loss_coef=kl_loss_coef, temperature=0.9, max_grad_norm=0.5)
     with torch.no_grad():  # a policy that has moved away from its reference
         for m in (model, by_hand):
             m.model.norm.weight.mul_(1.1)
@@ -71,7 +71,7 @@ def test_an_update_is_that_of_a_loop_over_tokens(make_model, loss, kl_coef):
             ratio = torch.exp(new[t] - sample.logprobs[t])
             cut = torch.clamp(ratio, 0.8, 1.28) * sample.advantage
             total = total - weight * torch.minimum(ratio * sample.advantage, cut)
-            total = total + weight * kl_coef * (torch.exp(ref[t] - new[t]) - (ref[t] - new[t]) - 1)
+            total = total + weight * kl_loss_coef * (torch.exp(ref[t] - new[t]) - (ref[t] - new[t]) - 1)
             clipped += int(cut < ratio * sample.advantage)
             tokens += 1
             ratios.append(float(ratio.detach()))
@@ -84,7 +84,7 @@ def test_an_update_is_that_of_a_loop_over_tokens(make_model, loss, kl_coef):
     assert metrics["clip_fraction"] == pytest.approx(clipped / tokens)
     assert metrics["ratio_max"] == pytest.approx(max(ratios), rel=1e-4)
     assert metrics["trained_tokens"] == tokens
-    assert ("kl_reference" in metrics) == bool(kl_coef)
+    assert ("kl_reference" in metrics) == bool(kl_loss_coef)
     change = 0.0
     for (name, a), b, c in zip(model.named_parameters(), by_hand.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=2e-4, rtol=1e-3, msg=name)
@@ -124,7 +124,7 @@ def test_missing_logprobs_are_those_of_the_weights_before(make_model, updates):
         known = [attrs.evolve(s, logprobs=logprobs_of(make_model(), s).tolist()) for s in samples]
     some = [k if i % 2 else s for i, (k, s) in enumerate(zip(known, samples, strict=True))]
     results = [
-        learner_of(make_model(), inner_epochs=updates // 2 or 1, mini_batches=min(updates, 2)).update(given, step=1)
+        learner_of(make_model(), ppo_epochs=updates // 2 or 1, mini_batches=min(updates, 2)).update(given, step=1)
         for given in (samples, some, known)
     ]
     assert results[0]["updates"] == updates
@@ -153,7 +153,7 @@ def test_learning_makes_good_answers_likelier(make_model):
 def test_lora_trains_adapters_only_and_its_merge_is_the_model(make_model):
     model, samples = make_model(), samples_of()
     frozen = copy.deepcopy(model.state_dict())
-    learner = learner_of(model, lora_rank=2, kl_coef=0.1)
+    learner = learner_of(model, lora_rank=2, kl_loss_coef=0.1)
     assert all("lora_" in name for name in learner.trained)
     for step in range(3):
         metrics = learner.update(samples, step=step)
@@ -265,7 +265,7 @@ def test_golden_losses(make_model):
     """Three updates on fixed triplets give the numbers that were stored when this was right."""
     learner = Learner(
         make_model(vocab=64, hidden=16, layers=2),
-        GrpoConfig(lr=3e-3, inner_epochs=1, negative_scale=0.5, kl_coef=0.05, tokens_per_batch=128),
+        GrpoConfig(lr=3e-3, ppo_epochs=1, negative_scale=0.5, kl_loss_coef=0.05, tokens_per_batch=128),
         dtype="float32",
         seed=0,
     )

@@ -23,7 +23,7 @@ def by_hand(new, old, advantage, low, high, ref, kl):
 @pytest.mark.parametrize("kl", [0.0, 0.3])
 def test_each_token_is_the_formula(kl):
     new, old, ref, advantages = numbers()
-    out = token_losses(new, old, advantages, clip_low=0.2, clip_high=0.28, reference=ref, kl_coef=kl)
+    out = token_losses(new, old, advantages, clip_low=0.2, clip_high=0.28, reference=ref, kl_loss_coef=kl)
     for i in range(len(new)):
         expected = by_hand(float(new[i]), float(old[i]), float(advantages[i]), 0.2, 0.28, float(ref[i]), kl)
         assert float(out.loss[i]) == pytest.approx(expected, abs=1e-12)
@@ -38,7 +38,9 @@ def test_the_gradient_is_that_of_finite_differences():
     new.requires_grad_()
 
     def total(x):
-        return token_losses(x, old, advantages, clip_low=0.2, clip_high=0.28, reference=ref, kl_coef=0.1).loss.sum()
+        return token_losses(
+            x, old, advantages, clip_low=0.2, clip_high=0.28, reference=ref, kl_loss_coef=0.1
+        ).loss.sum()
 
     (gradient,) = torch.autograd.grad(total(new), new)
     step = 1e-6
@@ -58,14 +60,14 @@ def test_on_policy_the_gradient_is_the_policy_gradient():
 
 
 def test_token_weights_are_equal_and_sum_to_one():
-    assert sample_weights([3, 5, 2], [0, 0, 1], "token") == [0.1] * 3
+    assert sample_weights([3, 5, 2], [0, 0, 1], "token-mean") == [0.1] * 3
 
 
 def test_a_rollout_with_many_calls_does_not_outweigh_the_others():
     rng = random.Random(0)
     lengths = [rng.randrange(1, 30) for _ in range(12)]
     rollouts = [0] * 10 + [1, 2]
-    weights = sample_weights(lengths, rollouts, "sequence")
+    weights = sample_weights(lengths, rollouts, "seq-mean-token-mean")
     share = {r: sum(w * n for w, n, o in zip(weights, lengths, rollouts, strict=True) if o == r) for r in range(3)}
     assert share == pytest.approx({0: 1 / 3, 1: 1 / 3, 2: 1 / 3})
     assert len(set(weights[:10])) == 1, "within a rollout all tokens weigh the same"

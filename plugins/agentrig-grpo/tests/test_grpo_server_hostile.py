@@ -211,7 +211,7 @@ def test_no_bytes_on_a_socket_make_the_server_fail(server, content):
 
 
 @pytest.mark.parametrize(
-    "name", ["server_threads", "server_batch", "tasks_per_step", "group_size", "lora_rank", "inner_epochs"]
+    "name", ["server_threads", "server_batch", "tasks_per_step", "group_size", "lora_rank", "ppo_epochs"]
 )
 def test_settings_without_measure_are_refused_when_they_are_read(name):
     with pytest.raises(ValueError, match=f"'{name}' must be <= "):

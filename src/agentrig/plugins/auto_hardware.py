@@ -11,6 +11,7 @@ import attrs
 from agentrig.errors import ConfigError, nearest
 from agentrig.hardware.choice import select
 from agentrig.plugins.building import built
+from agentrig.settings import former_names
 
 if TYPE_CHECKING:
     from agentrig.hardware.contract import Hardware
@@ -56,9 +57,11 @@ def check_auto_keys(registry: Registry, algorithm: Component, keys: Mapping[str,
     Raises:
         ConfigError: The algorithm can run on no hardware with such a key.
     """
-    known = sorted({f.name for c in able(registry, algorithm) for f in attrs.fields(c.spec.config)})
+    configs = [c.spec.config for c in able(registry, algorithm)]
+    known = sorted({f.name for config in configs for f in attrs.fields(config)})
+    former = {name for config in configs for name in former_names(config)}
     for key in keys:
-        if key not in known:
+        if key not in known and key not in former:
             raise ConfigError(
                 f'[hardware] no hardware for {algorithm.spec.name} has a key "{key}".{nearest(key, known)}\n'
                 f"  their keys: {', '.join(known) or 'none'}"

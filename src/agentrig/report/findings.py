@@ -13,7 +13,7 @@ from agentrig.report.reading import RunData, mapping, number, rollout_rows
 from agentrig.report.samples import Pairs
 from agentrig.report.text import count, figure
 
-CONSTANT_LIMIT = 0.8
+ZERO_VARIANCE_LIMIT = 0.8
 """A larger share of groups without a difference in reward leaves little to learn from."""
 
 PART_LIMIT = 0.05
@@ -39,7 +39,7 @@ def findings(run: RunData, pairs: Pairs | None) -> list[Finding]:
             Finding("ok", "the tasks are solved: every rollout of the last steps was correct, so the run ended")
         )
     if run.steps:
-        found += [*_trained(run), *_weights(run), *_constant(run), *_failed(run)]
+        found += [*_trained(run), *_weights(run), *_zero_variance(run), *_failed(run)]
     if pairs is not None:
         found += _changed(pairs)
     for plugin, times in mapping(run.summary.get("observer_errors")).items():
@@ -75,15 +75,15 @@ def _weights(run: RunData) -> list[Finding]:
     return [Finding("ok", f"the weights moved in every step (L2 norm {figure(min(values))} to {figure(max(values))})")]
 
 
-def _constant(run: RunData) -> list[Finding]:
-    _, values = figures.series(run, "constant_groups")
+def _zero_variance(run: RunData) -> list[Finding]:
+    _, values = figures.series(run, "zero_variance_groups")
     if not values:
         return []
     last = figures.mean(values[-figures.SMOOTHING :]) or 0.0
     text = (
         f"{last:.0%} of the groups had one and the same reward in the last {min(len(values), figures.SMOOTHING)} steps"
     )
-    if last > CONSTANT_LIMIT:
+    if last > ZERO_VARIANCE_LIMIT:
         return [Finding("warn", f"{text}: little was left to learn from")]
     return [Finding("ok", text)]
 

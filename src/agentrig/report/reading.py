@@ -242,7 +242,7 @@ def _steps(lines: str, missing: list[str]) -> list[dict[str, Any]]:
             broken += 1
             continue
         if isinstance(row, dict) and isinstance(row.get("step"), int):
-            by_step[row["step"]] = {**row, "algorithm": canonical(mapping(row.get("algorithm")))}
+            by_step[row["step"]] = {**canonical(row), "algorithm": canonical(mapping(row.get("algorithm")))}
         else:
             broken += 1
     if broken:

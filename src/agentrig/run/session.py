@@ -308,7 +308,7 @@ class RunSession:
             "accuracy": Measurement.of(rollouts).accuracy,
             "rollouts": len(rollouts),
             "failures": count_failures(rollouts),
-            "constant_groups": mean([float(len(v) == 1) for v in groups.values()]),
+            "zero_variance_groups": mean([float(len(v) == 1) for v in groups.values()]),
             "step_s": step_s,
             "time_s": parts,
             "rollouts_per_s": len(rollouts) / rollout_s,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ONE_UPDATE = ("algorithm.inner_epochs=1", "algorithm.mini_batches=1", "algorithm.warmup_steps=0")
+ONE_UPDATE = ("algorithm.ppo_epochs=1", "algorithm.mini_batches=1", "algorithm.warmup_steps=0")
 """The ratios are then those of the server's log-probabilities to the learner's for the same weights."""
 
 

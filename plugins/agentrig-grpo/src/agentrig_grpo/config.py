@@ -30,13 +30,19 @@ class GrpoConfig:
     val_temperature: float = setting(0.0, help="temperature of validation and report rollouts", ge=0, le=2)
     clip_low: float = setting(0.2, help="how far the ratio may fall below 1", gt=0, lt=1)
     clip_high: float = setting(0.28, help="how far the ratio may rise above 1", gt=0)
-    kl_coef: float = setting(0.0, help="weight of the KL term to the starting model; 0 for none", ge=0)
+    kl_loss_coef: float = setting(
+        0.0, help="weight of the KL loss to the starting model; 0 for none", ge=0, former="kl_coef"
+    )
     scale_rewards: bool = setting(False, help="divide advantages by the group's standard deviation")
     negative_scale: float = setting(1.0, help="negative advantages are multiplied by this", ge=0)
-    loss: str = setting(
-        "token", help="what weighs the same in the loss: each token, or each rollout", choices=("token", "sequence")
+    loss_agg_mode: str = setting(
+        "token-mean",
+        help="loss aggregation: mean over all tokens, or over each rollout's tokens and then over rollouts",
+        choices=("token-mean", "seq-mean-token-mean"),
+        former="loss",
+        former_values={"token": "token-mean", "sequence": "seq-mean-token-mean"},
     )
-    inner_epochs: int = setting(1, help="passes over a step's rollouts", ge=1, le=1000)
+    ppo_epochs: int = setting(1, help="passes over a step's rollouts", ge=1, le=1000, former="inner_epochs")
     mini_batches: int = setting(1, help="updates in one pass, each on its share of the groups", ge=1, le=1000)
     tokens_per_batch: int = setting(
         8192, help="tokens in one forward pass; gradients add up over passes", ge=64, le=1 << 24

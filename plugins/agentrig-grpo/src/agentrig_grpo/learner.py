@@ -82,7 +82,7 @@ class Learner:
         if config.lora_rank:
             torch.manual_seed(seed)
             model = lora.wrap(model, rank=config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets)
-        elif config.kl_coef:
+        elif config.kl_loss_coef:
             self._reference = copy.deepcopy(model).requires_grad_(False).eval()
         self.model = model
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -125,7 +125,7 @@ class Learner:
         before = {name: p.detach().clone() for name, p in self.trained.items()}
         figures = _Figures()
         samples = self._with_behaviour(samples, figures)
-        for epoch in range(self.config.inner_epochs):
+        for epoch in range(self.config.ppo_epochs):
             for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
                 self._one_update(mini_batch, figures)
         with torch.no_grad():
@@ -146,7 +146,7 @@ class Learner:
             "trained_tokens": float(figures.tokens),
             "learner_tokens_per_s": figures.computed / wall,
         }
-        if self.config.kl_coef:
+        if self.config.kl_loss_coef:
             metrics["kl_reference"] = figures.kl_reference / n
         return metrics
 
@@ -154,14 +154,14 @@ class Learner:
         """Add up the gradient of a mini-batch in passes of `tokens_per_batch` tokens, and step."""
         config = self.config
         lengths = [len(s.response_ids) for s in samples]
-        weights = sample_weights(lengths, [s.rollout for s in samples], config.loss)  # type: ignore[arg-type]
+        weights = sample_weights(lengths, [s.rollout for s in samples], config.loss_agg_mode)  # type: ignore[arg-type]
         # A sample without advantage has no gradient unless KL gives it one; its tokens still count
         # in the weights, or an easy step would take larger strides than a hard one.
-        active = [i for i, s in enumerate(samples) if s.advantage or config.kl_coef]
+        active = [i for i, s in enumerate(samples) if s.advantage or config.kl_loss_coef]
         table = _Table.of([samples[i] for i in active], [weights[i] for i in active], self._device)
         for batch in self._batches([samples[i] for i in active], figures):
             behaviour, advantage, weight = table.look_up(batch)
-            reference = self._reference_logprobs(batch) if config.kl_coef else None
+            reference = self._reference_logprobs(batch) if config.kl_loss_coef else None
             logits = self._logits(self.model, batch)
             logprobs = token_logprobs(logits, batch.targets, config.temperature)
             if behaviour is None:
@@ -173,7 +173,7 @@ class Learner:
                 clip_low=config.clip_low,
                 clip_high=config.clip_high,
                 reference=reference,
-                kl_coef=config.kl_coef,
+                kl_loss_coef=config.kl_loss_coef,
             )
             loss = (out.loss * weight).sum()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -217,7 +217,7 @@ class Learner:
         With a single update they are the log-probabilities of that very pass, and none is needed here.
         """
         lacking = [i for i, s in enumerate(samples) if s.logprobs is None]
-        single = self.config.inner_epochs * self.config.mini_batches == 1
+        single = self.config.ppo_epochs * self.config.mini_batches == 1
         if not lacking or (single and len(lacking) == len(samples)):
             return list(samples)
         found: dict[int, list[float]] = {i: [0.0] * len(samples[i].response_ids) for i in lacking}

@@ -33,7 +33,7 @@ MINI = RecipeSpec(
             # AdamW's first updates are as large as later ones while its averages still mean little.
             "warmup_steps": 20,
             # The model is cheap to update next to what a rollout costs, so each step's rollouts are used twice.
-            "inner_epochs": 2,
+            "ppo_epochs": 2,
             "mini_batches": 2,
             "scale_rewards": True,
             "negative_scale": 0.5,
