@@ -81,7 +81,7 @@ def test_rewards_outside_0_to_1_are_warned_of_once_when_nobody_says_what_is_corr
     rule = Correctness()
     Scorer(lambda t, o, b: Score.ok(value), budget_s=5, correctness=rule)([ITEM, ITEM])
     assert caplog.messages == [rule.warning]
-    assert f"a reward of {value:g} was seen, which is outside 0 to 1" in rule.warning
+    assert f"a reward of {value:g} is outside 0 to 1" in rule.warning
     for cure in ("run.correct_at=VALUE", "RewardSpec(correct_at=VALUE)", "Score.ok(value, correct=True or False)"):
         assert cure in rule.warning
     for said in (Correctness(reward_at=5), Correctness(run_at=5)):

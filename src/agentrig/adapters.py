@@ -18,8 +18,8 @@ class Triplet:
         response_ids: Token ids that were sampled.
         logprobs: Log-probability of each response token under the sampling policy, at the sampling
             temperature; None when the endpoint did not return them.
-        reward: The rollout's reward; None until the reward has judged.
-        node: The graph node that the call was matched under, or the innermost one.
+        reward: The rollout's reward; None until the reward has been computed.
+        node: The graph node that the adapter matched the call to, or the innermost node.
         span_id: The call's span.
     """
 
@@ -37,7 +37,7 @@ Adapter = Callable[[Trace], Sequence[Triplet]]
 
 def triplet_of(call: Span, *, node: str = "") -> Triplet | None:
     """Return a call's triplet, or None when it failed or its endpoint returned no token ids."""
-    if call.error is not None:  # a stream that broke: what came is not what would have been sampled
+    if call.error is not None:  # the stream broke: the response is incomplete
         return None
     attributes = call.attributes
     prompt, response = attributes.get("prompt_token_ids"), attributes.get("response_token_ids")

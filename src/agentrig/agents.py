@@ -18,9 +18,9 @@ class Outcome:
     Attributes:
         answer: The agent's return value (JSON values only); None when it failed.
         failure: None, or the failure's kind: `agent-error` (the agent raised), `llm-error` (a call
-            to the model failed), `deadline` (the rollout ran past its time), `runner-died` (the
-            process was lost), or a kind of the agent's own (`AgentFailure(kind=…)`).
-        message: The failure in words.
+            to the model failed), `deadline` (the rollout exceeded its time limit), `runner-died` (the
+            process died), or the agent's own kind (`AgentFailure(kind=…)`).
+        message: Describes the failure.
     """
 
     answer: Any = None

@@ -1,4 +1,4 @@
-"""Algorithms: from triplets to new weights, and the session that a run lends to them."""
+"""Algorithms: from triplets to new weights, and the session that a run passes to them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from agentrig.tasks import Task
 
 @attrs.frozen(kw_only=True)
 class Measurement:
-    """What a measurement found, over the rollouts that could be judged.
+    """The result of a measurement, over the rollouts that have a reward.
 
     Attributes:
-        accuracy: The share of them that is correct, from 0 to 1; None without any.
-        reward: Their mean reward; None without any.
-        n: How many they are.
+        accuracy: Share of correct rollouts, from 0 to 1; None if `n` is 0.
+        reward: Mean reward; None if `n` is 0.
+        n: Number of rollouts.
     """
 
     accuracy: float | None
@@ -41,7 +41,7 @@ class Measurement:
 
 
 class Session(Protocol):
-    """What a run lends to its algorithm.
+    """What a run passes to its algorithm.
 
     Attributes:
         train_tasks: The training split.
@@ -51,9 +51,9 @@ class Session(Protocol):
         first_step: 1, or the step after the last checkpoint when the run is resumed.
         checkpoint: The checkpoint to start from when the run is resumed, else None.
         stopping: True once the user asked to end (Ctrl-C): finish the step, save, return.
-        solved: True once every rollout of three steps running got the same reward and is correct: there is nothing
-            left to learn. Finish the step, save, `report` "after", return; the run has then ended well.
-        measured: What `validate` or `report` found last: accuracy and mean reward; None before the first.
+        solved: True once every rollout of three steps in a row got the same reward and is correct: there is nothing
+            left to learn. Finish the step, save, `report` "after", return; the run then counts as successful.
+        measured: The latest result of `validate` or `report`: accuracy and mean reward; None before the first.
     """
 
     train_tasks: Sequence[Task]
@@ -68,10 +68,10 @@ class Session(Protocol):
 
     @property
     def lines(self) -> Sequence[Mapping[str, Any]]:
-        """The lines of `metrics.jsonl` up to now, those before a resume among them.
+        """The lines of `metrics.jsonl` so far, including those from before a resume.
 
-        What an algorithm counts over several steps it rebuilds from them: a resumed run then does what an unbroken
-        one would.
+        An algorithm that counts over several steps rebuilds its counts from them, so that a resumed run behaves like
+        an uninterrupted one.
         """
         ...
 
@@ -93,23 +93,23 @@ class Session(Protocol):
             endpoint: One server, or several replicas: a whole group goes to the same one, in turn.
             step: The training step.
             mode: What the rollouts are for.
-            on_groups: Called in this thread with groups that are complete while others still run, each once, before
-                the checks of the step: work that it does then costs no time of its own.
+            on_groups: Called in this thread with groups that are complete while others still run, once for each
+                group, before the checks of the step. Work done here overlaps with the rollouts.
 
         Returns:
             `len(tasks) * n` rollouts, the n of one task side by side, failures included.
 
         Raises:
-            agentrig.errors.RunStopped: Too many failures, no triplets, no token ids, or a reward
-                that is the same over the whole step (in the first step at once; later when that stays
-                and they are not correct): the message says what was seen.
+            agentrig.errors.RunStopped: Too many failures, no triplets, no token ids, or the same reward
+                for the whole step (in the first step: immediately; later: when it stays the same and the
+                rollouts are not correct). The message says what was observed.
         """
         ...
 
     def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
         """Return the accuracy on the validation split (greedy unless the run says otherwise).
 
-        The mean reward is in `measured` then. None when there is nothing to validate on, or nothing could be judged.
+        Sets `measured`, which also has the mean reward. None without validation tasks or without any reward.
         """
         ...
 
@@ -124,32 +124,32 @@ class Session(Protocol):
 
         Args:
             metrics: The algorithm's figures. `weight_change` (L2 norm of the step's change of all
-                trained weights) is required: 0.0 twice running, or NaN, stops the run. `loss` and
-                `grad_norm` (L2 norm of the gradient before clipping) are looked at where they are there:
-                NaN or infinity twice running stops the run.
-            time_s: Wall seconds by part; `rollout`, `reward` and `update` are drawn in the report,
-                others may be added.
+                trained weights) is required: 0.0 twice in a row, or NaN, stops the run. `loss` and
+                `grad_norm` (L2 norm of the gradient before clipping) are checked if present:
+                NaN or infinity twice in a row stops the run.
+            time_s: Wall seconds by part. The report plots `rollout`, `reward` and `update`; others
+                may be added.
         """
         ...
 
     def plan_steps(self, steps: int) -> None:
-        """Say how many training steps are planned, for the display; call it once, before the first rollouts.
+        """Set the number of training steps, for the display; call it once, before the first rollouts.
 
-        Observers hear of the run's start then, or with its first rollouts when it is not called.
+        `on_run_start` is called then, or with the first rollouts if `plan_steps` is not called.
         """
         ...
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
         """Save a checkpoint and make it the run's latest, atomically.
 
-        Call it after the step's `end_step`: a run that is killed in between then repeats the step, while the
-        other way round its line of metrics would be lost.
+        Call it after the step's `end_step`: a run that is killed in between repeats the step. In the opposite
+        order the step's metrics would be lost.
 
         Args:
             write: Called with a fresh directory; must leave a Hugging Face directory there, and the
                 optimizer's state under `trainer/`.
-            keep: Whether it stays for good; of the others only the latest two do. Save at every
-                step where that is cheap: a crash then loses only the step under way.
+            keep: Whether the checkpoint is kept forever; of the others only the latest two are kept. If saving
+                is cheap, save at every step: a crash then loses only the current step.
         """
         ...
 
@@ -157,8 +157,8 @@ class Session(Protocol):
 class Algorithm(Protocol):
     """What `AlgorithmSpec.build` returns.
 
-    It may also have an attribute `pool`: a callable with the arguments of `agentrig.runners.processes.Pool`, used in
-    its place (runners elsewhere than on this machine).
+    It may also have an attribute `pool`: a callable with the arguments of `agentrig.runners.processes.Pool`, used
+    instead of it (for example to start runners on other machines).
     """
 
     def run(self, session: Session) -> None:

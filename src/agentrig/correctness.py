@@ -1,4 +1,4 @@
-"""What counts as correct: one rule for accuracy, wherever it is stated (docs/rewards.md)."""
+"""What counts as correct: one rule for every reported accuracy (docs/rewards.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 log = logging.getLogger(__name__)
 
 CORRECT_AT = 1.0
-"""From this value on an answer counts as correct, when nobody says otherwise."""
+"""Default threshold: an answer with at least this reward counts as correct."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -19,7 +19,7 @@ class Correctness:
     Attributes:
         run_at: The user's own threshold, `[run] correct_at`.
         reward_at: The reward's threshold, `RewardSpec.correct_at`.
-        warning: What was said when nobody had named a threshold and a value lay outside 0 to 1; empty up to then.
+        warning: The warning logged when no threshold is set and a reward is outside 0 to 1; empty before that.
     """
 
     run_at: float | None = None
@@ -27,11 +27,11 @@ class Correctness:
     warning: str = ""
 
     def decide(self, status: str, value: float, said: bool | None) -> bool:
-        """Return whether an answer is correct. The first of these that is there decides.
+        """Return whether an answer is correct. The first rule that applies decides.
 
         1. Its score is not `ok`: it is not correct.
         2. The user's threshold.
-        3. What the reward says of this answer (`said`, of `Score.correct`).
+        3. What the reward says about this answer (`said`, from `Score.correct`).
         4. The reward's threshold.
         5. `CORRECT_AT`.
         """
@@ -49,8 +49,8 @@ class Correctness:
 
     def _warn(self, value: float) -> None:
         self.warning = (
-            f"accuracy counts an answer as correct from a reward of {CORRECT_AT:g} on, because nobody says otherwise, "
-            f"and a reward of {value:g} was seen, which is outside 0 to 1. Say what is correct: run.correct_at=VALUE, "
+            f"accuracy counts an answer as correct if its reward is at least {CORRECT_AT:g} (the default), "
+            f"but a reward of {value:g} is outside 0 to 1. Define what is correct: run.correct_at=VALUE, "
             "RewardSpec(correct_at=VALUE), or Score.ok(value, correct=True or False) (docs/rewards.md)"
         )
         log.warning("%s", self.warning)

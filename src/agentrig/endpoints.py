@@ -25,8 +25,8 @@ class Endpoint:
         base_url: Ends in `/v1`.
         model: The model name to send.
         api_key: Sent as the bearer token; never logged.
-        sampling: Request fields as the OpenAI API names them: `temperature`, `top_p`,
-            `max_tokens`, `stop`, `seed`. An agent passes all of them on with every call.
+        sampling: Request fields with the OpenAI API's names: `temperature`, `top_p`,
+            `max_tokens`, `stop`, `seed`. An agent passes all of them with every call.
         headers: Extra HTTP headers to send with every call.
         token_ids: Whether the server takes the request field `return_token_ids`, as vLLM and
             agentrig's own server do. The tracer then asks for ids and log-probabilities with every
@@ -48,8 +48,8 @@ class Endpoint:
 def without_proxy(url: str) -> None:
     """Let this process's HTTP clients reach a server at a private address without the host's proxy.
 
-    Where `HTTP_PROXY` is set, calls to a model server of the run's own would else go to a proxy that cannot reach it.
-    Names other than localhost and public addresses are left to the user's `NO_PROXY`. Without a proxy it does nothing.
+    If `HTTP_PROXY` is set, calls to the run's own model server would otherwise go to a proxy that cannot reach it.
+    For public addresses and for names other than localhost, set `NO_PROXY` yourself. Without a proxy it does nothing.
     """
     if not getproxies().keys() & {"http", "https", "all"}:
         return

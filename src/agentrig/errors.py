@@ -1,4 +1,4 @@
-"""Every error that agentrig raises on purpose; each message names the cure."""
+"""Every error that agentrig raises on purpose; each message says what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class AgentrigError(Exception):
-    """Base of all errors that a user can mend. The command line prints it without a traceback."""
+    """Base of all errors that a user can fix. The command line prints it without a traceback."""
 
 
 class ConfigError(AgentrigError):
@@ -19,19 +19,19 @@ class ConfigError(AgentrigError):
 
 
 class PluginError(AgentrigError):
-    """A plugin is broken: it fails to import, misspells a hook or claims a taken name."""
+    """A plugin is broken: it fails to import, misspells a hook or uses a name that is taken."""
 
 
 class LookupFailed(AgentrigError):
-    """A component was asked for by a name that no loaded plugin brings."""
+    """No loaded plugin has a component with the requested name."""
 
 
 class RunStopped(AgentrigError):
-    """A run was ended on purpose because going on would learn nothing or learn from failures."""
+    """A run was stopped on purpose: continuing would learn nothing or learn from failures."""
 
 
 class RunInUse(AgentrigError):
-    """A living process works in the run directory already."""
+    """Another running process already uses the run directory."""
 
 
 class RunFileError(AgentrigError):
@@ -39,7 +39,7 @@ class RunFileError(AgentrigError):
 
 
 class CheckpointDamaged(AgentrigError):
-    """A checkpoint cannot be read; a run that goes on from it is told which one came before.
+    """A checkpoint cannot be read; when a run resumes from it, the message names the previous checkpoint.
 
     Args:
         checkpoint: Its directory.
@@ -72,11 +72,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return ` (FILE:LINE in FUNCTION)`: the last place in the user's own code that an exception came from, or ''."""
+    """Return ` (FILE:LINE in FUNCTION)`: the last frame of a traceback that is in the user's own code, or ''."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(_OTHERS)]
     return f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno} in {own[-1].name})" if own else ""
 
 
 _OTHERS = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, os.path.dirname(__file__), "<")
-"""Where code lies that is not the user's: Python's, installed packages and agentrig itself."""
+"""Paths of code that is not the user's: Python's library, installed packages and agentrig itself."""

@@ -18,16 +18,16 @@ FORMER_NAMES: Mapping[str, str] = {
     "kl_old": "kl",
     "constant_groups": "zero_variance_groups",
 }
-"""What earlier versions wrote into `metrics.jsonl`, and its name now."""
+"""Former metric names in `metrics.jsonl` to their current names."""
 
 
 def canonical(figures: Mapping[str, T]) -> dict[str, T]:
-    """Return figures (a step's, or an algorithm's) under the names that they have now."""
+    """Return figures (a step's, or an algorithm's) under their current names."""
     return {FORMER_NAMES.get(name, name): value for name, value in figures.items()}
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the mean, or None of nothing."""
+    """Return the mean, or None without values."""
     return statistics.fmean(values) if values else None
 
 
@@ -38,7 +38,7 @@ Z95 = 1.959963984540054
 def wilson(right: float, n: int) -> tuple[float, float]:
     """Return the 95% interval of a share, `right` of n (Wilson 1927, doi:10.1080/01621459.1927.10502953).
 
-    The share itself always lies in it: rounding could leave 0% or 100% just outside.
+    The interval always includes the share itself, despite rounding at 0% and 100%.
     """
     if n <= 0:
         return 0.0, 1.0

@@ -21,9 +21,9 @@ class Finding:
     Attributes:
         check: What was checked, in a few words.
         result: `problem`: the recipe could not start, or would fail. `warning`: it can start, but
-            this may bite. `skipped`: it could not be checked; `evidence` says why.
-        evidence: What was seen.
-        cure: What to do; empty when nothing is to be done.
+            may fail later. `skipped`: it could not be checked; `evidence` says why.
+        evidence: What the check observed.
+        cure: What to do; empty when there is nothing to do.
     """
 
     check: str
@@ -69,7 +69,7 @@ class Situation(Protocol):
 
     @property
     def torch(self) -> Answer:
-        """What torch says of the chosen device, from a process of its own (asked once)."""
+        """What torch reports about the chosen device, from a subprocess (started once)."""
 
     def setting(self, kind: str, key: str, default: Any = None) -> Any:
         """Return a key of a component's checked config, or `default` where it has no such key."""
@@ -78,7 +78,7 @@ class Situation(Protocol):
         """Whether the run would use the hardware of that name."""
 
     def failure(self, check: str, what: str, answer: Answer, *, cure: str) -> Finding:
-        """Return the problem that a failed answer is; a known failure, of any installed hardware, brings its cure."""
+        """Return the problem for a failed answer, with the cure of a known symptom of any installed hardware."""
 
 
 Check = Callable[[Situation], Iterable[Finding]]

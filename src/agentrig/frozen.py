@@ -1,7 +1,7 @@
-"""Read-only copies, all the way down: what observers are handed, so that watching cannot change a run.
+"""Deep read-only copies: observers get these, so that they cannot change a run.
 
-They stay `dict`s, `list`s and attrs objects: what reads them, `json.dumps` and trackers among it, needs to know nothing
-of this. `copy.deepcopy` gives a copy that may be changed.
+They are still `dict`s, `list`s and attrs objects, so `json.dumps` and experiment trackers read them as usual.
+`copy.deepcopy` gives a copy that you can change.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import attrs
 from agentrig.rollouts import Rollout
 
 PLAIN: frozenset[type] = frozenset((str, int, float, bool, type(None), bytes))
-"""What cannot be changed and holds nothing; looked at first, for most values are of these."""
+"""Immutable types without content; checked first, because most values have one of them."""
 
 
 def frozen(value: Any) -> Any:
-    """Return a value as something that cannot be changed and does not change with the original.
+    """Return a read-only copy of a value that does not change with the original.
 
     Mappings become `FrozenDict`, lists `FrozenList`; attrs objects keep their class. The parts of a rollout are
-    copied when they are asked for, so that an observer pays for what it reads. Of anything else a deep copy is
-    returned, and its `repr()` where there can be none.
+    copied on access, so that an observer pays only for what it reads. Anything else is deep-copied, or replaced by
+    its `repr()` if it cannot be copied.
     """
     kind = type(value)
     if kind in PLAIN or kind is FrozenDict or kind is FrozenList:
@@ -50,12 +50,12 @@ def frozen(value: Any) -> Any:
 
 
 def _items(values: Any) -> Any:
-    """Return a sequence's items, frozen; token ids by the thousand are not looked at one by one."""
+    """Return a sequence's items, frozen; long lists of token ids are not copied item by item."""
     return values if set(map(type, values)) <= PLAIN else [frozen(item) for item in values]
 
 
 def _attrs(value: Any) -> Any:
-    """Return an attrs object with frozen fields; the others, derived from them, are made anew."""
+    """Return an attrs object with frozen fields; fields with `init=False` are computed again."""
     changes = {}
     for field in attrs.fields(type(value)):
         if field.init:
@@ -64,10 +64,10 @@ def _attrs(value: Any) -> Any:
 
 
 def _error(error: BaseException) -> BaseException:
-    """Return an exception of the same class, words and traceback."""
+    """Return an exception of the same class, message and traceback."""
     try:
         copied = copy.copy(error)
-    except Exception:  # its class cannot be made again from its arguments
+    except Exception:  # its class cannot be constructed from its arguments
         copied = Exception(f"{type(error).__name__}: {error}")
     copied.__cause__, copied.__context__ = error.__cause__, error.__context__
     copied.__suppress_context__ = error.__suppress_context__
@@ -108,7 +108,7 @@ class FrozenList(list[Any]):
 
 
 class FrozenRollout(Rollout):
-    """A rollout whose parts are copied when they are asked for."""
+    """A rollout whose parts are copied on access."""
 
     _rollout: Rollout
     _copied: dict[str, Any]

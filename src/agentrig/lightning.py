@@ -1,4 +1,4 @@
-"""What users have written for Agent Lightning 0.3, as agentrig specs, in one line each.
+"""Wraps components that were written for Agent Lightning 0.3 as agentrig specs, in one line each.
 
 ```python
 @hookimpl
@@ -26,7 +26,7 @@ from agentrig.adapters import Triplet
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError
 from agentrig.hardware import Hardware
-from agentrig.lightning_import import open_door
+from agentrig.lightning_import import skip_litellm
 from agentrig.plugins.specs import AdapterSpec, AgentSpec, AlgorithmSpec
 from agentrig.rollouts import Rollout
 from agentrig.runners.jobs import Result
@@ -36,7 +36,7 @@ from agentrig.tasks import Task, fingerprint
 from agentrig.traces import Trace
 from agentrig.tracing.recorder import current
 
-open_door()
+skip_litellm()
 Factory = Callable[[], Any]
 
 
@@ -52,14 +52,14 @@ def agent(
     """Return the spec of a `LitAgent`.
 
     Its `training_rollout` gets the task's input and one resource, the endpoint. The number that it returns
-    (or emits) is the rollout's answer; the reward `own` takes it as the score, any other reward judges anew.
+    (or emits) is the rollout's answer. The reward `own` uses it as the score; other rewards score the answer.
 
     Args:
         cls: The `LitAgent` subclass, or anything that makes an instance when called.
         name: The component's name.
         summary: One line about it.
-        resource: Under which name the agent looks for the endpoint.
-        tracer: A tracer class of Agent Lightning's, to be used instead of agentrig's own.
+        resource: The resource name under which the agent looks up the endpoint.
+        tracer: A tracer class of Agent Lightning, used instead of agentrig's tracer.
         environment: Environment variables that the agent needs; see `AgentSpec`.
     """
 
@@ -83,7 +83,7 @@ def algorithm(cls: Factory, *, name: str, summary: str, resource: str = "main_ll
     """Return the spec of an `Algorithm`.
 
     It gets the store, the adapter, the training and validation inputs as datasets, and as initial resource
-    the endpoint that the run names. Rewards are filed in the store as it expects them.
+    the endpoint that the run configures. Rewards are stored in the store in the form that it expects.
     """
 
     def build(config: Any) -> Any:
@@ -101,12 +101,12 @@ def tracer(
     resource: str = "main_llm",
     environment: Sequence[str] = (),
 ) -> AgentSpec:
-    """Return the spec of a `LitAgent` that is traced by a tracer of Agent Lightning's."""
+    """Return the spec of a `LitAgent` that a tracer of Agent Lightning traces."""
     return agent(agent_cls, name=name, summary=summary, resource=resource, tracer=cls, environment=environment)
 
 
 class _LitAgentCall:
-    """Runs a `LitAgent` where agentrig wants a callable."""
+    """Makes a `LitAgent` callable, as agentrig expects."""
 
     def __init__(self, lit_agent: Any, resource: str, tracer: Any) -> None:
         from agentlightning.tracer.base import set_active_tracer
@@ -124,15 +124,15 @@ class _LitAgentCall:
             set_active_tracer(self._host.tracer)
         else:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of integrations that are not installed
+                warnings.simplefilter("ignore")  # warnings about integrations that are not installed
                 tracer.init()
                 tracer.init_worker(0)
 
     def __call__(self, task_input: Mapping[str, Any], endpoint: Endpoint) -> Any:
         """Return the number that the agent returned or emitted, or None; a coroutine for an `async` agent.
 
-        The rollouts of an `async` agent share the runner's event loop, as they do with Agent Lightning: a
-        client that the agent keeps stays usable.
+        The rollouts of an `async` agent share the runner's event loop, as in Agent Lightning, so that the agent can
+        reuse a client.
         """
         if self._agent.is_async():
             return self._run(task_input, endpoint) if self._tracer is None else self._queued(task_input, endpoint)
@@ -184,20 +184,20 @@ class _LitAgentCall:
 
 @attrs.define
 class _Host:
-    """What a `LitAgent` takes for its runner and its trainer."""
+    """The object that a `LitAgent` gets as its runner and its trainer."""
 
     tracer: Any
     __weakref__: Any = attrs.field(init=False, hash=False, repr=False, eq=False)
 
 
 class _AdapterCall:
-    """Runs a `TraceAdapter` where agentrig wants `adapter(trace)`."""
+    """Makes a `TraceAdapter` callable as `adapter(trace)`."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
     def __call__(self, trace: Trace) -> Sequence[Triplet]:
-        """Return the triplets; an empty trace is not shown to the adapter, which would raise."""
+        """Return the triplets; an empty trace is not passed to the adapter, which would raise."""
         from agentrig.runners.lightning_spans import to_lightning
 
         if not trace.llm_calls():
@@ -244,7 +244,7 @@ class LightningAlgorithmConfig:
     temperature: float = setting(1.0, help="sampling temperature", ge=0)
 
     def served(self) -> Endpoint | None:
-        """Return the server that the run or the environment names, or None."""
+        """Return the server from the run's settings or the environment, or None."""
         from agentrig.endpoints import environment_endpoint
 
         key = self.api_key.reveal() if self.api_key else None
@@ -252,13 +252,13 @@ class LightningAlgorithmConfig:
 
 
 class _AlgorithmCall:
-    """Runs an `Algorithm` of Agent Lightning's on a session."""
+    """Runs an `Algorithm` of Agent Lightning on a session."""
 
     def __init__(self, inner: Any, config: LightningAlgorithmConfig, resource: str) -> None:
         self._inner, self._config, self._resource = inner, config, resource
 
     def run(self, session: Any) -> None:
-        """Lend store, adapter and resources; file what was rolled out as one step."""
+        """Pass store, adapter and resources to the algorithm; store its rollouts as one step."""
         from agentrig.runners.lightning_spans import lightning_llm
         from agentrig.runners.runtime import SpanAdapter
 
@@ -293,10 +293,10 @@ class _AlgorithmCall:
 
     @contextmanager
     def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> Iterator[Endpoint]:
-        """Lend the endpoint that the run names.
+        """Yield the endpoint that the run configures.
 
         Raises:
-            AgentrigError: It names none, or a checkpoint was asked for.
+            AgentrigError: The run configures none, or a checkpoint was given.
         """
         endpoint = self._config.served()
         if endpoint is None or checkpoint is not None:

@@ -1,9 +1,9 @@
 """Imports Agent Lightning without litellm, which is two thirds of its import time and is not used here.
 
-Agent Lightning 0.3 imports litellm and litellm's whole proxy server at its own import (12 of 17 CPU seconds
-on two slow cores, and a look at the network), for its `LLMProxy` alone. Here litellm is stood in for while
-Agent Lightning is imported; the stand-ins are then taken away, and whoever asks for `LLMProxy` gets the
-real one, imported at that moment.
+Importing Agent Lightning 0.3 also imports litellm and its whole proxy server, only for the class `LLMProxy`.
+That takes 12 of 17 CPU seconds on two slow cores, and makes a network request. This module replaces litellm by
+empty stub modules during the import and removes the stubs afterwards. The first access to `LLMProxy` imports the
+real litellm.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from types import ModuleType
 from typing import Any
 
 QUIET = {
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # it fetches a price list at import otherwise
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise the import downloads a price list
     "AGENTOPS_TELEMETRY": "False",
-    "AGENTOPS_LOGGING_TO_FILE": "False",  # agentops.log in whatever directory one is in
-    "AGENTOPS_LOG_LEVEL": "CRITICAL",  # a line for every rollout, with a link to a service that was never asked
+    "AGENTOPS_LOGGING_TO_FILE": "False",  # agentops.log in the current directory
+    "AGENTOPS_LOG_LEVEL": "CRITICAL",  # otherwise one line per rollout, with a link to a service that is not used
     "AGENTOPS_LOG_SESSION_REPLAY_URL": "False",
 }
-"""Set before Agent Lightning is imported, where the user has not set them."""
+"""Set before Agent Lightning is imported, unless the user has set them."""
 
 _PROXY = "agentlightning.llm_proxy"
 _INSTRUMENTATION = "agentlightning.instrumentation.litellm"
 
 
-class _StandIn(ModuleType):
-    """A module in which every name is a class without content."""
+class _StubModule(ModuleType):
+    """A module in which every attribute is an empty class."""
 
     __path__ = []  # noqa: RUF012  (what makes a module a package)
 
@@ -48,13 +48,13 @@ class _StandIn(ModuleType):
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name == _INSTRUMENTATION:
-            raise ImportError("litellm is not imported yet")  # Agent Lightning goes on without it
+            raise ImportError("litellm is not imported yet")  # Agent Lightning continues without it
         if name.split(".")[0] != "litellm":
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _StandIn(spec.name)
+        return _StubModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing to run."""
@@ -68,7 +68,7 @@ def _without_litellm() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-        for name in [n for n, m in sys.modules.items() if isinstance(m, _StandIn)]:
+        for name in [n for n, m in sys.modules.items() if isinstance(m, _StubModule)]:
             del sys.modules[name]
 
 
@@ -89,12 +89,12 @@ def _real_proxy(name: str) -> Any:
 
 
 def _import_without_litellm(package: ModuleType, run: Callable[[ModuleType], None]) -> None:
-    """Run the package's own import, without reaching for the network."""
+    """Run the package's own import, without network access."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     already = "litellm" in sys.modules
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its dependencies warn of one another; nothing a user could mend
+        warnings.simplefilter("ignore")  # its dependencies warn about each other; a user can't fix that
         if already:
             run(package)
             return
@@ -105,8 +105,8 @@ def _import_without_litellm(package: ModuleType, run: Callable[[ModuleType], Non
     content.__getattr__ = _real_proxy
 
 
-class _Door(importlib.abc.MetaPathFinder):
-    """Finds Agent Lightning, once, whoever imports it: a user's own file does so at its top."""
+class _LightningFinder(importlib.abc.MetaPathFinder):
+    """Intercepts the first import of Agent Lightning, wherever it comes from (for example a user's file)."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name != "agentlightning":
@@ -120,16 +120,16 @@ class _Door(importlib.abc.MetaPathFinder):
         return spec
 
 
-def open_door() -> None:
-    """See to it that the next import of Agent Lightning, by whomever, does without litellm; imports nothing."""
-    if "agentlightning" not in sys.modules and not any(isinstance(f, _Door) for f in sys.meta_path):
-        sys.meta_path.insert(0, _Door())
+def skip_litellm() -> None:
+    """Make the next import of Agent Lightning skip litellm; imports nothing."""
+    if "agentlightning" not in sys.modules and not any(isinstance(f, _LightningFinder) for f in sys.meta_path):
+        sys.meta_path.insert(0, _LightningFinder())
 
 
 def import_lightning() -> ModuleType:
-    """Return the package `agentlightning`, imported without reaching for the network.
+    """Return the package `agentlightning`, imported without network access.
 
-    An import that somebody made before, with litellm, is taken as it is.
+    If it is already imported, with litellm, that import is used.
     """
-    open_door()
+    skip_litellm()
     return importlib.import_module("agentlightning")

@@ -1,4 +1,4 @@
-"""What observers are told; they get read-only copies (`agentrig.frozen`), so that watching cannot change a run."""
+"""The events that observers get, as read-only copies (`agentrig.frozen`): observers cannot change a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RunStart:
     Attributes:
         directory: The run directory; `config.toml` and `manifest.json` are already there.
         config: The resolved configuration, section to keys.
-        steps: How many training steps are planned; None when the algorithm doesn't say.
+        steps: Number of planned training steps; None if the algorithm does not set it.
         first_step: Greater than 1 when the run is resumed.
     """
 
@@ -41,7 +41,7 @@ class StepEnd:
 
 @attrs.frozen(kw_only=True)
 class RunEnd:
-    """A run ended as it should.
+    """A run ended successfully.
 
     Attributes:
         directory: The run directory.

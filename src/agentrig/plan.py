@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class RunSettings:
-    """Section `[run]`: what belongs to the run itself."""
+    """Section `[run]`: settings of the run itself."""
 
     name: str = setting("", help="the run directory's name; empty for RECIPE-DATE-TIME")
-    directory: str = setting("runs", help="where run directories are made")
+    directory: str = setting("runs", help="the folder for run directories")
     seed: int = setting(0, help="seed of every random stream", ge=0)
-    train: str = setting("", help="the split that is learned from; empty for the task set's own choice")
-    validation: str = setting("", help="the split that is watched while training; empty for the task set's own choice")
-    report: str = setting("", help="the held-out split that summary.json states; empty for the task set's own choice")
+    train: str = setting("", help="the training split; empty for the task set's default")
+    validation: str = setting("", help="the split to measure during training; empty for the task set's default")
+    report: str = setting("", help="the held-out split for summary.json; empty for the task set's default")
     train_tasks: int = setting(0, help="use only the first n training tasks; 0 for all", ge=0)
     validation_tasks: int = setting(0, help="use only the first n validation tasks; 0 for all", ge=0)
     report_tasks: int = setting(0, help="use only the first n report tasks; 0 for all", ge=0)
     failure_limit: float = setting(
-        0.25, help="greatest share of a step's rollouts that may fail before the run stops", ge=0, le=1
+        0.25, help="largest share of a step's rollouts that may fail before the run stops", ge=0, le=1
     )
     reward_budget_s: float = setting(10.0, help="seconds a reward may take for one outcome", gt=0)
     correct_at: float | None = setting(
-        None, help="an answer counts as correct from this reward on, whatever the reward says; by default it says so"
+        None, help="an answer counts as correct if its reward is at least this; by default the reward decides"
     )
-    audit: str = setting("", help="a reward that is logged at every step beside the one that is learned from")
+    audit: str = setting("", help="a second reward that is logged at every step and not trained on")
     block: list[str] = setting(list, help="plugins or distributions that are not loaded")
     plugins: list[str] = setting(list, help="Python files that are plugins too, relative to the run file")
 
@@ -53,11 +53,11 @@ class RunnerSettings:
     n: int = setting(2, help="runner processes; each holds the agent, often 100 MB and more", ge=1, le=1024)
     threads: int = setting(8, help="rollouts at once in each runner", ge=1, le=1024)
     deadline_s: float = setting(
-        120.0, help="seconds a rollout may take; then its runner is killed and the rollout is a failure", gt=0
+        120.0, help="time limit of a rollout in seconds; then its runner is killed and the rollout fails", gt=0
     )
-    retries: int = setting(1, help="how often a rollout is run again when its runner dies", ge=0)
+    retries: int = setting(1, help="how often a rollout is restarted when its runner dies", ge=0)
     environment: list[str] = setting(
-        list, help="environment variables, or patterns, that runners get beside those that the agent declares"
+        list, help="environment variables, or patterns, that runners get in addition to those that the agent declares"
     )
 
 
@@ -67,8 +67,8 @@ class Plan:
 
     Attributes:
         recipe: The recipe's name or the run file's stem.
-        components: Kind to the component that was picked. Hardware `auto` is looked for when somebody first asks for
-            it, here or in `configs`: what needs no hardware runs where there is none.
+        components: Kind to the selected component. Hardware `auto` is resolved on first access, here or in
+            `configs`, so that commands that need no hardware run without any.
         configs: Kind to that component's config object.
     """
 
@@ -80,7 +80,7 @@ class Plan:
     registry: Registry
 
     def build(self, kind: str) -> Any:
-        """Build the picked component of a kind; its heavy imports happen here.
+        """Build the selected component of a kind; its heavy imports happen here.
 
         Raises:
             agentrig.errors.PluginError: Its `build` failed; the message names the plugin's file and line.
@@ -88,7 +88,7 @@ class Plan:
         return built(self.components[kind], self.configs[kind])
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Return sections and keys as a run file has them, every default filled in."""
+        """Return the sections and keys of a run file, with every default filled in."""
         sections: dict[str, dict[str, Any]] = {"run": attrs.asdict(self.run)}
         for kind in RUN_KINDS:
             use = self.registry.reference(self.components[kind])
@@ -105,7 +105,7 @@ SECTIONS = ("run", *RUN_KINDS, "runners")
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
     """Return sections as TOML text; keys whose value is None are left out (TOML has no null)."""
-    import tomlkit  # here, as cattrs below: every command imports this module, few need either
+    import tomlkit  # imported here because every command imports this module and few need tomlkit
 
     document = tomlkit.document()
     for name, keys in sections.items():
@@ -120,10 +120,10 @@ def _toml_value(value: Any) -> Any:
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
-    """Read a TOML run file: sections, and at the top perhaps `recipe = "name"` to build upon.
+    """Read a TOML run file: sections, and optionally `recipe = "name"` as its base.
 
     Raises:
-        ConfigError: No such file, or not TOML; says where.
+        ConfigError: No such file, or not TOML; the message says where.
     """
     try:
         data = tomllib.loads(path.read_text("utf-8"))
@@ -143,7 +143,7 @@ def parse_override(text: str) -> tuple[str, str, Any]:
     A key with dots, `section.table.rest.of.it=value`, sets `rest.of.it` in the table of that name.
 
     Raises:
-        ConfigError: It has not that form, or there is no such section.
+        ConfigError: The text does not have that form, or there is no such section.
     """
     left, equals, right = text.partition("=")
     section, dot, key = left.strip().partition(".")
@@ -154,7 +154,7 @@ def parse_override(text: str) -> tuple[str, str, Any]:
         read = tomllib.loads(f"x = {right}")
     except tomllib.TOMLDecodeError:
         read = {}
-    value = read["x"] if len(read) == 1 else right  # more keys: text of several lines that looks like TOML
+    value = read["x"] if len(read) == 1 else right  # more than one key: multi-line text that looks like TOML
     table, nested, inner = key.partition(".")
     return (section, table, {inner: value}) if nested else (section, key, value)
 
@@ -174,18 +174,18 @@ def resolve(
     files: Sequence[str] = (),
     strict_plugins: bool = False,
 ) -> Plan:
-    """Turn a recipe or run file and the command line's wishes into a checked plan.
+    """Merge a recipe or run file and the command-line options into a checked plan.
 
     Args:
         source: A recipe's name or a run file's path (`.toml`); None for the recipe `mini`.
         overrides: `section.key=value`, applied last.
-        uses: Kind to component name, as `--reward NAME` gives them. Naming another component than
-            the recipe's drops the recipe's keys of that section: they were meant for the other one.
-        files: Plugin files, beside those of the run file.
+        uses: Kind to component name, as in `--reward NAME`. If you choose another component than the
+            recipe, the recipe's keys of that section are dropped.
+        files: Plugin files, in addition to those of the run file.
         strict_plugins: Raise for the first plugin that fails to load.
 
     Raises:
-        ConfigError, LookupFailed, PluginError: The message names key, plugin and the nearest right one.
+        ConfigError, LookupFailed, PluginError: The message names the key, the plugin and the nearest valid name.
     """
     from agentrig.plugins.auto_hardware import auto_hardware, check_auto_keys
     from agentrig.plugins.loading import load
@@ -199,7 +199,7 @@ def resolve(
         base = own.pop("recipe", "")
         name = Path(name).stem
     parsed = [parse_override(o) for o in overrides]
-    parsed.sort(key=lambda override: override[1] != "use")  # another component drops the keys of the one before
+    parsed.sort(key=lambda override: override[1] != "use")  # `use` first: a new component drops the keys of the old one
     for section in own:
         _check_section(section)
         if not isinstance(own[section], dict):
@@ -215,13 +215,13 @@ def resolve(
         recipe = registry.get(RecipeSpec, base)
         _merge(merged, recipe.settings)
     _merge(merged, own)
-    for kind, wish in (uses or {}).items():
-        if wish is not None:
-            _merge(merged, {kind: {"use": wish}})
+    for kind, use in (uses or {}).items():
+        if use is not None:
+            _merge(merged, {kind: {"use": use}})
     for section, key, value in parsed:
         _merge(merged, {section: {key: value}})
     for section, key, _ in parsed:
-        if (section, key) == ("run", "plugins"):  # found again from wherever the run is resumed
+        if (section, key) == ("run", "plugins"):  # absolute, so that a resumed run finds them from any folder
             merged["run"]["plugins"] = [str(Path(f).resolve()) for f in _strings(merged["run"], "plugins")]
     if files:
         merged["run"]["plugins"] = [*_strings(merged["run"], "plugins"), *(str(Path(f).resolve()) for f in files)]
@@ -231,12 +231,12 @@ def resolve(
     if run.audit:
         registry.find("reward", run.audit)
 
-    def pick(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
+    def select(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
         component = registry.find(kind, use)
         owner = f"{use} ({component.distribution} {component.version})"
         return component, structure(component.spec.config, keys, owner=owner, section=kind)
 
-    picked: dict[str, tuple[Component, Any]] = {}
+    selected: dict[str, tuple[Component, Any]] = {}
     auto_keys: dict[str, Any] | None = None
     for kind in RUN_KINDS:
         keys = dict(merged[kind])
@@ -247,16 +247,16 @@ def resolve(
         if kind == "hardware" and use == "auto":
             auto_keys = keys
         else:
-            picked[kind] = pick(kind, use, keys)
-    components: Mapping[str, Component] = {kind: component for kind, (component, _) in picked.items()}
-    configs: Mapping[str, Any] = {kind: config for kind, (_, config) in picked.items()}
+            selected[kind] = select(kind, use, keys)
+    components: Mapping[str, Component] = {kind: component for kind, (component, _) in selected.items()}
+    configs: Mapping[str, Any] = {kind: config for kind, (_, config) in selected.items()}
     if auto_keys is not None:
         algorithm, keys = components["algorithm"], auto_keys
         check_auto_keys(registry, algorithm, keys)
 
         @cache
         def chosen() -> tuple[Component, Any]:
-            return pick("hardware", auto_hardware(registry, algorithm), keys)
+            return select("hardware", auto_hardware(registry, algorithm), keys)
 
         components = Deferred(components, {"hardware": lambda: chosen()[0]})
         configs = Deferred(configs, {"hardware": lambda: chosen()[1]})
@@ -289,12 +289,12 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
 
 
 class Deferred(Mapping[str, Any]):
-    """A read-only mapping; each of its later values is made once, by the first who asks.
+    """A read-only mapping; each of its deferred values is computed once, on first access.
 
     Args:
-        known: The values that are there already.
-        later: Key to a function without arguments that makes its value. What it raises goes to who asked, and
-            the next who asks calls it again.
+        known: The values that are already known.
+        later: Key to a function without arguments that computes its value. If it raises, the exception goes to the
+            caller, and the next access calls the function again.
     """
 
     def __init__(self, known: Mapping[str, Any], later: Mapping[str, Callable[[], Any]]) -> None:

@@ -109,7 +109,7 @@ def test_the_panel_counts_what_is_under_way():
 def test_a_resumed_run_begins_where_it_was():
     shown, buffer = display()
     shown.on_run_start(event=start(first_step=12))
-    assert "going on at step 12" in buffer.getvalue()
+    assert "resuming at step 12" in buffer.getvalue()
     assert "step 11 of 20" in panel(shown)
 
 

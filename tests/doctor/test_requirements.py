@@ -125,4 +125,4 @@ def test_an_import_that_takes_the_interpreter_down_is_a_finding(tmp_path: Path) 
     status, findings = doctor(tmp_path, "--agent", "talker")
     (found,) = [f for f in findings if f["check"] == "imports"]
     assert (status, found["result"]) == (1, "problem")
-    assert "the process that tried the imports of a run ended" in found["evidence"]
+    assert "the subprocess that tried the imports of a run failed" in found["evidence"]

@@ -410,5 +410,5 @@ def test_two_entry_points_of_one_name_do_not_hide_each_other(site: Path) -> None
     states = {p.distribution: p.status for p in registry.plugins if p.name == "same"}
     assert sorted(states.values()) == ["failed", "ok"]
     error = next(p.error for p in registry.plugins if p.name == "same" and p.status == "failed")
-    assert error == 'another plugin is called "same" too; rename one of the entry points'
+    assert error == 'another plugin is also called "same"; rename one of the entry points'
     assert len([c for c in registry.components("reward") if c.spec.name in ("first", "second")]) == 1

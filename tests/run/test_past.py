@@ -157,7 +157,7 @@ def test_only_steps_with_a_checkpoint_can_be_gone_on_from(finished: Path) -> Non
         [sys.executable, "-m", "agentrig", "train", "--from-step", "2"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 1
-    assert "it needs --resume RUN" in done.stderr
+    assert "--from-step needs --resume RUN" in done.stderr
 
 
 def test_directories_of_other_versions_are_refused_in_words(finished: Path) -> None:

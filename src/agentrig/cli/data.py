@@ -12,17 +12,17 @@ from agentrig.cli.groups import NearestGroup
 
 
 class DataGroup(NearestGroup):
-    """One command for each task set that has something to convert, and the tools that task sets bring.
+    """One command for each task set that can convert a download, and the tools that task sets provide.
 
-    A name that two plugins claim is listed as `distribution:name`.
+    A name that two plugins use is listed as `distribution:name`.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names, from the plugins that are there."""
+        """Return the names, from the installed plugins."""
         return sorted(self._found())
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Return a command; None makes click name the nearest."""
+        """Return a command; None makes click suggest the nearest name."""
         make = self._found().get(name)
         return make() if make is not None else None
 

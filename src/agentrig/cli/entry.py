@@ -20,9 +20,9 @@ def main(verbose: bool) -> None:
     \b
     agentrig train                    train the reference agent on this machine
     agentrig train mini --reward my-reward algorithm.lr=1e-4
-    agentrig plugins                  what can be swapped, and what for
+    agentrig plugins                  list the components that you can choose from
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # what a model said is shown on a terminal of any encoding
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a model's output can be printed in any terminal encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"

@@ -24,6 +24,6 @@ def export(run: Path, target: Path) -> None:
 
     checkpoint = find_checkpoint(run)
     if target.exists():
-        raise ConfigError(f"{target} is there already")
+        raise ConfigError(f"{target} exists already: name another target, or delete it")
     shutil.copytree(str(checkpoint), target, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
     click.echo(f"{checkpoint} -> {target}")

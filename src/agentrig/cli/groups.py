@@ -1,4 +1,4 @@
-"""Groups of commands: they name the nearest command, and import a command when it is asked for."""
+"""Command groups: they suggest the nearest command, and import a command when it is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrig.processes.ends import Interrupted, handling, interrupt, leave
 
 
 class NearestGroup(click.Group):
-    """Names the nearest command when there is none of the name that was given."""
+    """Suggests the nearest command for an unknown name."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -25,7 +25,7 @@ class NearestGroup(click.Group):
 
 
 class Group(NearestGroup):
-    """Prints agentrig's own errors without a traceback, and imports a command when it is asked for."""
+    """Prints agentrig's own errors without a traceback, and imports a command when it is used."""
 
     lazy: ClassVar[dict[str, tuple[str, str]]] = {
         "train": ("agentrig.cli.train:train", "Train from a recipe or a run file."),
@@ -37,7 +37,7 @@ class Group(NearestGroup):
         "report": ("agentrig.cli.report:report", "Rebuild the report of a run, or compare several."),
         "export": ("agentrig.cli.export:export", "Copy a run's latest checkpoint as a Hugging Face directory."),
     }
-    """Command to where it lives and its line in the list of commands; in the order in which a newcomer meets them."""
+    """Command name to its import path and its line in the list of commands, in the order for a new user."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
@@ -56,7 +56,7 @@ class Group(NearestGroup):
             formatter.write_dl([(name, line) for name, (_, line) in self.lazy.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; errors that a user can mend end in exit status 1, signals in 128 plus their number."""
+        """Run a command; errors that a user can fix give exit status 1, signals 128 plus their number."""
         try:
             with handling(interrupt):
                 return super().invoke(ctx)

@@ -1,4 +1,4 @@
-"""Options and words that several commands share."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def configured(command: F) -> F:
-    """Add the arguments that pick and change a configuration."""
+    """Add the arguments that select and change a configuration."""
     for kind in reversed(RUN_KINDS):
         command = click.option(f"--{kind}", metavar="NAME", help=f"Use this {kind}.")(command)
     command = click.option(
@@ -34,9 +34,9 @@ def configured(command: F) -> F:
 
 
 def asked(words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `agentrig.plan.resolve` that a command's words and options stand for.
+    """Convert a command's arguments and options to the arguments of `agentrig.plan.resolve`.
 
-    Takes what `configured` added out of `options`.
+    Removes the options that `configured` added from `options`.
     """
     source = words[0] if words and "=" not in words[0] else None
     overrides = list(words[1:] if source else words)
@@ -55,7 +55,7 @@ def asked(words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def stdout_to_stderr(do: bool = True) -> Iterator[None]:
-    """Send what is printed meanwhile, here or by processes that start, to stderr: a command's output stands alone."""
+    """Redirect stdout to stderr, also for child processes, so that stdout has only the command's output."""
     if not do:
         yield
         return
@@ -72,7 +72,7 @@ def stdout_to_stderr(do: bool = True) -> Iterator[None]:
 
 
 def make_plan(words: Sequence[str], options: dict[str, Any]) -> Plan:
-    """Resolve the configuration of a command; takes its options out of `options`."""
+    """Resolve the configuration of a command; removes its options from `options`."""
     from agentrig.plan import resolve
 
     with stdout_to_stderr():
@@ -82,7 +82,7 @@ def make_plan(words: Sequence[str], options: dict[str, Any]) -> Plan:
 
 
 def warn_of_failures(registry: Registry) -> None:
-    """Say which plugins failed to load, in one line each."""
+    """Print one line for each plugin that failed to load."""
     for plugin in registry.plugins:
         if plugin.status == "failed":
             click.echo(f"agentrig: warning: plugin {plugin.name} failed to load: {plugin.error}", err=True)
@@ -98,20 +98,20 @@ def model_options(command: F) -> F:
 
 
 def measured_server(endpoint: str | None, model: str | None, checkpoint: Path | None) -> Any:
-    """Return the server that `model_options` name, or that the environment does; None for the algorithm's own."""
+    """Return the server from `model_options` or from the environment; None means the algorithm's own server."""
     from agentrig.endpoints import environment_endpoint
     from agentrig.errors import ConfigError
 
     if checkpoint is not None and (endpoint or model):
-        raise ConfigError("--checkpoint is served by the run's algorithm: it goes with neither --endpoint nor --model")
+        raise ConfigError("the run's algorithm serves --checkpoint: don't combine it with --endpoint or --model")
     server = None if checkpoint else environment_endpoint(endpoint, model=model)
     if model and server is None:
-        raise ConfigError("--model names a model of a server: name that too, by --endpoint or OPENAI_BASE_URL")
+        raise ConfigError("--model needs a server: add --endpoint or set OPENAI_BASE_URL")
     return server
 
 
 def find_checkpoint(path: Path | None) -> Path | None:
-    """Return the checkpoint directory for what the user named: itself, or a run's latest."""
+    """Return the checkpoint directory for a path: the path itself, or the latest checkpoint of a run directory."""
     from agentrig.errors import ConfigError
     from agentrig.run.directory import RunDirectory
 
@@ -127,7 +127,7 @@ def find_checkpoint(path: Path | None) -> Path | None:
 
 
 def open_nothing() -> Any:
-    """Return a context that yields None, where a file might have been."""
+    """Return a context manager that yields None, in the place of an open file."""
     from contextlib import nullcontext
 
     return nullcontext(None)

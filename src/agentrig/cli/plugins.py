@@ -95,7 +95,7 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
 
 
 def _described(kind: str, name: str, summary: str, component: Component | None, settings: Any) -> dict[str, Any]:
-    """Return the entry of `plugins show --json`; what is of no component is agentrig's own."""
+    """Return the entry of `plugins show --json`; an entry without a component belongs to agentrig."""
     from agentrig import __version__
 
     distribution = component.distribution if component else "agentrig"
@@ -125,7 +125,7 @@ def _settings(config: type) -> dict[str, dict[str, Any]]:
 
 
 def _as_written(default: Any) -> str:
-    """Return a default as a run file has it, so that it can be pasted."""
+    """Return a default in TOML, so that it can be pasted into a run file."""
     if isinstance(default, bool):
         return str(default).lower()
     return json.dumps(default) if isinstance(default, str) and default != "required" else repr(default)

@@ -21,11 +21,11 @@ from agentrig.plugins.specs import RUN_KINDS
     "--from-step", type=click.IntRange(min=1), metavar="N", help="With --resume: from the checkpoint of step N."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end, and no display.")
-@click.option("--yes", is_flag=True, help="Stop what stands in the way (a stale Ray cluster) without asking.")
+@click.option("--yes", is_flag=True, help="Stop what blocks the run (a stale Ray cluster) without asking.")
 def train(
     words: Sequence[str], resume: Path | None, from_step: int | None, as_json: bool, yes: bool, **options: Any
 ) -> None:
-    """Train, with the recipe `mini` unless another is named.
+    """Train; the default recipe is `mini`.
 
     \b
     agentrig train
@@ -41,12 +41,12 @@ def train(
     if yes:
         os.environ["AGENTRIG_YES"] = "1"
     if from_step is not None and resume is None:
-        raise ConfigError("--from-step says where a resumed run goes on: it needs --resume RUN")
+        raise ConfigError("--from-step needs --resume RUN: it selects the checkpoint that the run resumes from")
     if resume is not None:
         source = words[0] if words and "=" not in words[0] else None
         if source or any(options[k] for k in (*RUN_KINDS, "files", "active_agent", "strict_plugins")):
             raise ConfigError(
-                "a resumed run keeps its configuration; only section.key=value may be given with --resume"
+                "a resumed run keeps its configuration; with --resume you can only give section.key=value"
             )
         plan = resume_plan(resume, overrides=words, from_step=from_step)
     else:

@@ -1,4 +1,4 @@
-"""What a terminal shows: a run as it goes on, and the span tree of a rollout."""
+"""Terminal output: the live display of a run, and the span tree of a rollout."""
 
 from agentrig.display.live import LiveDisplay
 from agentrig.display.tree import span_text, span_tree

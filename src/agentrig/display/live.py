@@ -1,7 +1,7 @@
-"""The live display: an observer that shows a run's steps, figures and failures as they come.
+"""The live display: an observer that shows a run's steps, metrics and failures while it runs.
 
-On a terminal a panel that is redrawn, elsewhere (CI, a pipe) one plain line a step. Rollouts end in
-threads of their own, many a second, so an event only counts; drawing is left to rich's own thread.
+On a terminal it redraws a panel; elsewhere (CI, a pipe) it prints one plain line per step. Rollouts end in
+separate threads, many per second, so an event only updates counters; rich's own thread draws the panel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from agentrig.rollouts import Rollout
 
 SMOOTHING = 16
-"""The reward is shown beside its mean over so many steps."""
+"""Number of steps for the moving average of the reward."""
 
 _DOING = {
     "report": "measuring held-out accuracy",
@@ -40,7 +40,7 @@ _DOING = {
 
 
 class LiveDisplay:
-    """Shows a run as it goes on; register it with `registry.add_observer(LiveDisplay(), "display")`.
+    """Shows a run while it runs; register it with `registry.add_observer(LiveDisplay(), "display")`.
 
     Args:
         console: Where to write; standard output by default.
@@ -59,9 +59,9 @@ class LiveDisplay:
         self._validation: tuple[int, str] | None = None
         self._failures: Counter[str] = Counter()
         self._doing = ""
-        self._ended = 0  # rollouts of the batch under way
+        self._ended = 0  # rollouts of the current batch
         self._right = self._judged = 0
-        self._total = 0.0  # of their rewards
+        self._total = 0.0  # sum of their rewards
         self._start = time.monotonic()
         self._opened = False
         self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
@@ -70,19 +70,19 @@ class LiveDisplay:
 
     @hookimpl
     def on_run_start(self, event: RunStart) -> None:
-        """Say what starts, and open the panel."""
+        """Print the run's directory and steps, and open the panel."""
         with self._lock:
             self._directory = event.directory
             self._steps, self._first_step = event.steps, event.first_step
             self._start = time.monotonic()
         steps = "" if event.steps is None else f", {event.steps} steps"
-        again = f", going on at step {event.first_step}" if event.first_step > 1 else ""
+        again = f", resuming at step {event.first_step}" if event.first_step > 1 else ""
         self._say(f"run {event.directory}{steps}{again}")
         self._open()
 
     @hookimpl
     def on_rollout_end(self, rollout: Rollout) -> None:
-        """Count; called from worker threads, once for every rollout."""
+        """Update the counters; called from worker threads, once for every rollout."""
         doing = _DOING.get(rollout.mode, rollout.mode)
         if rollout.mode == "report":
             doing += " before training" if rollout.step == 0 else " after training"
@@ -98,13 +98,13 @@ class LiveDisplay:
                 self._right += bool(rollout.correct)
                 self._total += rollout.value or 0.0
         self._open()
-        # Where nothing is redrawn, a long measurement would look like a standstill.
+        # Without a panel, a long measurement would look like a hang.
         if changed and rollout.mode == "report" and not self._console.is_terminal:
             self._say(f"{doing} …")
 
     @hookimpl
     def on_step_end(self, event: StepEnd) -> None:
-        """Take the step's figures; print its line where nothing is redrawn."""
+        """Store the step's metrics; print its line if there is no panel."""
         metrics = event.metrics
         with self._lock:
             self._last = metrics
@@ -124,20 +124,20 @@ class LiveDisplay:
 
     @hookimpl
     def on_run_end(self, event: RunEnd) -> None:
-        """Close the panel and state the outcome."""
+        """Close the panel and print the result."""
         self.close()
         self._say(final_line(event.summary, event.directory))
 
     @hookimpl
     def on_run_error(self, event: RunError) -> None:
-        """Close the panel and say where the run stands; the error itself is the command line's to print."""
+        """Close the panel and print the last step; the command line prints the error itself."""
         self.close()
         step = self._last.get("step")
         where = "before its first step ended" if step is None else f"after step {step}"
         self._say(f"run ended {where} by {type(event.error).__name__}: {event.directory}")
 
     def close(self) -> None:
-        """Close the panel, which stays as it stands; harmless when there is none."""
+        """Close the panel and leave its last content on the screen; does nothing when there is no panel."""
         with self._lock:
             live, self._live, self._opened = self._live, None, True
             handlers, self._handlers = self._handlers, []
@@ -149,7 +149,7 @@ class LiveDisplay:
     # --- drawing --------------------------------------------------------------------------------
 
     def _say(self, text: str) -> None:
-        """Print a line as it is: no markup, no folding where it may be a log."""
+        """Print a line unchanged: no markup, no line wrapping."""
         self._console.print(Text(text), soft_wrap=True, highlight=False)
 
     def _open(self) -> None:
@@ -164,13 +164,13 @@ class LiveDisplay:
         error = sys.stderr
         live.start()
         self._live = live
-        # Log handlers keep the stream that they began with; they must write above the panel, not through it.
+        # Log handlers keep the stream they were created with; redirect them so that they write above the panel.
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream is error and sys.stderr is not error:
                 self._handlers.append((handler, handler.setStream(sys.stderr)))
 
     def panel(self) -> Group:
-        """Return the panel as it stands now."""
+        """Return the current panel."""
         with self._lock:
             m = dict(self._last)
             done = int(m.get("step") or self._first_step - 1)
@@ -183,7 +183,7 @@ class LiveDisplay:
                 ("failures", _counted(self._failures)),
             ]
             if self._doing:
-                rows.insert(0, ("now", self._under_way()))
+                rows.insert(0, ("now", self._current_batch()))
             steps, eta = self._steps, self._eta(done)
             elapsed = time.monotonic() - self._start
         figures = Table.grid(padding=(0, 2, 0, 0))
@@ -193,7 +193,7 @@ class LiveDisplay:
                 figures.add_row(Text(label, style="dim"), Text(text, style=style))
         return Group(_bar(done, steps, elapsed, eta), figures)
 
-    def _under_way(self) -> str:
+    def _current_batch(self) -> str:
         reward = f", reward {self._total / self._judged:.3f}" if self._judged else ""
         return f"{self._doing}: {self._ended} rollouts, {self._right} right{reward}"
 
@@ -228,14 +228,14 @@ class LiveDisplay:
         return "" if self._validation is None else f"{self._validation[1]} at step {self._validation[0]}"
 
     def _eta(self, done: int) -> float | None:
-        """Return the seconds that the rest takes at the pace of the latest steps."""
+        """Return the estimated seconds for the remaining steps, from the latest step times."""
         if self._steps is None or not self._step_times or done >= self._steps:
             return None
         return (self._steps - done) * sum(self._step_times) / len(self._step_times)
 
 
 def final_line(summary: Mapping[str, Any], directory: Path) -> str:
-    """Return a finished run in one line: accuracy before → after, steps, time, failures, and the report's path.
+    """Summarize a finished run in one line: accuracy before → after, steps, time, failures, and the report's path.
 
     Args:
         summary: The content of `summary.json`.
@@ -266,7 +266,7 @@ def _rewards(reward: Mapping[str, Any]) -> str:
 
 
 def _measured(accuracy: float, reward: float | None) -> str:
-    """Return an accuracy with the mean reward beside it."""
+    """Format an accuracy and the mean reward."""
     return _percent(accuracy) + ("" if reward is None else f" (reward {reward:.3f})")
 
 

@@ -14,13 +14,13 @@ from agentrig.rollouts import Rollout
 from agentrig.text import json_text, storable
 from agentrig.traces import LLM_CALL, Span
 
-_HIDDEN = frozenset({"langchain.chain.type", "agent.name", "tool.name"})  # the heading says them
+_HIDDEN = frozenset({"langchain.chain.type", "agent.name", "tool.name"})  # shown in the heading
 
 
 def span_tree(rollout: Rollout) -> Tree:
-    """Return the whole span tree of a rollout, to be printed by rich.
+    """Return the whole span tree of a rollout, for rich to print.
 
-    A rollout's text is never read as rich's markup, so brackets in a prompt stay as they are.
+    Text from a rollout is never parsed as rich markup, so brackets in a prompt are printed unchanged.
     """
     tree = Tree(_heading(rollout), guide_style="dim")
     _fields(tree, rollout.task.input.items(), skip=())
@@ -34,18 +34,18 @@ def span_tree(rollout: Rollout) -> Tree:
     if not rollout.trace.spans:
         tree.add(Text("no spans were recorded", style="yellow"))
 
-    def grow(branch: Tree, parent: str | None) -> None:
+    def add_children(branch: Tree, parent: str | None) -> None:
         for span in children.get(parent, ()):
-            twig = branch.add(_span(span, origin, trained=span.id in trained))
+            node = branch.add(_span(span, origin, trained=span.id in trained))
             if span.name == LLM_CALL:
-                _call(twig, span)
+                _call(node, span)
             else:
-                _fields(twig, span.attributes.items(), skip=_HIDDEN)
+                _fields(node, span.attributes.items(), skip=_HIDDEN)
             if span.error is not None:
-                twig.add(Text(span.error, style="red"))
-            grow(twig, span.id)
+                node.add(Text(span.error, style="red"))
+            add_children(node, span.id)
 
-    grow(tree, None)
+    add_children(tree, None)
     tree.add(_verdict(rollout))
     return tree
 
@@ -55,7 +55,7 @@ def span_text(rollout: Rollout, *, width: int = 120) -> str:
 
     Args:
         rollout: What to show.
-        width: Lines are folded at so many characters.
+        width: Maximum line length in characters.
     """
     buffer = io.StringIO()
     Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False).print(
@@ -85,7 +85,7 @@ def _span(span: Span, origin: float, *, trained: bool) -> Text:
 
 
 def _tokens(attributes: Mapping[str, Any]) -> str:
-    """Return the call's token counts: of its ids, else as the endpoint's `usage` states them."""
+    """Return the call's token counts: from its token ids, else from the endpoint's `usage`."""
     prompt, response = attributes.get("prompt_token_ids"), attributes.get("response_token_ids")
     if prompt and response:
         text = f"{len(prompt)} + {len(response)} tokens"

@@ -28,7 +28,7 @@ def cached_model(model: str, environ: dict[str, str]) -> Path | None:
 
 
 def check_model(situation: Situation) -> Iterator[Finding]:
-    """Is the model there, or can it be downloaded?"""
+    """Is the model on this machine, or can it be downloaded?"""
     load = workload(situation)
     model = load.model if load else situation.setting("algorithm", "model")
     if not isinstance(model, str) or not model:
@@ -128,7 +128,7 @@ def check_data(situation: Situation) -> Iterator[Finding]:
 
 
 def check_cores(situation: Situation) -> Iterator[Finding]:
-    """Do the runners have a core each?"""
+    """Are there enough cores for the runners?"""
     if situation.plan is None:
         return
     runners, cores = situation.plan.runners.n, usable_cores()

@@ -11,13 +11,13 @@ from agentrig.findings import Finding, Result, Situation
 from agentrig.hardware.memory import GB, KNOWN, ModelShape, Workload, estimate, in_words
 
 REFERENCE_MINIMUM = 40 * GB
-"""What the reference profiles (1B and 1.5B, full training) are known to need; 24 GB runs out in Adam."""
+"""Known need of the reference profiles (1B and 1.5B, full training); with 24 GB, Adam runs out of memory."""
 
 REFERENCE_MODELS = ("qwen/qwen2.5-coder-1.5b-instruct", "meta-llama/llama-3.2-1b-instruct")
 
 
 def check_hardware(situation: Situation) -> Iterator[Finding]:
-    """What is there: the chosen hardware's devices, and what the others' probes say."""
+    """Which devices are there: those of the chosen hardware, and the probe results of the others."""
     for hardware in situation.candidates:
         probe = situation.probes[hardware.name]
         chosen = situation.uses(hardware.name)
@@ -36,8 +36,8 @@ def check_hardware(situation: Situation) -> Iterator[Finding]:
             yield Finding(
                 check=f"{hardware.name} devices",
                 result="problem",
-                evidence=f"asked for, and not there: {evidence}",
-                cure="run it where such a device is, or choose another: --hardware auto",
+                evidence=f"requested, but not found: {evidence}",
+                cure="run it on a machine with such a device, or choose another: --hardware auto",
             )
         else:
             yield Finding(check=f"{hardware.name} devices", result="ok", evidence=f"none here: {evidence}")
@@ -73,7 +73,7 @@ def check_visible(situation: Situation) -> Iterator[Finding]:
 
 
 def check_torch(situation: Situation) -> Iterator[Finding]:
-    """Can torch be imported, and was it built for this device? Asked in a process of its own."""
+    """Can torch be imported, and was it built for this device? Checked in a subprocess."""
     hardware = situation.hardware
     device = hardware.torch_device if hardware else "cpu"
     if "torch" not in situation.versions:
@@ -93,20 +93,20 @@ def check_torch(situation: Situation) -> Iterator[Finding]:
     else:
         cure = hardware.torch_cure if hardware else ""
         if report["built"]:
-            cure = f"torch is built for {device}: see that the device is there and its driver works"
+            cure = f"torch is built for {device}: check that the device is there and its driver works"
         evidence = f"{build} cannot use {device}: torch.{device}.is_available() is false"
         yield Finding(check="torch", result="problem", evidence=evidence, cure=cure)
 
 
 def check_algorithm(situation: Situation) -> Iterator[Finding]:
-    """Can this hardware carry this algorithm, and the algorithm run on this hardware?"""
+    """Does this hardware support this algorithm, and the algorithm this hardware?"""
     hardware, plan = situation.hardware, situation.plan
     if hardware is None or plan is None:
         return
     spec: Any = plan.components["algorithm"].spec
     if not hardware.carries(spec.name):
         able = ", ".join(hardware.algorithms)
-        evidence, cure = f"{hardware.name} cannot carry {spec.name}", f"choose --algorithm from: {able}"
+        evidence, cure = f"{hardware.name} does not support {spec.name}", f"choose --algorithm from: {able}"
     elif spec.hardware and hardware.name not in spec.hardware:
         able = ", ".join(spec.hardware)
         evidence, cure = f"{spec.name} cannot run on {hardware.name}", f"choose --hardware from: {able}"
@@ -117,7 +117,7 @@ def check_algorithm(situation: Situation) -> Iterator[Finding]:
 
 
 def workload(situation: Situation) -> Workload | None:
-    """Return what the recipe asks of a device: the algorithm's own word, else a guess from its model."""
+    """Return what the recipe needs from a device: the spec's `workload`, else a guess from its model."""
     if situation.plan is None:
         return None
     spec: Any = situation.plan.components["algorithm"].spec
@@ -130,7 +130,7 @@ def workload(situation: Situation) -> Workload | None:
 
 
 def shape_of(model: str) -> ModelShape | None:
-    """Return a model's shape: of a local folder by its `config.json`, else of the reference profiles' models."""
+    """Return a model's shape: from the `config.json` of a local folder, else from the table of known models."""
     config = Path(model).expanduser() / "config.json"
     if config.is_file():
         try:
@@ -168,7 +168,7 @@ def check_memory(situation: Situation) -> Iterator[Finding]:
         cure = "a smaller model, LoRA, more devices to shard over, or a larger device"
         yield Finding(check="memory", result="problem", evidence=evidence, cure=cure)
     elif has < need.peak:
-        evidence += f"; {in_words(need.peak)} if every sequence is as long as it may be"
+        evidence += f"; {in_words(need.peak)} if every sequence has the maximum length"
         cure = "a smaller micro-batch or shorter prompts and responses, if it runs out"
         yield Finding(check="memory", result="warning", evidence=evidence, cure=cure)
     else:

@@ -1,4 +1,4 @@
-"""Gathers what the checks look at, and runs them."""
+"""Collects the input of the checks, and runs them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def examine(
         strict_plugins: Whether a plugin that fails to load is a problem.
     """
     situation, findings = look(source, overrides=overrides, uses=uses or {}, files=files, strict_plugins=strict_plugins)
-    with ThreadPoolExecutor(2) as together:  # several wait for processes of their own
+    with ThreadPoolExecutor(2) as together:  # several checks wait for a subprocess
         for found in together.map(_run, CHECKS, repeat(situation)):
             findings += found
     for check in _own_checks(situation):
@@ -68,7 +68,7 @@ def examine(
 
 
 def _own_checks(situation: Situation) -> Iterator[Check]:
-    """Yield the checks that installed hardware and the recipe's other components bring in their specs."""
+    """Yield the checks in the specs of the installed hardware and of the recipe's other components."""
     components = dict(situation.plan.components) if situation.plan else {}
     hardware = situation.plan.registry.components("hardware") if situation.plan else load().components("hardware")
     for component in (*hardware, *(c for kind, c in components.items() if kind != "hardware")):
@@ -84,10 +84,10 @@ def _own_checks(situation: Situation) -> Iterator[Check]:
 def _run(check: Check, situation: Situation) -> list[Finding]:
     try:
         return list(check(situation))
-    except Exception as error:  # a broken check is a finding, and must not hide the others'
+    except Exception as error:  # a broken check is a finding and does not stop the other checks
         name = getattr(check, "__name__", repr(check)).removeprefix("check_").replace("_", " ")
         evidence = f"the check itself failed: {type(error).__name__}: {error}"
-        return [Finding(check=name, result="problem", evidence=evidence, cure="report it to whoever wrote the check")]
+        return [Finding(check=name, result="problem", evidence=evidence, cure="report it to the author of the check")]
 
 
 def look(
@@ -98,7 +98,7 @@ def look(
     files: Sequence[str],
     strict_plugins: bool,
 ) -> tuple[Situation, list[Finding]]:
-    """Gather what the checks look at; a wrong recipe or an impossible hardware is a finding, not an end."""
+    """Collect the input of the checks; a wrong recipe or unusable hardware gives a finding, not an error."""
     from agentrig.plan import resolve
 
     findings: list[Finding] = []
@@ -107,10 +107,10 @@ def look(
     settings: dict[str, Any] = {"overrides": overrides, "files": files, "strict_plugins": strict_plugins}
     try:
         plan = resolve(source, uses=uses, **settings)
-        plan.components["hardware"]  # `auto` looks now
+        plan.components["hardware"]  # resolves `auto`
     except HardwareError as error:
         findings.append(_refusal("hardware", error))
-        try:  # the rest of the recipe can be checked all the same
+        try:  # the rest of the recipe can still be checked
             plan = resolve(source, uses={**uses, "hardware": "cpu"}, **settings)
         except AgentrigError as second:
             plan = None
@@ -148,15 +148,15 @@ def look(
 def _probe(hardware: Hardware) -> Probe:
     try:
         return probed(hardware)
-    except HardwareError as error:  # somebody's plugin: the others are examined all the same
+    except HardwareError as error:  # a broken plugin: still examine the others
         first = str(error).partition("\n")[0]
-        return Probe(available=False, problems=(f"{first}: report it to whoever wrote its plugin",))
+        return Probe(available=False, problems=(f"{first}: report it to the author of the plugin",))
 
 
 def _candidates(plan: Any, findings: list[Finding]) -> list[Hardware]:
     """Build every installed hardware: the plan's own with its settings, the others with their defaults.
 
-    One that can't be built is a finding, and keeps a run only from using it.
+    Hardware that can't be built gives a finding; it is a problem only if the run uses it.
     """
     registry = plan.registry if plan is not None else load()
     found = []
@@ -167,7 +167,7 @@ def _candidates(plan: Any, findings: list[Finding]) -> list[Hardware]:
             found.append(built(component, plan.configs["hardware"] if mine else spec.config()))
         except Exception as error:
             first = str(error).partition("\n")[0]
-            cure = f"report it to whoever wrote plugin {component.plugin}"
+            cure = f"report it to the author of plugin {component.plugin}"
             result: Result = "problem" if mine else "warning"
             findings.append(Finding(check=f"{spec.name} devices", result=result, evidence=first, cure=cure))
     return found
@@ -179,5 +179,5 @@ def _refusal(check: str, error: AgentrigError) -> Finding:
 
 
 def could_start(findings: Sequence[Finding]) -> bool:
-    """Whether nothing that was found would keep the recipe from running."""
+    """Whether the recipe can start: no finding is a problem."""
     return not any(f.result == "problem" for f in findings)

@@ -1,4 +1,4 @@
-"""The imports of a run, tried in a process of their own: metadata can't tell whether an import works."""
+"""Tries the imports of a run in a subprocess: metadata can't tell whether an import works."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from agentrig.findings import Finding
 from agentrig.hardware.tools import ask
 
 ASKED = "AGENTRIG_DOCTOR_ASKED"
-"""The variable that hands the process what the doctor was asked about, as JSON."""
+"""The environment variable that passes the doctor's arguments to the subprocess, as JSON."""
 
 TRY = "from agentrig.doctor.imports import main; main()"
 
 TIMEOUT_S = 90.0
-"""How long the imports may take; on a cold disk they read some GB."""
+"""Time limit of the imports, in seconds; on a cold disk they read several GB."""
 
 RUNTIME = "agentrig.run.session"
-"""What every run imports beside its components: the runtime on Agent Lightning, with OpenTelemetry."""
+"""What every run imports besides its components: the runtime on Agent Lightning, with OpenTelemetry."""
 
 
 def check_imports(situation: Situation) -> Iterator[Finding]:
@@ -33,9 +33,9 @@ def check_imports(situation: Situation) -> Iterator[Finding]:
         return
     environ = {**situation.environ, ASKED: json.dumps(situation.asked)}
     answer = ask(TRY, environ=environ, timeout_s=TIMEOUT_S)
-    cure = "mend what the requirements above name, or reinstall what the error names"
+    cure = "fix the requirements above, or reinstall the package that the error names"
     if not answer.ok:
-        yield situation.failure("imports", "the process that tried the imports of a run ended", answer, cure=cure)
+        yield situation.failure("imports", "the subprocess that tried the imports of a run failed", answer, cure=cure)
         return
     failed: Mapping[str, str] = answer.data["failed"]
     for what, error in failed.items():
@@ -45,7 +45,7 @@ def check_imports(situation: Situation) -> Iterator[Finding]:
 
 
 def main() -> None:
-    """Try the imports, in the doctor's process for it; prints a JSON object: `failed`, what to why."""
+    """Try the imports, in the doctor's subprocess; print a JSON object `failed`: import to error."""
     from agentrig.plan import resolve
 
     asked = json.loads(os.environ.pop(ASKED))

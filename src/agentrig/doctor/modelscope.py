@@ -9,10 +9,10 @@ from pathlib import Path
 from agentrig.findings import Finding, Situation
 
 SWITCHES = ("VERL_USE_MODELSCOPE", "VLLM_USE_MODELSCOPE")
-"""verl's switch (what trains) and vLLM's (what serves). Each is on when it is `true`, in any case; `1` is off."""
+"""verl's switch (training) and vLLM's (serving). `true`, in any case, turns a switch on; `1` does not."""
 
 PASSED = (*SWITCHES, "MODELSCOPE_CACHE", "MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN")
-"""What workers need to load a model from ModelScope, without the token, which is a secret."""
+"""The variables that workers need to load a model from ModelScope, except the token, which is a secret."""
 
 TOKEN = "MODELSCOPE_API_TOKEN"
 
@@ -23,7 +23,7 @@ def is_on(name: str, environ: Mapping[str, str]) -> bool:
 
 
 def uses_modelscope(environ: Mapping[str, str]) -> bool:
-    """Whether a model that is no folder comes from ModelScope, in training and in serving."""
+    """Whether a model name (not a folder) is loaded from ModelScope, in training and in serving."""
     return all(is_on(name, environ) for name in SWITCHES)
 
 
@@ -48,7 +48,7 @@ def cached_model(model: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def check_modelscope(situation: Situation) -> Iterator[Finding]:
-    """Where a switch of ModelScope is set: are both on, and is its package there?"""
+    """If a ModelScope switch is set: are both on, and is the package installed?"""
     environ = situation.environ
     given = [name for name in SWITCHES if environ.get(name)]
     if situation.algorithm != "verl" or not given:
@@ -60,7 +60,7 @@ def check_modelscope(situation: Situation) -> Iterator[Finding]:
         evidence = f"{name}={environ[name]} counts as off: only `true` turns it on"
         yield Finding(check="modelscope", result="problem", evidence=evidence, cure=f"export {both}")
     if on and importlib.util.find_spec("modelscope") is None:
-        evidence = f"{', '.join(on)} is on, and the package modelscope is not installed: verl and vLLM end at that"
+        evidence = f"{', '.join(on)} is on, and the package modelscope is not installed: verl and vLLM will fail"
         yield Finding(check="modelscope", result="problem", evidence=evidence, cure="pip install modelscope")
     model = situation.setting("algorithm", "model", "")
     if len(on) == 1 and not odd and not Path(model).expanduser().is_dir():

@@ -18,7 +18,7 @@ LEAST_DISK = GB // 2
 """A run's metrics, rollouts and report; checkpoints come on top."""
 
 LEAST_SHM = 64 * 2**20
-"""What a container gets when nobody says otherwise; torch's loaders die with a bus error in it."""
+"""A container's default; torch's data loaders crash with a bus error in it."""
 
 
 def existing(path: Path) -> Path:
@@ -28,7 +28,7 @@ def existing(path: Path) -> Path:
 
 
 def check_write(situation: Situation) -> Iterator[Finding]:
-    """May a run directory be made there? A file is written and removed."""
+    """Can a run directory be created there? A file is written and removed."""
     place = existing(situation.directory)
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".agentrig-doctor-") as file:
@@ -51,7 +51,7 @@ def check_disk(situation: Situation) -> Iterator[Finding]:
     free = shutil.disk_usage(place).free
     load = workload(situation)
     shape = shape_of(load.model) if load else None
-    # The latest checkpoint goes only when the next one is whole, so two are there at once.
+    # The previous checkpoint is deleted only after the next one is complete, so two exist at once.
     checkpoints = 2 * shape.parameters * (2 + 12) if shape else 0
     need = LEAST_DISK + checkpoints
     evidence = f"{free / GB:.1f} GB free at {place}; about {need / GB:.1f} GB needed"
@@ -76,7 +76,7 @@ def check_shared_memory(situation: Situation, place: Path = Path("/dev/shm")) ->
             check="shared memory",
             result="warning",
             evidence=evidence,
-            cure="start the container with more (--shm-size=16g), or delete what is left over there",
+            cure="start the container with more (--shm-size=16g), or delete leftover files there",
         )
     else:
         yield Finding(check="shared memory", result="ok", evidence=evidence)
@@ -99,7 +99,7 @@ def check_ports(situation: Situation) -> Iterator[Finding]:
         with socket.create_server(("127.0.0.1", 0)):
             pass
     except OSError as error:
-        cure = "let processes listen on 127.0.0.1: the model is served there"
+        cure = "allow processes to listen on 127.0.0.1: the model server needs it"
         yield Finding(check="ports", result="problem", evidence=f"cannot listen: {error}", cure=cure)
         return
     wanted: dict[str, int] = {}
@@ -115,7 +115,7 @@ def check_ports(situation: Situation) -> Iterator[Finding]:
             check="ports",
             result="problem",
             evidence=f"port {port} ({name}) is taken",
-            cure="end what listens there, or set another port",
+            cure="stop the process that listens there, or set another port",
         )
     if not busy:
         named = ", ".join(f"{port} ({name})" for name, port in wanted.items())

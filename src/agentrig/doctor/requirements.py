@@ -1,4 +1,4 @@
-"""Requirements: the whole tree of what agentrig and its plugins require, and what of it is not met."""
+"""Requirements: the full dependency tree of agentrig and its plugins, and its unmet requirements."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Unmet:
     """A requirement that is not met.
 
     Attributes:
-        chain: Who requires whom, from a root to the distribution whose requirement it is.
-        requirement: What that one requires.
+        chain: Distributions from a root to the one that has the requirement; each requires the next.
+        requirement: The requirement.
         version: The installed version; None when it is missing.
     """
 
@@ -31,7 +31,7 @@ class Unmet:
 def unmet(roots: Iterable[str]) -> Iterator[Unmet]:
     """Walk the requirements of distributions, breadth first, each distribution and extra once.
 
-    Markers are honoured, and the extras that a requirement asks for; those of the roots are not known and left out.
+    Markers and the extras that a requirement asks for are applied. The extras of the roots are unknown and left out.
     """
     waiting: deque[tuple[tuple[str, ...], frozenset[str]]] = deque(((name,), frozenset()) for name in roots)
     seen: set[tuple[str, str]] = set()
@@ -61,7 +61,7 @@ def _requirements(name: str, extras: Iterable[str]) -> Iterator[Requirement]:
         try:
             requirement = Requirement(line)
         except InvalidRequirement:
-            continue  # of the days before PEP 508; an installer passed over it as well
+            continue  # older than PEP 508; installers ignore it too
         if requirement.marker is None:
             applies = "" in extras
         else:

@@ -1,4 +1,4 @@
-"""The situation: everything that the checks of one recipe look at."""
+"""The situation: everything that the checks of one recipe read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ print(json.dumps(report))
 
 @attrs.frozen(kw_only=True, slots=False)
 class Situation:
-    """What the doctor looks at; a check reads it and never changes it.
+    """The input of the doctor's checks; a check reads it and never changes it.
 
     Attributes:
         hardware: What the run would use; None when that could not be decided.
@@ -70,7 +70,7 @@ class Situation:
 
     @cached_property
     def torch(self) -> Answer:
-        """What torch says of the chosen device, from a process of its own (once)."""
+        """What torch reports about the chosen device, from a subprocess (started once)."""
         return ask(TORCH_REPORT, self.hardware.torch_device if self.hardware else "cpu", environ=self.environ)
 
     def uses(self, name: str) -> bool:
@@ -78,7 +78,7 @@ class Situation:
         return self.hardware is not None and self.hardware.name == name
 
     def failure(self, check: str, what: str, answer: Answer, *, cure: str) -> Finding:
-        """Return the problem that a failed answer is; a known failure, of any installed hardware, brings its cure."""
+        """Return the problem for a failed answer, with the cure of a known symptom of any installed hardware."""
         symptoms = (s for h in self.candidates for s in h.symptoms)
         known = next((s for s in symptoms if re.search(s.pattern, answer.error)), None)
         evidence = f"{what}: {answer.reason}" + (f" ({known.cause})" if known else "")

@@ -14,7 +14,7 @@ from agentrig.findings import Finding, Situation
 from agentrig.hardware.versions import fits, nearest_stack
 
 COMPILED = ("torch", "torch_npu", "vllm", "vllm-ascend", "flash-attn", "torchvision", "torchaudio")
-"""Distributions with binaries that are built against one another: a wrong pin is a crash, not a risk."""
+"""Distributions with binaries that are built against each other: a wrong version crashes."""
 
 STACK = (*COMPILED, "verl", "ray", "tensordict", "transformers", "TransferQueue", "agentlightning", "numpy")
 """Distributions whose versions the doctor reads."""
@@ -43,7 +43,7 @@ def check_plugins(situation: Situation) -> Iterator[Finding]:
             check="plugins",
             result="warning",
             evidence=f"{plugin.name} ({plugin.distribution} {plugin.version}) failed to load: {plugin.error}",
-            cure=f"mend or uninstall it, or AGENTRIG_BLOCK={plugin.name}",
+            cure=f"fix or uninstall it, or set AGENTRIG_BLOCK={plugin.name}",
         )
     if not failed:
         yield Finding(check="plugins", result="ok", evidence=f"{len(plugins)} loaded or blocked on purpose")
@@ -65,13 +65,13 @@ def check_requirements(situation: Situation) -> Iterator[Finding]:
     ours = {"agentrig"}
     if situation.plan is not None:
         ours |= {p.distribution for p in situation.plan.registry.plugins if p.status == "ok"} - {"file", "unknown"}
-    # What the algorithm does not import cannot hurt it.
+    # Packages that the algorithm does not import cannot affect it.
     stack = STACK if _needs(situation, "verl") else COMPILED
     roots = [*sorted(ours), *(n for n in stack if n in situation.versions)]
     found = False
     for lack in unmet(roots):
         owner, requirement = lack.chain[-1], lack.requirement
-        # Of what nobody here requires, numpy, pillow and their like are for their own owners to judge.
+        # Ignore unmet requirements between packages that neither agentrig nor a plugin requires.
         if lack.chain[0] not in ours and requirement.name not in STACK:
             continue
         found = True
@@ -91,7 +91,7 @@ def check_requirements(situation: Situation) -> Iterator[Finding]:
 
 
 def check_stack(situation: Situation) -> Iterator[Finding]:
-    """Is what is installed one of the sets of versions that were seen to work on this hardware?"""
+    """Do the installed versions match a stack that is known to work on this hardware?"""
     hardware, algorithm = situation.hardware, situation.algorithm
     if hardware is None or algorithm is None:
         return
@@ -99,7 +99,7 @@ def check_stack(situation: Situation) -> Iterator[Finding]:
     offered = [s for s in about if s.proof != "history"]
     nearest, stack = nearest_stack(about, situation.versions), nearest_stack(offered, situation.versions)
     if nearest is not None and nearest.proof == "history":
-        evidence = f"what is here is nearest to {nearest.name}, which is history: {nearest.source}"
+        evidence = f"the installed versions are nearest to {nearest.name}, which is history: {nearest.source}"
         cure = f"install {stack.name}" if stack else ""
         yield Finding(check="stack", result="warning", evidence=evidence, cure=cure)
     if stack is None:
@@ -123,7 +123,7 @@ def check_stack(situation: Situation) -> Iterator[Finding]:
             check="stack",
             result="warning",
             evidence=f"{name} {situation.versions[name]} is outside the nearest stack, {stack.name}: {wanted}{others}",
-            cure=f"{name}{wanted}, or go on at your own risk: nobody has run this set",
+            cure=f"{name}{wanted}, or continue at your own risk: this combination is untested",
         )
     if not missing and not stack.mismatches(situation.versions):
         yield Finding(check="stack", result="ok", evidence=f"{stack.name}, {stack.proof}: {stack.source}")

@@ -1,4 +1,4 @@
-"""Which hardware a run uses: the explicit choice, else the single one that is there."""
+"""Which hardware a run uses: the explicit choice, else the only one available."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def select(requested: str, candidates: Sequence[Hardware]) -> Hardware:
         candidates: What is installed (and what the algorithm can run on).
 
     Raises:
-        HardwareError: No such name; it is not there; it is broken (a broken accelerator is never
-            quietly replaced by the CPU); its probe raised; or `auto` finds two and asks which. `auto` leaves out, with
-            a warning, hardware whose probe raises: nobody named it, and it says nothing of a device.
+        HardwareError: The name is unknown; the hardware is not available; it is broken (a broken accelerator
+            never falls back to the CPU); its probe raised; or `auto` finds two. `auto` skips hardware whose
+            probe raises, with a warning.
     """
     names = [h.name for h in candidates]
     if requested != "auto":
@@ -48,14 +48,14 @@ def probed(hardware: Hardware) -> Probe:
     """Return what a hardware's probe finds.
 
     Raises:
-        HardwareError: The probe itself failed, which says nothing of the device; the message names the file and line.
+        HardwareError: The probe itself failed; the message names the file and line.
     """
     try:
         probe = hardware.probe()
     except Exception as error:
         raise HardwareError(
             f"the probe of hardware {hardware.name} raised {type(error).__name__}: {error}{place_of(error)}\n"
-            "  that is a fault of its plugin: report it to whoever wrote it"
+            "  this is a bug in its plugin: report it to the author"
         ) from error
     if not isinstance(probe, Probe):
         raise HardwareError(
@@ -77,7 +77,7 @@ def _auto(candidates: Sequence[Hardware]) -> Hardware:
     broken = [(h, p) for h, p in probes if p.problems and not p.available]
     if broken:
         others = [h.name for h, p in probes if p.available] + [h.name for h in candidates if h.name == FALLBACK]
-        way_out = f"\nMend it, or say what to use instead: --hardware {' or '.join(others)}" if others else ""
+        way_out = f"\nFix it, or choose other hardware: --hardware {' or '.join(others)}" if others else ""
         raise HardwareError("\n".join(explain(h.name, p) for h, p in broken) + way_out)
     available = [h for h, p in probes if p.available]
     if len(available) > 1:
@@ -90,8 +90,8 @@ def _auto(candidates: Sequence[Hardware]) -> Hardware:
         return available[0]
     fallback = next((h for h in candidates if h.name == FALLBACK), None)
     if fallback is None:
-        looked = "\n".join([*(explain(h.name, p) for h, p in probes), *failed])
-        raise HardwareError(f"none of the hardware that this algorithm can run on is there.\n{looked}".rstrip())
+        explained = "\n".join([*(explain(h.name, p) for h, p in probes), *failed])
+        raise HardwareError(f"none of the hardware that this algorithm can run on is there.\n{explained}".rstrip())
     return fallback
 
 
@@ -100,7 +100,7 @@ def _devices(probe: Probe) -> str:
 
 
 def explain(name: str, probe: Probe) -> str:
-    """Say why a probe is not available: what is broken, or what was looked for in vain."""
+    """Say why hardware is not available: what is broken, or what was not found."""
     if probe.problems:
         return "\n".join([f"{name} is there but broken:", *(f"  {line}" for line in probe.problems)])
     return "\n".join([f"{name} was not found:", *(f"  {line}" for line in probe.evidence or ("nothing to see",))])

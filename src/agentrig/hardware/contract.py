@@ -1,4 +1,4 @@
-"""The contract of hardware: what a backend says about itself, and the questions a run asks it."""
+"""The hardware interface: what a backend declares, and the methods that a run calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrig.hardware.versions import Override, Stack
 
 
 class HardwareError(AgentrigError):
-    """The hardware that was asked for is not there, is broken, or cannot be told from another."""
+    """The requested hardware is not available or broken, or `auto` finds more than one."""
 
 
 @attrs.frozen(kw_only=True)
@@ -32,9 +32,9 @@ class Probe:
     Attributes:
         available: Whether a run could use it now.
         devices: In the order of their ids; only those that the environment lets a run see.
-        evidence: What was looked at and what was seen, a line each.
-        problems: What is there but broken, a line each, as `what: cure` (the last colon counts). A probe that is not
-            available but has problems is a *broken* accelerator: `--hardware auto` stops on it.
+        evidence: What was checked and what was found, one line each.
+        problems: What is there but broken, one line each, as `what: cure` (the last colon separates). A probe that
+            is not available but has problems is a *broken* accelerator: `--hardware auto` stops on it.
     """
 
     available: bool
@@ -45,12 +45,12 @@ class Probe:
 
 @attrs.frozen(kw_only=True)
 class Context:
-    """For whom an environment is asked.
+    """The process that an environment is for.
 
     Attributes:
         role: `driver` (the process of `agentrig train`), `worker` (trains) or `rollout` (serves the model).
         versions: Installed versions by distribution, as `agentrig.hardware.installed` returns them;
-            what holds only for some versions is left out when they are not among these.
+            settings that apply only to other versions are left out.
         devices: Ids of the devices that this process may see; None to leave visibility alone.
     """
 
@@ -78,7 +78,7 @@ class Symptom:
 class Hardware(abc.ABC):
     """What `HardwareSpec.build` returns; a backend subclasses it and overrides the defaults.
 
-    No two of the names below may be derived from one another: ROCm has torch device `cuda`, Ray
+    Do not derive one of the names below from another: ROCm has torch device `cuda`, Ray
     resource `GPU` and verl platform `amd`.
 
     Attributes:
@@ -94,7 +94,7 @@ class Hardware(abc.ABC):
         dtypes: Names of torch dtypes that a model may train in, the preferred one first.
         attention: transformers' `attn_implementation` choices, the preferred one first.
         flash_attention: The module whose kernels transformers' `flash_attention_2` runs on here.
-        algorithms: Names of the only algorithms it can carry; empty for any.
+        algorithms: Names of the algorithms that it supports; empty for all.
         torch_cure: What to install when torch was built without this device.
         symptoms: Known failures, for the doctor.
     """
@@ -117,13 +117,13 @@ class Hardware(abc.ABC):
 
     @abc.abstractmethod
     def probe(self) -> Probe:
-        """Look for devices by device files, tools and metadata; cheap, and never imports torch."""
+        """Look for devices with device files, tools and metadata; fast, and never imports torch."""
 
     def environment(self, context: Context | None = None) -> Mapping[str, str]:
         """Return the environment variables to set, where unset, before torch is imported.
 
         Args:
-            context: Whose environment; None for the driver's, with nothing known of versions.
+            context: The process that it is for; None for the driver, with unknown versions.
         """
         if context is None or context.devices is None:
             return {}
@@ -143,12 +143,12 @@ class Hardware(abc.ABC):
         return {"resources": {self.ray_resource: n}}
 
     def best_attention(self) -> str:
-        """Return the first of `attention` that can run here; nothing is imported to find out."""
+        """Return the first of `attention` that can run here; imports nothing."""
         kernels = importlib.util.find_spec(self.flash_attention) is not None
         return next((a for a in self.attention if a != "flash_attention_2" or kernels), "sdpa")
 
     def carries(self, algorithm: str) -> bool:
-        """Whether it can carry the algorithm of that name."""
+        """Whether it supports the algorithm of that name."""
         return not self.algorithms or algorithm in self.algorithms
 
     def overrides(self, versions: Mapping[str, str]) -> Sequence[Override]:
@@ -162,12 +162,12 @@ class Hardware(abc.ABC):
     def worker_setup(self, versions: Mapping[str, str]) -> str | None:
         """Return `package:function`, to be called once in every Ray worker before anything else.
 
-        It is chained behind a hook that is already there.
+        It runs after a hook that is already set.
         """
         return None
 
     def host_versions(self) -> Mapping[str, str]:
-        """Return versions that no Python distribution tells: `driver`, `cann`; named as in `Stack.versions`."""
+        """Return versions that no Python distribution has: `driver`, `cann`; named as in `Stack.versions`."""
         return {}
 
     def stacks(self) -> Sequence[Stack]:

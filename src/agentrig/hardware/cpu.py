@@ -61,7 +61,7 @@ class Cpu(Hardware):
         return Probe(available=True, devices=(device,), evidence=(f"{cores} usable cores",))
 
     def environment(self, context: Context | None = None) -> Mapping[str, str]:
-        """Keep OpenMP's idle threads from spinning: under load that costs a factor of three."""
+        """Stop OpenMP's idle threads from spinning: under load, spinning makes a step three times slower."""
         return {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(self.threads)}
 
     def stacks(self) -> Sequence[Stack]:

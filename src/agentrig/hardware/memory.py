@@ -1,4 +1,4 @@
-"""Device memory: an estimate of what training a model asks for, before anything is loaded."""
+"""Device memory: an estimate of what training a model needs, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def in_words(size: float) -> str:
 
 @attrs.frozen(kw_only=True)
 class ModelShape:
-    """The sizes of a decoder-only transformer (Qwen2, Llama and their kin).
+    """The sizes of a decoder-only transformer (Qwen2, Llama and similar).
 
     Attributes:
         layers: Decoder layers.
@@ -71,7 +71,7 @@ class ModelShape:
 
 @attrs.frozen(kw_only=True)
 class Workload:
-    """What an algorithm's settings ask of one device; `AlgorithmSpec.workload(config)` returns it.
+    """What an algorithm's settings need from one device; `AlgorithmSpec.workload(config)` returns it.
 
     Attributes:
         model: The model's name or path.
@@ -83,7 +83,7 @@ class Workload:
         sequences: Sequences that are sampled at once, for the key-value cache.
         shards: Devices that share weights, gradients and optimizer (FSDP).
         nodes: Machines that the algorithm spreads over.
-        minimum: Bytes that the profile is known to need whatever the estimate says; 0 for none.
+        minimum: Known minimum of the profile in bytes, independent of the estimate; 0 for none.
     """
 
     model: str
@@ -100,7 +100,7 @@ class Workload:
 
 @attrs.frozen(kw_only=True)
 class MemoryEstimate:
-    """Bytes on one device, by part. The update and the sampling take turns, so the greater one counts."""
+    """Bytes on one device, by part. Update and sampling alternate, so the larger one counts."""
 
     weights: int
     gradients: int
@@ -121,16 +121,16 @@ class MemoryEstimate:
 
     @property
     def peak(self) -> int:
-        """The greater of the two, when every sequence is as long as it may be."""
+        """The larger of the two, when every sequence has the maximum length."""
         return max(self.update, self.sampling)
 
     @property
     def floor(self) -> int:
-        """What no choice of batch or length gets below: the state of the update, or the sampler's weights."""
+        """The minimum for any batch size or length: the state of the update, or the sampler's weights."""
         return max(self.weights + self.gradients + self.optimizer, self.sampler_weights)
 
     def describe(self) -> str:
-        """Return the parts in words."""
+        """Return the parts as text."""
         return ", ".join(f"{name.replace('_', ' ')} {in_words(n)}" for name, n in attrs.asdict(self).items())
 
 

@@ -1,4 +1,4 @@
-"""Command-line tools of drivers: asked with a deadline, and what became of it in words."""
+"""Runs drivers' command-line tools with a timeout, and describes failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ToolAnswer:
 def run_tool(
     name: str, *arguments: str, environ: Mapping[str, str] | None = None, timeout_s: float = 20.0
 ) -> ToolAnswer:
-    """Run a driver's tool; a hanging one (a wedged driver does that) is given up after the deadline."""
+    """Run a driver's tool; one that hangs (for example because of a stuck driver) is killed at the timeout."""
     environ = os.environ if environ is None else environ
     path = shutil.which(name, path=environ.get("PATH"))
     if path is None:
@@ -86,7 +86,7 @@ def ask(code: str, *arguments: str, environ: Mapping[str, str] | None = None, ti
         code: The program; sees `arguments` as `sys.argv[1:]`.
         arguments: Strings for it.
         environ: Its whole environment; None for this process's.
-        timeout_s: Importing torch and vLLM on a cold disk takes a minute, so be patient.
+        timeout_s: Time limit; importing torch and vLLM from a cold disk takes a minute.
     """
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Versions: what is installed, which changes hold for it, and the sets that were seen to work."""
+"""Versions: the installed ones, the configuration changes that they need, and the stacks known to work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
-    """Return the installed version of each distribution that there is, and of `python`; imports nothing."""
+    """Return the version of each distribution that is installed, and of `python`; imports nothing."""
     found = {"python": platform.python_version()}
     for name in names:
         try:
@@ -30,9 +30,10 @@ def installed(names: Iterable[str]) -> dict[str, str]:
 
 
 def fits(version: str | None, specifier: str) -> bool:
-    """Whether a version is in a specifier such as `>=0.5,<0.7`; pre-releases count by their order.
+    """Whether a version matches a specifier such as `>=0.5,<0.7`; pre-releases are included.
 
-    None (not installed) fits nothing, nor does what PEP 440 forbids (`unknown` does not; CANN's `8.2.RC1` does).
+    None (not installed) never matches, and neither does a version that PEP 440 does not allow (such as `unknown`;
+    CANN's `8.2.RC1` is allowed).
     """
     try:
         return version is not None and SpecifierSet(specifier).contains(version, prereleases=True)
@@ -45,13 +46,13 @@ class Override:
     """One change to verl's configuration.
 
     Attributes:
-        key: Dotted, as verl's own YAML has it.
-        value: The new value; meaningless when `delete` is set.
-        delete: Drop the key where a profile has set it, instead of setting it.
-        add: The key is not in verl's YAML but below one of its open dictionaries; Hydra wants a `+` then.
-        soft: Set it only where a recipe or run file does not set the key itself.
+        key: Dotted key of verl's YAML.
+        value: The new value; ignored when `delete` is set.
+        delete: Remove the key if a profile has set it, instead of setting it.
+        add: The key is not in verl's YAML but in one of its open dictionaries; Hydra then requires a `+`.
+        soft: Set it only if a recipe or run file does not set the key.
         reason: Why, in one sentence.
-        versions: Distribution to specifier: it holds only when all of these are installed in such versions.
+        versions: Distribution to specifier: the override applies only if all installed versions match.
     """
 
     key: str
@@ -63,11 +64,11 @@ class Override:
     versions: Mapping[str, str] = attrs.field(factory=dict)
 
     def holds(self, versions: Mapping[str, str]) -> bool:
-        """Whether it holds for these installed versions."""
+        """Whether it applies to these installed versions."""
         return all(fits(versions.get(name), wanted) for name, wanted in self.versions.items())
 
     def hydra(self) -> str:
-        """Return it as Hydra's command line has it: `key=value`, `+key=value` or `~key`."""
+        """Return it in Hydra's command-line syntax: `key=value`, `+key=value` or `~key`."""
         if self.delete:
             return f"~{self.key}"
         value = "null" if self.value is None else self.value
@@ -77,9 +78,9 @@ class Override:
 
 
 def apply_overrides(settings: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
-    """Return dotted settings with the overrides applied in order; a value that is replaced or dropped is logged.
+    """Return dotted settings with the overrides applied in order; replaced and removed values are logged.
 
-    Deleting what is not there is no error.
+    Deleting a missing key is not an error.
     """
     changed = dict(settings)
     for override in overrides:
@@ -97,17 +98,17 @@ def apply_overrides(settings: Mapping[str, Any], overrides: Sequence[Override]) 
 
 @attrs.frozen(kw_only=True)
 class Stack:
-    """A set of versions that was seen to work together, or once was.
+    """A set of versions that is known to work together, or once was.
 
     Attributes:
         name: Short, for messages.
-        proof: `hardware-tested`: a run trained on the device. `contract-tested`: only what can be
-            checked without the device was (configuration schemas, Ray resources, metadata).
-            `history`: its makers ran it, and the algorithm here cannot drive it any more.
+        proof: `hardware-tested`: a run trained on the device. `contract-tested`: tested only as far as
+            possible without the device (configuration schemas, Ray resources, metadata).
+            `history`: its authors ran it, but the algorithm here no longer supports it.
         versions: `python`, `cann`, `driver` or a distribution's name, to a specifier.
-        algorithms: Names of the algorithms that it is about.
-        source: Who ran it, or who says so.
-        clashes: Requirements of its parts that contradict each other, and what to do, a line each.
+        algorithms: Names of the algorithms that it is for.
+        source: Who tested it, or where it is documented.
+        clashes: Conflicting requirements of its parts, and what to do, one line each.
     """
 
     name: str
@@ -118,11 +119,11 @@ class Stack:
     clashes: Sequence[str] = ()
 
     def mismatches(self, versions: Mapping[str, str]) -> dict[str, str]:
-        """Return name to wanted specifier, for what is installed in another version."""
+        """Return name to required specifier, for each installed version that does not match."""
         return {n: want for n, want in self.versions.items() if n in versions and not fits(versions[n], want)}
 
     def matches(self, versions: Mapping[str, str]) -> int:
-        """Return how many of its parts are installed as it wants them."""
+        """Return how many installed versions match."""
         return sum(fits(versions.get(n), want) for n, want in self.versions.items())
 
     def requirements(self) -> list[str]:

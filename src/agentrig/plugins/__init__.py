@@ -1,4 +1,4 @@
-"""The plugin system: hooks, specs, and where they are found and looked up."""
+"""The plugin system: hooks, specs, loading and lookup."""
 
 from agentrig._moved import former
 

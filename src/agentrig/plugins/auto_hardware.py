@@ -1,4 +1,4 @@
-"""Hardware `auto`: which installed hardware a run takes, by what is there and what its algorithm can run on."""
+"""Hardware `auto`: selects a hardware that is available and that the algorithm can run on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def able(registry: Registry, algorithm: Component) -> Iterator[Component]:
-    """Yield the hardware that an algorithm can run on, by its own word; of two of one name the first."""
+    """Yield the hardware that an algorithm's spec allows; if two have the same name, only the first."""
     named = getattr(algorithm.spec, "hardware", ())
     seen = set()
     for component in registry.components("hardware"):
@@ -32,7 +32,7 @@ def able(registry: Registry, algorithm: Component) -> Iterator[Component]:
 
 
 def built_or_none(component: Component) -> Hardware | None:
-    """Build a hardware with its defaults, or warn that it is left out: nobody named it."""
+    """Build a hardware with its defaults, or return None with a warning if that fails."""
     try:
         hardware: Hardware = built(component, component.spec.config())
     except Exception as error:
@@ -42,17 +42,17 @@ def built_or_none(component: Component) -> Hardware | None:
 
 
 def auto_hardware(registry: Registry, algorithm: Component) -> str:
-    """Choose the hardware by what is there, among what the algorithm can run on.
+    """Choose the available hardware that the algorithm can run on.
 
     Raises:
-        agentrig.hardware.HardwareError: None is there, one is broken, or there are two.
+        agentrig.hardware.HardwareError: None is available, one is broken, or two are available.
     """
     installed = [hardware for c in able(registry, algorithm) if (hardware := built_or_none(c)) is not None]
     return str(select("auto", [h for h in installed if h.carries(algorithm.spec.name)]).name)
 
 
 def check_auto_keys(registry: Registry, algorithm: Component, keys: Mapping[str, Any]) -> None:
-    """Refuse keys of `[hardware]` that no hardware has, before it is known which one it will be.
+    """Reject keys of `[hardware]` that no hardware has, before `auto` is resolved.
 
     Raises:
         ConfigError: The algorithm can run on no hardware with such a key.

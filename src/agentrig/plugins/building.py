@@ -1,4 +1,4 @@
-"""Components are built here: what a plugin's `build` raises, or returns instead of a component, becomes words."""
+"""Builds components, and turns a plugin's exception or wrong return value into a clear error message."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ def _has(*names: str) -> Callable[[Any], bool]:
     return lambda made: all(callable(getattr(made, name, None)) for name in names)
 
 
-def _judges(made: Any) -> bool:
+def _is_reward(made: Any) -> bool:
     return callable(made) or _has("score_many")(made)
 
 
 MADE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "tasks": ("a task set, with `splits`, `roles` and a method `load(split)`", _has("load")),
     "agent": ("a callable: agent(task_input, endpoint) -> answer", callable),
-    "reward": ("a callable: reward(task, outcome, budget_s) -> Score", _judges),
+    "reward": ("a callable: reward(task, outcome, budget_s) -> Score", _is_reward),
     "adapter": ("a callable: adapter(trace) -> triplets", callable),
     "algorithm": ("an algorithm, with a method `run(session)`", _has("run")),
     "hardware": ("an agentrig.hardware.Hardware", _has("probe", "environment")),
 }
-"""What `build` must return for each kind, in words and as a test."""
+"""What `build` must return for each kind: a description and a check."""
 
 
 def built(component: Component, config: Any) -> Any:
     """Build a component.
 
     Raises:
-        PluginError: `build` raised, or returned something else than its kind wants; names plugin, file and line.
+        PluginError: `build` raised, or returned the wrong thing; the message names plugin, file and line.
     """
     spec: Any = component.spec
     who = f"the {component.kind} {spec.name}"
@@ -61,7 +61,7 @@ def built(component: Component, config: Any) -> Any:
 
 
 def defined_at(function: Any) -> str:
-    """Return ` (FILE:LINE)`, where a function or class is written; '' for what was not written in Python."""
+    """Return ` (FILE:LINE)`, where a function or class is defined; '' if it is not defined in Python."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function) if callable(function) else function

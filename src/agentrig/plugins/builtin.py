@@ -1,4 +1,4 @@
-"""What the core itself brings, through the same door as every plugin."""
+"""agentrig's own components, registered with the same hooks as every plugin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrig import HardwareSpec, Outcome, RewardSpec, Score, Task, hookimpl
 
 @hookimpl
 def register_hardware() -> Iterable[HardwareSpec]:
-    """Bring `cpu`."""
+    """Register `cpu`."""
     yield cpu_spec()
 
 
@@ -25,7 +25,7 @@ def cpu_spec() -> HardwareSpec:
 
 
 def own(task: Task, outcome: Outcome, budget_s: float) -> Score:
-    """Take the number that the agent itself returned."""
+    """Use the number that the agent itself returned."""
     answer = outcome.answer
     if isinstance(answer, int | float):
         return Score.ok(float(answer))
@@ -34,7 +34,7 @@ def own(task: Task, outcome: Outcome, budget_s: float) -> Score:
 
 @hookimpl
 def register_rewards() -> Iterable[RewardSpec]:
-    """Bring `own`."""
+    """Register `own`."""
 
     def build(config: Any) -> Any:
         return own

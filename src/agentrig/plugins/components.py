@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 @attrs.frozen(kw_only=True)
 class Component:
-    """A spec and the plugin that brought it."""
+    """A spec and the plugin that registered it."""
 
     kind: str
     spec: Spec
@@ -24,18 +24,18 @@ class Component:
     version: str
 
     def answers_to(self, name: str) -> bool:
-        """Whether `name` asks for this: its own name, alone or as `distribution:name` or `plugin:name`."""
+        """Whether `name` means this component: `name`, `distribution:name` or `plugin:name`."""
         owner, qualified, own = name.rpartition(":")
         return own == self.spec.name and (not qualified or owner in (self.distribution, self.plugin))
 
 
 @attrs.frozen(kw_only=True)
 class PluginInfo:
-    """What became of one plugin.
+    """The status of one plugin.
 
     Attributes:
         name: The entry point's name, or the file's stem; what `AGENTRIG_BLOCK` blocks (so does `distribution`).
-        status: `ok`, `failed` (see `error`; the others go on without it) or `blocked` (never imported).
+        status: `ok`, `failed` (see `error`; other plugins still work) or `blocked` (never imported).
         origin: The module, or the file, that it was loaded from.
     """
 

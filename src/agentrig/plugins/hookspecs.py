@@ -1,7 +1,7 @@
-"""The hooks. Seven collect named components, five let a plugin watch a run.
+"""The hooks. Seven collect named components, five let a plugin observe a run.
 
-Each `register_*` hook returns an iterable of specs; a run picks one of each kind by name, so the
-order in which plugins were installed never matters. Observers return nothing and cannot change data.
+Each `register_*` hook returns an iterable of specs; a run selects one of each kind by name, so the
+installation order of plugins never matters. Observers return nothing and cannot change data.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ hookspec = pluggy.HookspecMarker("agentrig")
 
 @hookspec
 def register_tasks() -> Iterable[TasksSpec]:
-    """Bring task sets.
+    """Register task sets.
 
     Example:
         ```python
@@ -43,7 +43,7 @@ def register_tasks() -> Iterable[TasksSpec]:
 
 @hookspec
 def register_agents() -> Iterable[AgentSpec]:
-    """Bring agents.
+    """Register agents.
 
     Example:
         ```python
@@ -57,7 +57,7 @@ def register_agents() -> Iterable[AgentSpec]:
 
 @hookspec
 def register_rewards() -> Iterable[RewardSpec]:
-    """Bring rewards.
+    """Register rewards.
 
     Example:
         ```python
@@ -71,7 +71,7 @@ def register_rewards() -> Iterable[RewardSpec]:
 
 @hookspec
 def register_adapters() -> Iterable[AdapterSpec]:
-    """Bring adapters.
+    """Register adapters.
 
     Example:
         ```python
@@ -85,7 +85,7 @@ def register_adapters() -> Iterable[AdapterSpec]:
 
 @hookspec
 def register_algorithms() -> Iterable[AlgorithmSpec]:
-    """Bring algorithms.
+    """Register algorithms.
 
     Example:
         ```python
@@ -99,7 +99,7 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
 
 @hookspec
 def register_hardware() -> Iterable[HardwareSpec]:
-    """Bring kinds of hardware.
+    """Register kinds of hardware.
 
     Example:
         ```python
@@ -113,7 +113,7 @@ def register_hardware() -> Iterable[HardwareSpec]:
 
 @hookspec
 def register_recipes() -> Iterable[RecipeSpec]:
-    """Bring recipes.
+    """Register recipes.
 
     Example:
         ```python
@@ -127,7 +127,7 @@ def register_recipes() -> Iterable[RecipeSpec]:
 
 @hookspec
 def on_run_start(event: RunStart) -> None:
-    """Watch a run begin.
+    """Called when a run starts.
 
     Example:
         ```python
@@ -140,7 +140,7 @@ def on_run_start(event: RunStart) -> None:
 
 @hookspec
 def on_rollout_end(rollout: Rollout) -> None:
-    """Watch a rollout that was scored or that failed.
+    """Called for every rollout that was scored or that failed.
 
     Example:
         ```python
@@ -153,7 +153,7 @@ def on_rollout_end(rollout: Rollout) -> None:
 
 @hookspec
 def on_step_end(event: StepEnd) -> None:
-    """Watch a training step end.
+    """Called when a training step has ended.
 
     Example:
         ```python
@@ -166,7 +166,7 @@ def on_step_end(event: StepEnd) -> None:
 
 @hookspec
 def on_run_end(event: RunEnd) -> None:
-    """Watch a run end as it should.
+    """Called when a run has ended successfully.
 
     Example:
         ```python
@@ -179,7 +179,7 @@ def on_run_end(event: RunEnd) -> None:
 
 @hookspec
 def on_run_error(event: RunError) -> None:
-    """Watch a run end by an error or by Ctrl-C.
+    """Called when a run has ended by an error or by Ctrl-C.
 
     Example:
         ```python

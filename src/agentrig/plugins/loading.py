@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pluggy
 
 from agentrig.errors import PluginError, place_of
-from agentrig.lightning_import import open_door
+from agentrig.lightning_import import skip_litellm
 from agentrig.plugins import hookspecs
 from agentrig.plugins.components import Component, PluginInfo
 from agentrig.plugins.registry import BLOCK_VARIABLE, Registry, _misspelled, _specs
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def _collect(manager: pluggy.PluginManager, name: str, distribution: str, version: str) -> list[Component]:
-    """Call the `register_*` hooks of one plugin alone, so that it cannot harm the others."""
+    """Call the `register_*` hooks of a single plugin, so that its errors do not affect the others."""
     found: list[Component] = []
     for kind, cls in KINDS.items():
         for impl in getattr(manager.hook, cls.hook).get_hookimpls():
@@ -41,7 +41,7 @@ def _collect(manager: pluggy.PluginManager, name: str, distribution: str, versio
 
 
 def blocked_names(block: Iterable[str] = ()) -> set[str]:
-    """Return the names to block: those given and those of the variable `AGENTRIG_BLOCK`."""
+    """Return the names to block: `block` and the names in the variable `AGENTRIG_BLOCK`."""
     return {n.strip() for n in (*os.environ.get(BLOCK_VARIABLE, "").split(","), *block) if n.strip()}
 
 
@@ -49,14 +49,14 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
     """Find and load all plugins.
 
     Args:
-        block: Plugin or distribution names that must not even be imported; `AGENTRIG_BLOCK` adds to them.
+        block: Plugin or distribution names that are not imported; `AGENTRIG_BLOCK` adds to them.
         files: Python files that are plugins too (a user's own agent in one file).
-        strict: Raise for the first plugin that fails instead of going on without it.
+        strict: Raise for the first plugin that fails instead of continuing without it.
 
     Raises:
         PluginError: With `strict`, or when one of `files` cannot be loaded.
     """
-    open_door()  # a plugin may import Agent Lightning at its top
+    skip_litellm()  # a plugin may import Agent Lightning at its top
     manager = pluggy.PluginManager("agentrig")
     manager.add_hookspecs(hookspecs)
     blocked = blocked_names(block)
@@ -71,13 +71,13 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
             return
         try:
             if manager.has_plugin(name):
-                raise PluginError(f'another plugin is called "{name}" too; rename one of the entry points')
+                raise PluginError(f'another plugin is also called "{name}"; rename one of the entry points')
             manager.register(importer(), name=name)
             unknown = _misspelled(manager, name)
             if unknown:
                 raise PluginError(unknown)
             plugins.append(info("ok", components=tuple(_collect(manager, name, dist, version))))
-        except (Exception, SystemExit) as error:  # a script without a main guard ends itself at import
+        except (Exception, SystemExit) as error:  # SystemExit: a script without a main guard exits on import
             if manager.get_plugin(name) is not None and not any(p.name == name for p in plugins):
                 manager.unregister(name=name)
             text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}{place_of(error)}"
@@ -103,7 +103,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a Python file as a plugin module; the same file is imported once a process.
+    """Import a Python file as a plugin module; the same file is imported once per process.
 
     Raises:
         PluginError: There is no such file.
@@ -120,7 +120,7 @@ def load_file(path: Path) -> ModuleType:
         raise PluginError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # modules beside it; last, so that they hide none of Python's
+        sys.path.append(str(path.parent))  # for modules beside it; last, so that they do not hide standard modules
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""The registry: looks components up by name and tells observers."""
+"""The registry: looks components up by name and notifies observers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ S = TypeVar("S", bound=Spec)
 
 
 class Registry:
-    """All plugins that were found, and the components they brought."""
+    """All plugins that were found, and their components."""
 
     def __init__(self, manager: pluggy.PluginManager, plugins: Sequence[PluginInfo]) -> None:
         self._manager = manager
@@ -35,12 +35,12 @@ class Registry:
         return sorted((c for p in self.plugins for c in p.components if c.kind == kind), key=lambda c: c.spec.name)
 
     def find(self, kind: str, name: str) -> Component:
-        """Look a component up by `name`, or by `distribution:name` where two plugins bring that name.
+        """Look a component up by `name`, or by `distribution:name` if two plugins have that name.
 
         Raises:
-            PluginError: Two plugins bring a component of this kind and name.
-            LookupFailed: No loaded plugin brings it; the message has the nearest name and names the
-                plugins that failed to load or are blocked.
+            PluginError: Two plugins have a component of this kind and name.
+            LookupFailed: No loaded plugin has it; the message has the nearest name and the plugins that
+                failed to load or are blocked.
         """
         known = self.components(kind)
         hits = [c for c in known if c.answers_to(name)]
@@ -61,7 +61,7 @@ class Registry:
         raise LookupFailed("\n".join(lines))
 
     def reference(self, component: Component) -> str:
-        """Return the shortest name by which `find` finds this component alone."""
+        """Return the shortest name with which `find` finds exactly this component."""
         alike = [c for c in self.components(component.kind) if c.spec.name == component.spec.name]
         for name in (component.spec.name, f"{component.distribution}:{component.spec.name}"):
             if sum(c.answers_to(name) for c in alike) == 1:
@@ -73,7 +73,7 @@ class Registry:
         return cast(S, self.find(kind.kind, name).spec)
 
     def check(self) -> None:
-        """Raise `PluginError` if two plugins claim one name; a run needs this only of the names that it asks for."""
+        """Raise `PluginError` if two plugins use the same name; a run checks only the names that it uses."""
         conflicts = []
         for kind in KINDS:
             counts = Counter(c.spec.name for c in self.components(kind))
@@ -84,7 +84,7 @@ class Registry:
             raise PluginError("\n".join(conflicts))
 
     def add_observer(self, observer: object, name: str) -> None:
-        """Let an object with `on_*` hook implementations watch the run."""
+        """Register an object with `on_*` hook implementations as an observer."""
         self._manager.register(observer, name=name)
         unknown = _misspelled(self._manager, name)
         if unknown:
@@ -92,11 +92,11 @@ class Registry:
             raise PluginError(f"observer {name}: {unknown}")
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Tell all observers, by read-only copies; one that raises is logged and counted, and stops nothing."""
+        """Call all observers with read-only copies; an exception is logged and counted, and the run continues."""
         watching = getattr(self._manager.hook, hook).get_hookimpls()
         if not watching:
             return
-        from agentrig.frozen import frozen  # here: it knows rollouts, and every command imports this module
+        from agentrig.frozen import frozen  # imported here because every command imports this module
 
         copies = {name: frozen(value) for name, value in arguments.items()}
         for impl in watching:
@@ -125,7 +125,7 @@ def _conflict(hits: Sequence[Component]) -> str:
 
 
 def _misspelled(manager: pluggy.PluginManager, name: str) -> str | None:
-    """Return what is wrong with the hooks of a registered plugin, or None."""
+    """Return an error message about the hooks of a registered plugin, or None."""
     plugin = manager.get_plugin(name)
     known = [h for h in dir(hookspecs) if h.startswith(("register_", "on_"))]
     callers = manager.get_hookcallers(plugin)
@@ -138,10 +138,10 @@ def _misspelled(manager: pluggy.PluginManager, name: str) -> str | None:
 
 
 def _specs(function: Callable[[], Any], kind: str, hook: str) -> list[Spec]:
-    """Return what a hook gives.
+    """Return the specs that a hook returns.
 
     Raises:
-        PluginError: It is not an iterable of sound specs of this kind; says what to write instead.
+        PluginError: It is not an iterable of valid specs of this kind; the message says what to write instead.
     """
     wanted = KINDS[kind].__name__
     where = f"{hook}{defined_at(function)}"

@@ -1,4 +1,4 @@
-"""The seven kinds of component: what a plugin hands to its `register_*` hooks.
+"""The seven kinds of component specs that a plugin's `register_*` hooks return.
 
 Every spec is frozen and keyword-only. `config` is a frozen `attrs` class whose fields are the keys
 that a run file may set (see `agentrig.settings.setting`); `build` does the heavy imports.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _named(spec: Spec, attribute: attrs.Attribute[str], name: Any) -> None:
-    """Refuse a name that is not lower case, digits and hyphens."""
+    """Reject a name that is not lower case, digits and hyphens."""
     if isinstance(name, str) and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         return
     better = "-".join(re.findall(r"[a-z0-9]+", str(name).lower()))
@@ -35,7 +35,7 @@ def _named(spec: Spec, attribute: attrs.Attribute[str], name: Any) -> None:
 
 
 def _sections(spec: RecipeSpec, attribute: attrs.Attribute[Any], settings: Any) -> None:
-    """Refuse settings that are not sections with keys."""
+    """Reject settings that are not sections with keys."""
     for section, keys in settings.items() if isinstance(settings, Mapping) else [("settings", settings)]:
         if not isinstance(keys, Mapping):
             raise ValueError(
@@ -54,12 +54,12 @@ class Spec:
     """What all specs share.
 
     Attributes:
-        name: How a run asks for it: lower case, digits and hyphens.
+        name: The name in run files and options: lower case, digits and hyphens.
         summary: One line, shown by `agentrig plugins`.
         config: A frozen `attrs` class; its fields are this component's keys in a run file.
-        checks: Checks of its own for `agentrig doctor`: each is called with an `agentrig.findings.Situation`. Those of
-            hardware run whatever hardware is used: a broken backend can break torch for all. Each
-            returns `agentrig.findings.Finding` objects.
+        checks: Additional checks for `agentrig doctor`: each is called with an `agentrig.findings.Situation` and
+            returns `agentrig.findings.Finding` objects. The checks of all installed hardware run, because a
+            broken backend can break torch for other hardware too.
     """
 
     kind: ClassVar[str] = "component"
@@ -92,7 +92,7 @@ class AgentSpec(Spec):
     """An agent; `build(config)` returns a callable `agent(task_input, endpoint) -> answer`.
 
     Attributes:
-        graph: `graph(config)` returns the agent's picture as Mermaid text; None when it has none.
+        graph: `graph(config)` returns the agent's graph as Mermaid text; None when it has none.
         preload: Modules that the runners import once, before they fork; makes runners start fast.
         environment: Names of environment variables that the agent needs, or patterns (`MY_TOOL_*`). Runners get these
             and a small base (`agentrig.processes.confine.BASE`), nothing else of the run's environment: no API keys.
@@ -111,7 +111,7 @@ class RewardSpec(Spec):
     """A reward; `build(config)` returns a callable `reward(task, outcome, budget_s) -> Score`.
 
     Attributes:
-        correct_at: From this value on an answer counts as correct, where its score does not say so itself
+        correct_at: An answer with at least this value counts as correct, unless its score says otherwise
             (`Score.correct`); None for 1.0.
     """
 
@@ -136,8 +136,8 @@ class AlgorithmSpec(Spec):
 
     Attributes:
         hardware: The names of the hardware that it can run on; empty for any.
-        workload: `workload(config)` says what training asks of one device, for the doctor's estimate
-            of memory; None when it cannot tell.
+        workload: `workload(config)` returns what training needs from one device, for the doctor's memory
+            estimate; None if it is unknown.
     """
 
     kind: ClassVar[str] = "algorithm"
@@ -176,4 +176,4 @@ KINDS: Mapping[str, type[Spec]] = {
 """Every kind of component, in the order of a run file's sections; the only list of them."""
 
 RUN_KINDS: Sequence[str] = tuple(kind for kind in KINDS if kind != RecipeSpec.kind)
-"""The kinds of which a run has exactly one component each, under a section of that name."""
+"""The kinds of which a run has exactly one component each, in a section of that name."""

@@ -1,1 +1,1 @@
-"""Processes: how they start clean, end in time, and leave nothing behind."""
+"""Processes: a clean start, an end on time, and no leftover processes or files."""

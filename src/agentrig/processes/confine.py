@@ -1,4 +1,4 @@
-"""Which environment variables a runner gets: a small base and what its agent declares; keys of the run stay outside."""
+"""Limits a runner's environment variables to a small base and those that its agent declares; API keys are left out."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ BASE = (
 """Names, or patterns of names, that every runner gets."""
 
 RAY = ("RAY_*",)
-"""What a runner in a Ray actor gets beside these: Ray itself needs it."""
+"""Additional patterns for a runner in a Ray actor: Ray itself needs them."""
 
 _swap = threading.Lock()
 _withheld: frozenset[str] = frozenset()
 
 
 def declared(names: Iterable[str]) -> dict[str, str]:
-    """Return the variables of this process whose names are among these names or patterns (`LC_*`)."""
+    """Return this process's variables that match these names or patterns (`LC_*`)."""
     patterns = tuple(names)
     return {name: value for name, value in os.environ.items() if _matches(name, patterns)}
 
 
 def withheld(names: Iterable[str]) -> list[str]:
-    """Return the names of this process's variables that a runner does not get, beside the base and these."""
+    """Return the names of this process's variables that match neither the base nor these names."""
     patterns = (*BASE, *names)
     return sorted(name for name in os.environ if not _matches(name, patterns))
 
 
 def confine(names: Iterable[str], values: Mapping[str, str], absent: Iterable[str]) -> None:
-    """Leave this process, a runner, only the base and what its agent declares.
+    """Remove all environment variables of this runner except the base and those that its agent declares.
 
     Args:
         names: Names or patterns that the agent declares.
-        values: Variables to set, over what is there.
+        values: Variables to set; they replace existing ones.
         absent: Names that the run has and this runner does not get; see `hint`.
     """
     global _withheld
@@ -58,7 +58,7 @@ def confine(names: Iterable[str], values: Mapping[str, str], absent: Iterable[st
 
 
 def hint(text: str) -> str:
-    """Return what to add to an error that names a variable which the run has and this runner does not get, or ''."""
+    """Return a hint for an error that names a variable of the run that this runner does not get, or ''."""
     named = [name for name in re.findall(r"[A-Za-z_][A-Za-z0-9_]+", text) if name in _withheld]
     if not named:
         return ""
@@ -69,9 +69,9 @@ def hint(text: str) -> str:
 
 
 def start_forkserver() -> None:
-    """Start the process that runners are forked from, if it does not run, with the base alone.
+    """Start the process that runners are forked from, unless it runs, with only the base variables.
 
-    Its environment is what `/proc/PID/environ` of every runner shows, whatever the runner deletes later.
+    `/proc/PID/environ` of every runner shows this environment, even after the runner deletes variables.
     """
     with _swap:
         kept = dict(os.environ)

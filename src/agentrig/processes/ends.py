@@ -1,4 +1,4 @@
-"""How a command ends before its time: by Ctrl-C, SIGTERM or SIGHUP, while it starts and later."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP, while a command starts and later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 log = logging.getLogger(__name__)
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""What asks a process to end: a person, Slurm or Kubernetes, a terminal that closes."""
+"""Signals that ask a process to end: from the user, from Slurm or Kubernetes, or from a terminal that closes."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -23,10 +23,10 @@ class Interrupted(KeyboardInterrupt):
 
     Args:
         number: The signal's number.
-        message: What became of the command, and what to do.
+        message: How the command ended, and what to do.
 
     Attributes:
-        abandoned: Whether a thread still works that nothing could end; see `leave`.
+        abandoned: Whether a thread that could not be stopped is still running; see `leave`.
     """
 
     def __init__(self, number: int, message: str) -> None:
@@ -36,18 +36,18 @@ class Interrupted(KeyboardInterrupt):
 
     @property
     def exit_status(self) -> int:
-        """128 plus the signal's number, as a shell has it: 130, 143 or 129."""
+        """128 plus the signal's number, as in a shell: 130, 143 or 129."""
         return 128 + self.number
 
 
 def name_of(number: int) -> str:
-    """Return what a signal is called: `Ctrl-C`, `SIGTERM`, `SIGHUP`."""
+    """Return a signal's name: `Ctrl-C`, `SIGTERM`, `SIGHUP`."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 @contextmanager
 def handling(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let a handler take the signals; without effect in other threads than the main one.
+    """Install a handler for the signals; does nothing outside the main thread.
 
     A SIGTERM or SIGHUP that was ignored before stays ignored: that is what `nohup` asks for.
     """
@@ -71,14 +71,15 @@ def interrupt(number: int, frame: Any) -> NoReturn:
 
 
 class RunSignals:
-    """The handler of a run.
+    """The signal handler of a run.
 
-    While the run starts, the first signal ends it: there is nothing to save. Later the first one lets the step under
-    way end, the second one ends the run at once. While summary and report are written the first one waits for them.
+    While the run starts, the first signal ends it: there is nothing to save. Later, the first signal ends the run
+    after the current step, and the second one ends it immediately. While the summary and the report are written,
+    the first signal waits for them.
 
     Args:
         session: The run's session; its `stopping` is set.
-        abort: Ends the run's work at once, with the error that it gets.
+        abort: Ends the run immediately, with the given error.
     """
 
     def __init__(self, session: Any, abort: Callable[[Interrupted], None]) -> None:
@@ -87,7 +88,7 @@ class RunSignals:
         self.writing = False
 
     def __call__(self, number: int, frame: Any) -> None:
-        """Take a signal."""
+        """Handle a signal."""
         again, self.first = self.first is not None, self.first or number
         if self.writing:
             if again:
@@ -104,7 +105,7 @@ class RunSignals:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process though a thread of it still works, after what must be done at its end."""
+    """Run the exit handlers and end this process, even if one of its threads still runs."""
     sys.stdout.flush()
     sys.stderr.flush()
     atexit._run_exitfuncs()

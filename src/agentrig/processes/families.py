@@ -1,4 +1,4 @@
-"""What a runner's agent has started: found, and ended with its runner, however it was detached."""
+"""Finds the processes that a runner's agent started, even detached ones, and ends them with the runner."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collections.abc import Collection
 import psutil
 
 MARK = "AGENTRIG_RUNNER"
-"""Set in the environment of all that a runner starts: which runner it was."""
+"""Environment variable that identifies the runner that started a process."""
 
 ROUNDS = 5
-"""How often to look again for what was started meanwhile."""
+"""How often to search again for processes that were started in the meantime."""
 
 
 def lead() -> None:
-    """Make this process the leader of a session of its own, so that a terminal's signals do not reach it."""
+    """Make this process the leader of a new session, so that a terminal's signals do not reach it."""
     with contextlib.suppress(PermissionError):  # it leads one already
         os.setsid()
 
 
 def end_families(leaders: Collection[int], marks: Collection[str]) -> None:
-    """Kill what runners have started: their descendants, their sessions, and what carries their marks.
+    """Kill the processes that runners started: descendants, session members, and processes with their marks.
 
     Args:
-        leaders: The runners' process ids; they are killed too, unless it is this process that calls.
+        leaders: The runners' process ids; they are killed too, except the calling process.
         marks: Their values of `MARK`.
     """
     own = os.getpid()
@@ -63,5 +63,5 @@ def _variable(process: psutil.Process, name: str) -> str | None:
             return None
         value: str | None = process.environ().get(name)
         return value
-    except (psutil.Error, OSError):  # another user's, or gone meanwhile
+    except (psutil.Error, OSError):  # another user's process, or it has ended
         return None

@@ -1,4 +1,4 @@
-"""Processes forked from a server that was started clean: no module of the current folder, no signal of the terminal."""
+"""Forks processes from a clean server: no modules from the current folder, no signals from the terminal."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from agentrig.processes.confine import start_forkserver
 from agentrig.processes.ends import SIGNALS
 
 TRIES = 3
-"""How often a process is tried to start when the server that forks it has died."""
+"""How often to try to start a process when the server that forks it has died."""
 
 SAFE_PATH_KEPT = "AGENTRIG_KEEP_SAFEPATH"
-"""Set where PYTHONSAFEPATH is the user's own wish, which runners must keep."""
+"""Set if the user has set PYTHONSAFEPATH; runners then keep it."""
 
 _lock = threading.Lock()
 
@@ -29,7 +29,7 @@ def start_process(context: Any, target: Callable[..., None], *arguments: Any) ->
     """Fork a daemon process that runs `target(pipe, *arguments)`; return this end of its pipe, and the process.
 
     Raises:
-        AgentrigError: None can be started; says why.
+        AgentrigError: No process can be started; the message says why.
     """
     reason = ""
     for _ in range(TRIES):
@@ -50,14 +50,14 @@ def start_process(context: Any, target: Callable[..., None], *arguments: Any) ->
         finally:
             theirs.close()
     raise AgentrigError(
-        f"no runner can be started: the process that they are forked from died {TRIES} times running ({reason}). Was "
-        "it killed, or is the memory or the number of processes or open files at its limit?"
+        f"no runner can be started: the process that they are forked from died {TRIES} times in a row ({reason}). "
+        "Was it killed, or is the memory or the number of processes or open files at its limit?"
     )
 
 
 @contextmanager
 def _started_clean() -> Iterator[None]:
-    """Keep the current folder out of `sys.path` of Python processes that start meanwhile, as `python -P` does."""
+    """Keep the current folder out of `sys.path` of Python processes started in this block, as `python -P` does."""
     with _lock:
         before = os.environ.get("PYTHONSAFEPATH")
         os.environ["PYTHONSAFEPATH"] = "1"
@@ -75,7 +75,7 @@ def _started_clean() -> Iterator[None]:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block what ends a run in this thread: processes that start meanwhile have it blocked until they unblock it.
+    """Block the ending signals in this thread; processes started in this block inherit that until they unblock.
 
     The terminal and Slurm send their signals to all processes of a run; the run itself ends the others.
     """

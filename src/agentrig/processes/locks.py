@@ -1,4 +1,4 @@
-"""Locks that a process holds on a file; the kernel takes them back when it ends, however it ends."""
+"""File locks held by a process; the kernel releases them when the process ends, for any reason."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ log = logging.getLogger(__name__)
 
 
 class Lock:
-    """A lock on a file, held by one process at a time, that says who holds it.
+    """A lock on a file, held by one process at a time; the file says which process.
 
-    The file stays where it is: a file without a living holder is no lock.
+    The file is never deleted: without a living holder it does not lock anything.
 
     Args:
-        path: The file; made when it is not there.
+        path: The file; created if it does not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,7 +28,7 @@ class Lock:
         self._descriptor: int | None = None
 
     def take(self) -> bool:
-        """Take the lock, without waiting; False when somebody has it, this process included.
+        """Acquire the lock without waiting; False if any process holds it, including this one.
 
         Raises:
             OSError: The file cannot be opened for writing.
@@ -56,11 +56,11 @@ class Lock:
         try:
             facts = json.loads(self.path.read_text("utf-8"))
             return f"process {facts['pid']} on {facts['host']}, since {facts['since']}"
-        except (OSError, ValueError, KeyError, TypeError):  # it has it, and has not written its name yet
+        except (OSError, ValueError, KeyError, TypeError):  # it holds the lock, but has not written the file yet
             return "another process"
 
     def release(self) -> None:
-        """Let go of the lock; harmless when it is not held."""
+        """Release the lock; does nothing if it is not held."""
         if self._descriptor is not None:
             _held.discard(self)
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
@@ -72,7 +72,7 @@ _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def _forget_in_child() -> None:
-    """Close the locks of the parent in a forked child: it would hold them after the parent's end."""
+    """Close the parent's locks in a forked child, which would otherwise hold them after the parent ends."""
     for lock in list(_held):
         lock._close()
 

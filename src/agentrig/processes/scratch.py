@@ -1,4 +1,4 @@
-"""One folder for all temporary files of a process, and of those that it starts; a dead one's are swept."""
+"""One folder for all temporary files of a process and its children; folders of dead processes are removed."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from agentrig.processes.locks import Lock
 log = logging.getLogger(__name__)
 
 PREFIX = "agentrig-"
-"""Short, for Unix sockets lie in these folders, whose paths may have some hundred characters only."""
+"""Short, because Unix sockets are created in these folders, and their paths are limited to about 100 characters."""
 
 LOCK = ".agentrig-lock"
-"""The file that the owner of such a folder holds; what has none was not made here."""
+"""The lock file that the owner of such a folder holds; a folder without it was not created here."""
 
 VARIABLE = "AGENTRIG_SCRATCH"
-"""Names the folder in the environment of every process that is started meanwhile."""
+"""Names the folder, in the environment of every child process."""
 
 UNLOCKED_S = 60.0
 """How old an empty folder without a lock must be before it counts as left by a crash."""
 
 AFTER_OTHERS = -200
-"""multiprocessing ends what it has at -100 and above."""
+"""Exit priority below multiprocessing's own, which are -100 and above."""
 
 SOCKET_ROOM = 85
 """Longest path of a folder for Unix sockets, bytes: the systems' limit is 104 to 108, `/listener-xxxxxxxx` included."""
@@ -41,11 +41,11 @@ _own: tuple[Path, Lock] | None = None
 
 @contextmanager
 def temporary_files() -> Iterator[Path]:
-    """Let all temporary files, those of started processes too, lie in this process's own folder.
+    """Put all temporary files, also those of child processes, into this process's own folder.
 
-    The folder goes when the process ends. If it is killed, the next run sweeps it: its owner's lock is free then.
-    What outlives a run on purpose lies elsewhere: Ray's sessions where they are without this, torch's compiled kernels
-    in the folder of caches.
+    The folder is removed when the process ends. If the process is killed, the next run removes the folder, because
+    its lock is free. Files that outlive a run on purpose stay elsewhere: Ray's sessions in their usual place, torch's
+    compiled kernels in the cache folder.
     """
     before = {name: os.environ.get(name) for name in ("TMPDIR", VARIABLE)}
     directory = tempfile.tempdir
@@ -54,7 +54,7 @@ def temporary_files() -> Iterator[Path]:
     kept = {"RAY_TMPDIR": before["TMPDIR"] or "/tmp"}
     if os.access(Path.home(), os.W_OK):
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        kept["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "torchinductor")  # torch's own choice is a temporary folder
+        kept["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "torchinductor")  # torch's default is a temporary folder
     kept = {name: value for name, value in kept.items() if name not in os.environ}
     os.environ.update({"TMPDIR": str(folder), VARIABLE: str(folder), **kept})
     tempfile.tempdir = str(folder)
@@ -72,7 +72,7 @@ def temporary_files() -> Iterator[Path]:
 
 
 def sweep(common: Path) -> list[Path]:
-    """Remove the folders of processes that are dead, and end what they have started; return those folders."""
+    """Remove the folders of dead processes and kill the processes that they started; return those folders."""
     swept = []
     for folder in common.glob(f"{PREFIX}*"):
         try:
@@ -80,17 +80,17 @@ def sweep(common: Path) -> list[Path]:
                 continue
             if not (folder / LOCK).exists():
                 if time.time() - folder.stat().st_mtime > UNLOCKED_S:
-                    with contextlib.suppress(OSError):  # not empty: somebody else's
+                    with contextlib.suppress(OSError):  # not empty: not ours
                         folder.rmdir()
                 continue
             lock = Lock(folder / LOCK)
             if not lock.take():
                 continue
         except FileNotFoundError:
-            continue  # another process sweeps too
+            continue  # another process removed it
         for orphan in marked(VARIABLE, str(folder)):
             if orphan.pid != os.getpid():
-                log.warning("ending process %d, which a run left that was killed", orphan.pid)
+                log.warning("killing process %d, which a killed run left behind", orphan.pid)
                 with contextlib.suppress(Exception):
                     orphan.kill()
         shutil.rmtree(folder, ignore_errors=True)
@@ -100,7 +100,7 @@ def sweep(common: Path) -> list[Path]:
 
 
 def _folder(common: Path) -> Path:
-    """Return this process's folder; made, after a sweep, when it is first asked for."""
+    """Return this process's folder; the first call removes stale folders and creates it."""
     global _own
     if _own is not None and _own[0].is_dir():
         return _own[0]
@@ -118,7 +118,7 @@ def _make(common: Path) -> tuple[Path, Lock]:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=common))
         lock = Lock(folder / LOCK)
         with contextlib.suppress(FileNotFoundError):
-            if lock.take() and (folder / LOCK).exists():  # else another process has swept it before it was locked
+            if lock.take() and (folder / LOCK).exists():  # else another process removed it before it was locked
                 break
     util.Finalize(None, _remove, args=(folder, lock), exitpriority=AFTER_OTHERS)
     return folder, lock

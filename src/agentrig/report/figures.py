@@ -34,7 +34,7 @@ def smoothed(values: Sequence[float], window: int = SMOOTHING) -> list[float]:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """Return the mean, or None of nothing."""
+    """Return the mean, or None without values."""
     found = list(values)
     return math.fsum(found) / len(found) if found else None
 
