@@ -86,7 +86,9 @@ agentrig.plugins > agentrig.plugins.registry
 agentrig.pools > agentrig.runners.pools
     BasePool READY_S SPAWN_LIMIT Worker
 agentrig.recording > agentrig.tracing.recorder
-    OUTPUT_LIMIT Recorder current install plain recording span
+    OUTPUT_LIMIT Recorder current plain span
+agentrig.recording > agentrig.tracing.recording
+    install recording
 agentrig.rewards > agentrig.runners.scorer
     GRACE_S Scorer
 agentrig.rollouts > agentrig.runners.engine
