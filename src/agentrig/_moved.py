@@ -126,6 +126,10 @@ agentrig.workers > agentrig.runners.jobs
     AgentPlan Job Result
 agentrig.workers > agentrig.runners.processes
     PRELOAD Pool worker_main
+agentrig_grpo.advantages > agentrig.credit
+    EPSILON LARGEST group_advantages
+agentrig_verl.credit > agentrig.credit
+    EPSILON Weighting advantages
 """
 """`former module > new module`, and below it the names that went there."""
 

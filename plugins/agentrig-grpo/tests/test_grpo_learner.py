@@ -10,11 +10,11 @@ import attrs
 import pytest
 import torch
 from agentrig_grpo import checkpoint
-from agentrig_grpo.advantages import LARGEST
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.loss import sample_weights
 
+from agentrig.credit import LARGEST
 from agentrig.errors import AgentrigError, ConfigError
 
 GOLDEN = Path(__file__).parent / "golden_losses.json"

@@ -18,12 +18,12 @@ import torch  # noqa: TID253  (imported when the algorithm is built)
 
 from agentrig import Endpoint
 from agentrig.algorithms import Session
+from agentrig.credit import group_advantages
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped
 from agentrig.hardware import Hardware
 from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import reading
 from agentrig_grpo import checkpoint, trainer_files
-from agentrig_grpo.advantages import group_advantages
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.context import check_context
 from agentrig_grpo.learner import Learner, TrainSample

@@ -20,10 +20,10 @@ import attrs
 
 from agentrig import Endpoint
 from agentrig.algorithms import Session
+from agentrig.credit import Weighting
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError, RunStopped
 from agentrig.rollouts import Rollout
-from agentrig_verl.credit import Weighting
 from agentrig_verl.trajectories import PARTITION, Trajectory, in_chunks, trajectories_of
 
 log = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ class Loan:
     Attributes:
         session: Runs tasks.
         endpoints: The vLLM servers, with the sampling of training.
-        weighting: See `agentrig_verl.credit`.
-        negative_scale: See `agentrig_verl.credit`.
+        weighting: See `agentrig.credit`.
+        negative_scale: See `agentrig.credit`.
         merged: See `agentrig_verl.merge`.
     """
 

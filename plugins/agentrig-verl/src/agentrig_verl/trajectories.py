@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
+from agentrig.credit import Weighting, advantages
 from agentrig.rollouts import Rollout
-from agentrig_verl.credit import Weighting, advantages
 from agentrig_verl.merge import Segment, merge, segment_of
 
 ADVANTAGE = "agentrig_advantage"
@@ -49,7 +49,7 @@ def trajectories_of(
         rollouts: The n rollouts of one task; their places are the session ids.
         uid: verl's id of the group; must not contain `_`.
         step: The training step; also the version of the weights that sampled.
-        weighting: See `agentrig_verl.credit.advantages`.
+        weighting: See `agentrig.credit.advantages`.
         normalize: See there.
         negative_scale: See there.
         merged: Whether calls that extend one another become one sequence.

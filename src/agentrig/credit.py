@@ -1,0 +1,104 @@
+"""Credit: how much better a rollout did than the other rollouts of its task; the group advantages of GRPO."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Literal
+
+from agentrig.errors import AgentrigError
+
+EPSILON = 1e-6
+"""Added to the standard deviation, as verl does."""
+
+LARGEST = 1e12
+"""Largest reward, without its sign, that is learned from: the squares of such numbers still fit into fp32."""
+
+Weighting = Literal["rollout", "call"]
+
+
+def advantages(
+    values: Sequence[float | None],
+    calls: Sequence[int],
+    *,
+    weighting: Weighting = "rollout",
+    normalize: bool = True,
+    negative_scale: float = 1.0,
+) -> list[float]:
+    """Return the advantage of each rollout of one group.
+
+    A rollout i with value v_i and weight w_i (1, or its number of calls) has the advantage
+
+        A_i = (v_i - mean) / (std + 1e-6)    mean = sum_j w_j v_j / sum_j w_j
+                                             std^2 = sum_j w_j (v_j - mean)^2 / (sum_j w_j - 1)
+
+    which is GRPO's (DeepSeekMath, arXiv:2402.03300, section 4.1.2). Without `normalize` it is v_i - mean, as in
+    Dr. GRPO (arXiv:2503.20783), which does not favour tasks that are almost always or almost never solved.
+
+    Args:
+        values: The rollouts' values; None for a failure, which is left out of the baseline.
+        calls: How many trained calls (or sequences) each rollout has; used by `call` only.
+        weighting: `rollout`: each rollout counts once in mean and deviation. `call`: each trained
+            call counts once, so that a rollout with more calls pulls the baseline towards itself
+            (what algorithms do that see calls only).
+        normalize: Divide by the standard deviation (unbiased); else only the mean is subtracted.
+        negative_scale: Negative advantages are multiplied by this.
+
+    Returns:
+        One number a rollout. 0.0 for failures, in a zero-variance group, and for a rollout
+        that is alone in its group: there is nothing to compare it with.
+
+    Raises:
+        ValueError: `values` and `calls` differ in length.
+    """
+    if len(values) != len(calls):
+        raise ValueError(f"{len(values)} values, but {len(calls)} counts of calls")
+    valid = [(v, 1 if weighting == "rollout" else c) for v, c in zip(values, calls, strict=True) if v is not None]
+    total = sum(w for _, w in valid)
+    counted = [v for v, w in valid if w > 0]
+    if len(counted) < 2 or min(counted) == max(counted):
+        return [0.0] * len(values)  # exactly: rounding in the mean must not make a gradient
+    mean = math.fsum(v * w for v, w in valid) / total
+    squares = math.fsum(w * (v - mean) ** 2 for v, w in valid)
+    scale = math.sqrt(squares / (total - 1)) + EPSILON if normalize else 1.0
+    found = [0.0 if v is None else (v - mean) / scale for v in values]
+    return [a * negative_scale if a < 0 else a for a in found]
+
+
+def group_advantages(
+    groups: Sequence[str], values: Sequence[float | None], *, scale: bool = False, negative_scale: float = 1.0
+) -> list[float | None]:
+    """Return the advantages of the rollouts of several groups; see `advantages` for the formula.
+
+    Args:
+        groups: The group (task) of each rollout, in any order.
+        values: Each rollout's value; None for a failure.
+        scale: Divide by the group's standard deviation.
+        negative_scale: Negative advantages are multiplied by this.
+
+    Returns:
+        One number a rollout, each compared with its own group; None for failures.
+
+    Raises:
+        AgentrigError: A reward is larger than `LARGEST`, or is not a number.
+        ValueError: `groups` and `values` differ in length.
+    """
+    members: dict[str, list[int]] = defaultdict(list)
+    for place, (group, value) in enumerate(zip(groups, values, strict=True)):
+        if value is None:
+            continue
+        if not abs(value) <= LARGEST:
+            raise AgentrigError(
+                f"rollout {place} of this step, of group {group}, has the reward {value:g}; the loss is computed "
+                f"in fp32, where rewards beyond {LARGEST:g} overflow. Scale the reward: most lie between 0 and 1"
+            )
+        members[group].append(place)
+    found: list[float | None] = [None] * len(values)
+    for places in members.values():
+        credit = advantages(
+            [values[i] for i in places], [1] * len(places), normalize=scale, negative_scale=negative_scale
+        )
+        for place, advantage in zip(places, credit, strict=True):
+            found[place] = advantage
+    return found
