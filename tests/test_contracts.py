@@ -1,5 +1,6 @@
 """The layers of the code are kept (`lint-imports` reads them from pyproject.toml), and nothing forms a circle."""
 
+import ast
 import importlib
 import os
 import shutil
@@ -14,6 +15,9 @@ import networkx
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+
+SPIDER = "../../plugins/agentrig-spider/src/agentrig_spider/__init__.py"
 
 
 def lint(root: Path) -> subprocess.CompletedProcess[str]:
@@ -48,8 +52,13 @@ def test_the_contracts_hold() -> None:
             "agentrig.rollouts is not allowed to import agentrig.observers",
         ),
         ("runners/jobs.py", "import ray", "agentrig is not allowed to import ray"),
+        (
+            SPIDER,
+            "def late() -> None:\n    from agentrig.run import session",
+            "agentrig_spider -> agentrig.run.session",
+        ),
     ],
-    ids=["up", "inside a function", "for types only", "ray"],
+    ids=["up", "inside a function", "for types only", "ray", "a plugin imports machinery"],
 )
 def test_a_wrong_import_is_seen(tmp_path: Path, file: str, line: str, said: str) -> None:
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
@@ -66,6 +75,23 @@ def test_a_wrong_import_is_seen(tmp_path: Path, file: str, line: str, said: str)
     done = lint(tmp_path)
     assert done.returncode != 0
     assert said in " ".join(done.stdout.split())
+
+
+def private_names(folder: Path) -> Iterator[str]:
+    """Yield what the sources of a folder import of agentrig by a private name: file, line, name."""
+    for file in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "agentrig":
+                for name in [*(node.module or "").split("."), *(n.name for n in node.names)]:
+                    if name.startswith("_") and not name.endswith("__"):
+                        yield f"{file.name}:{node.lineno} {name}"
+
+
+def test_plugins_import_no_private_name(tmp_path: Path) -> None:
+    folders = [*(ROOT / "plugins").glob("*/src"), *(ROOT / "examples").glob("*/src")]
+    assert [name for folder in folders for name in private_names(folder)] == []
+    (tmp_path / "odd.py").write_text("def late():\n    from agentrig.tasks import (\n        _id,\n    )\n")
+    assert list(private_names(tmp_path)) == ["odd.py:2 _id"]
 
 
 def circles(sources: Sequence[Path], packages: Sequence[str]) -> list[list[str]]:

@@ -90,5 +90,5 @@ def test_auto_without_a_way_out_names_what_could_not_look():
 
 
 def test_hardware_that_was_named_must_be_able_to_look():
-    with pytest.raises(HardwareError, match=r"the probe of hardware faulty raised KeyError: 'firmware' \(test_hardw"):
+    with pytest.raises(HardwareError, match=r"the probe of hardware faulty raised KeyError: 'firmware' \(test_choi"):
         select("faulty", [Faulty(), Cpu()])

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from agentrig.errors import ConfigError
-from agentrig.hardware.contract import Context, Hardware
+from agentrig.hardware import Context, Hardware
 
 SETUP_VARIABLE = "AGENTRIG_WORKER_SETUP"
 """The functions that `set_up_worker` calls, `package:function` each, separated by commas."""
