@@ -34,7 +34,7 @@ class Worker:
         return [os.environ.get(name) for name in names]
 
 def start(n, **more):
-    return Worker.options(num_cpus=0, **ascend.ray_options(n), **more).remote()
+    return Worker.options(num_cpus=0, resources={ascend.ray_resource: n}, **more).remote()
 
 ask = (ascend.visible_devices, "HCCL_HOST_SOCKET_PORT_RANGE", "VLLM_ASCEND_ENABLE_NZ", "KEPT", "SET_UP")
 pair = [start(1), start(1)]
@@ -46,7 +46,7 @@ together = ray.get(both.see.remote(*ask))
 ray.kill(both)
 kept = start(1, runtime_env={"env_vars": {ascend.ray_noset: "1", ascend.visible_devices: "0,1"}})
 print(json.dumps({"singles": singles, "together": together, "kept": ray.get(kept.see.remote(*ask))[0],
-                  "expected": dict(ascend.visible([1, 0]))}))
+                  "expected": {ascend.visible_devices: "0,1"}}))
 ray.shutdown()
 """
 

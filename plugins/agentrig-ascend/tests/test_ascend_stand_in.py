@@ -34,7 +34,7 @@ from accelerate.utils import is_npu_available
 from transformers.utils import is_torch_npu_available
 from agentrig_ascend import Ascend
 ascend = Ascend()
-dist.init_process_group(ascend.collective_backend, store=dist.HashStore(), rank=0, world_size=1)
+dist.init_process_group("hccl", store=dist.HashStore(), rank=0, world_size=1)
 total = torch.ones(2)
 dist.all_reduce(total)
 print(json.dumps({
@@ -72,7 +72,7 @@ from verl.utils import device
 ascend = Ascend()
 print(json.dumps([
     device.get_device_name() == ascend.torch_device,
-    device.get_nccl_backend() == ascend.collective_backend,
+    device.get_nccl_backend() == "hccl",
     getattr(device, "get_visible_devices_keyword", lambda: ascend.visible_devices)() == ascend.visible_devices,
     getattr(device, "get_resource_name", lambda: ascend.ray_resource)() == ascend.ray_resource,
 ]))
@@ -95,9 +95,9 @@ platform = get_platform()
 print(json.dumps({
     "name": [platform.vendor_name, ascend.verl_platform],
     "device": [platform.device_name, ascend.torch_device],
-    "backend": [platform.communication_backend_name(), ascend.collective_backend],
+    "backend": [platform.communication_backend_name(), "hccl"],
     "visible": [platform.visible_devices_envvar(), ascend.visible_devices],
-    "options": [platform.ray_resource_options(2), dict(ascend.ray_options(2))],
+    "options": [platform.ray_resource_options(2), {"resources": {ascend.ray_resource: 2}}],
     "noset": [platform.ray_noset_envvars(), [ascend.ray_noset]],
     "rollout": [platform.rollout_env_vars(), {k: os.environ.get(k) for k in platform.rollout_env_vars()}],
 }))

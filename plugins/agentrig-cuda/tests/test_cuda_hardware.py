@@ -29,10 +29,9 @@ def install(folder: Any, name: Any, version: Any, *, entry_points: Any = "", mod
 
 def test_the_fields_are_separate() -> None:
     cuda = Cuda()
-    assert (cuda.name, cuda.vendor, cuda.torch_device) == ("cuda", "NVIDIA", "cuda")
-    assert (cuda.collective_backend, cuda.verl_platform) == ("nccl", "nvidia")
-    assert cuda.ray_options(2) == {"num_gpus": 2}
-    assert cuda.visible([1, 0]) == {"CUDA_VISIBLE_DEVICES": "1,0"}
+    assert (cuda.name, cuda.torch_device, cuda.verl_platform) == ("cuda", "cuda", "nvidia")
+    assert cuda.ray_resource == "GPU"
+    assert (cuda.visible_devices, cuda.visible_order) == ("CUDA_VISIBLE_DEVICES", "any")
     assert cuda.dtypes[0] == "bfloat16"
 
 

@@ -50,7 +50,6 @@ class LiveDisplay:
         self._console = console or Console()
         self._lock = threading.Lock()
         self._live: Live | None = None
-        self._directory: Path | None = None
         self._steps: int | None = None
         self._first_step = 1
         self._last: Mapping[str, Any] = {}
@@ -72,7 +71,6 @@ class LiveDisplay:
     def on_run_start(self, event: RunStart) -> None:
         """Print the run's directory and steps, and open the panel."""
         with self._lock:
-            self._directory = event.directory
             self._steps, self._first_step = event.steps, event.first_step
             self._start = time.monotonic()
         steps = "" if event.steps is None else f", {event.steps} steps"

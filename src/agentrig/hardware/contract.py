@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import importlib.util
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
@@ -51,12 +51,10 @@ class Context:
         role: `driver` (the process of `agentrig train`), `worker` (trains) or `rollout` (serves the model).
         versions: Installed versions by distribution, as `agentrig.hardware.installed` returns them;
             settings that apply only to other versions are left out.
-        devices: Ids of the devices that this process may see; None to leave visibility alone.
     """
 
     role: Literal["driver", "worker", "rollout"] = "driver"
     versions: Mapping[str, str] = attrs.field(factory=dict)
-    devices: Sequence[int] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -84,8 +82,6 @@ class Hardware(abc.ABC):
     Attributes:
         name: As in `--hardware NAME`; the spec's name.
         torch_device: `torch.device` type: `cpu`, `cuda`, `npu`.
-        vendor: Who makes it.
-        collective_backend: `torch.distributed` backend; None when it has none (a single device only).
         visible_devices: The environment variable that hides devices; None when there is none.
         visible_order: `any`, or `ascending` when the ids in that variable must ascend.
         ray_resource: `CPU` and `GPU` are Ray's own, every other name is a custom resource.
@@ -101,8 +97,6 @@ class Hardware(abc.ABC):
 
     name: str
     torch_device: str
-    vendor: str = ""
-    collective_backend: str | None = None
     visible_devices: str | None = None
     visible_order: Literal["any", "ascending"] = "any"
     ray_resource: str = "CPU"
@@ -125,22 +119,7 @@ class Hardware(abc.ABC):
         Args:
             context: The process that it is for; None for the driver, with unknown versions.
         """
-        if context is None or context.devices is None:
-            return {}
-        return self.visible(context.devices)
-
-    def visible(self, ids: Sequence[int]) -> Mapping[str, str]:
-        """Return the variable that lets a process see exactly these devices, in an order it accepts."""
-        if self.visible_devices is None:
-            return {}
-        ordered = sorted(ids) if self.visible_order == "ascending" else ids
-        return {self.visible_devices: ",".join(str(i) for i in ordered)}
-
-    def ray_options(self, n: int = 1) -> Mapping[str, Any]:
-        """Return the options that make a Ray actor or task hold `n` devices: `actor.options(**these)`."""
-        if self.ray_resource in ("CPU", "GPU"):
-            return {f"num_{self.ray_resource.lower()}s": n}
-        return {"resources": {self.ray_resource: n}}
+        return {}
 
     def best_attention(self) -> str:
         """Return the first of `attention` that can run here; imports nothing."""

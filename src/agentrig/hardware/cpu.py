@@ -46,7 +46,6 @@ class Cpu(Hardware):
     config: CpuConfig = attrs.field(factory=CpuConfig)
     name: str = "cpu"
     torch_device: str = "cpu"
-    collective_backend: str | None = "gloo"
     torch_cure: str = "install torch"
 
     @property

@@ -126,10 +126,6 @@ class Stack:
         """Return how many installed versions match."""
         return sum(fits(versions.get(n), want) for n, want in self.versions.items())
 
-    def requirements(self) -> list[str]:
-        """Return the distributions as lines of a requirements file."""
-        return [f"{n}{want}" for n, want in self.versions.items() if n not in ("python", "cann", "driver")]
-
 
 def nearest_stack(stacks: Sequence[Stack], versions: Mapping[str, str]) -> Stack | None:
     """Return the stack with the most matches, then the fewest mismatches, then the newest (last)."""

@@ -25,9 +25,7 @@ class Fake(Hardware):
 
     config: FakeConfig = attrs.field(factory=FakeConfig)
     name: str = "fake"
-    vendor: str = "nobody"
     torch_device: str = "cpu"
-    collective_backend: str | None = "gloo"
     visible_devices: str | None = "FAKE_VISIBLE_DEVICES"
     ray_resource: str = "FAKE"
 
@@ -49,8 +47,8 @@ class Fake(Hardware):
         return Probe(available=bool(devices), devices=devices, evidence=evidence)
 
     def environment(self, context: Context | None = None) -> Mapping[str, str]:
-        """Return the variables to set before torch is imported, on top of the visible devices."""
-        return {**Hardware.environment(self, context), "OMP_NUM_THREADS": str(self.threads)}
+        """Return the variables to set before torch is imported."""
+        return {"OMP_NUM_THREADS": str(self.threads)}
 
     def stacks(self) -> Sequence[Stack]:
         """Return the sets of versions that were seen to work."""

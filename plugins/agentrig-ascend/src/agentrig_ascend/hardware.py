@@ -63,9 +63,7 @@ class Ascend(Hardware):
 
     config: AscendConfig = attrs.field(factory=AscendConfig)
     name: str = "ascend"
-    vendor: str = "Huawei"
     torch_device: str = "npu"
-    collective_backend: str | None = "hccl"
     visible_devices: str | None = "ASCEND_RT_VISIBLE_DEVICES"
     visible_order: Literal["any", "ascending"] = "ascending"
     ray_resource: str = "NPU"
@@ -86,7 +84,7 @@ class Ascend(Hardware):
     def environment(self, context: Context | None = None) -> Mapping[str, str]:
         """Return HCCL's ports for the driver and workers; the rollout's switches by vLLM's and verl's version."""
         context = context or Context()
-        variables = dict(Hardware.environment(self, context))
+        variables: dict[str, str] = {}
         verl, vllm = context.versions.get("verl"), context.versions.get("vllm")
         # verl sets the port ranges itself since 0.7.1, to auto; a range of the user's has to win.
         if verl is None or fits(verl, "<0.7.1") or self.config.socket_ports != "auto":

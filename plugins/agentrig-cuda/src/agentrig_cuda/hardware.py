@@ -53,9 +53,7 @@ class Cuda(Hardware):
 
     config: CudaConfig = attrs.field(factory=CudaConfig)
     name: str = "cuda"
-    vendor: str = "NVIDIA"
     torch_device: str = "cuda"
-    collective_backend: str | None = "nccl"
     visible_devices: str | None = "CUDA_VISIBLE_DEVICES"
     ray_resource: str = "GPU"
     ray_noset: str | None = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"

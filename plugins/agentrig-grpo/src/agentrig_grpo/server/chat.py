@@ -43,7 +43,6 @@ class Chat:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        self._special = frozenset(tokenizer.all_special_ids)
         # A group asks the same thing n times, and its prompt is rendered once.
         self._prompts: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
         self._kept = 0
