@@ -84,7 +84,7 @@ def ray_cluster(composed):
 
 
 class Probe:
-    """An algorithm that lends the session to a test."""
+    """An algorithm that gives the session to a test."""
 
     def __init__(self, body, *, on_ray):
         self.body, self.on_ray = body, on_ray
@@ -174,7 +174,7 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
     """All rollouts, all tokens, once; the advantages that verl trains with are those over rollouts."""
     import torch
     import transfer_queue as tq
-    from agentrig_verl.manager import CLASS, Loan, LoopManager, lend
+    from agentrig_verl.manager import CLASS, LoopManager, ManagerContext, manager_context
     from agentrig_verl.trainer import Trainer
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
     from verl.utils.import_utils import load_class_from_fqn
@@ -184,8 +184,8 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
 
     def body(session, pool):
         rollouts = kept(session)
-        loan = Loan(session=session, endpoints=endpoints(servers))
-        with lend(loan):
+        context = ManagerContext(session=session, endpoints=endpoints(servers))
+        with manager_context(context):
             manager = load_class_from_fqn(CLASS, "AgentLoopManager").create(
                 config=composed, llm_client=None, teacher_client=None, reward_loop_worker_handles=None
             )
@@ -269,13 +269,13 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
 def test_a_dead_runner_is_replaced_and_a_hung_rollout_is_typed(run_with, composed, servers, tmp_path, caplog):
     """Nothing is lost, nothing counted twice, and what could not be run is no part of a baseline."""
     import transfer_queue as tq
-    from agentrig_verl.manager import Loan, LoopManager
+    from agentrig_verl.manager import LoopManager, ManagerContext
 
     seen = {}
 
     def body(session, pool):
         rollouts = kept(session)
-        manager = LoopManager(composed, Loan(session=session, endpoints=endpoints(servers)))
+        manager = LoopManager(composed, ManagerContext(session=session, endpoints=endpoints(servers)))
         batch = prompts_of([0, 1, 2, 3], step=1)
         manager.generate_sequences(batch)
         meta, _ = replay_buffer(composed).sample(global_steps=1, partition_id="train", batch_size=4)
@@ -301,13 +301,13 @@ def test_a_dead_runner_is_replaced_and_a_hung_rollout_is_typed(run_with, compose
 
 
 def test_a_server_that_dies_stops_the_run_with_a_clear_line(run_with, composed):
-    from agentrig_verl.manager import Loan, LoopManager
+    from agentrig_verl.manager import LoopManager, ManagerContext
     from model_server import model_server
 
     def body(session, pool):
         with model_server() as gone:
             dead = endpoints([gone])
-        manager = LoopManager(composed, Loan(session=session, endpoints=dead))
+        manager = LoopManager(composed, ManagerContext(session=session, endpoints=dead))
         manager.generate_sequences(prompts_of([0, 1], step=1))
 
     with pytest.raises(RunStopped, match="does not answer") as stopped:

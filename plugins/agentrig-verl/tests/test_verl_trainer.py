@@ -179,7 +179,7 @@ def test_steps_without_any_advantage_end_the_run(monkeypatch: pytest.MonkeyPatch
     def step(advantage: float) -> None:
         trainer._compute_advantage(SimpleNamespace(keys=["a"], tags=[{ADVANTAGE: advantage}], partition_id="train"), {})
 
-    expected = r"step 7: in 3 steps running no task had rollouts of different rewards"
+    expected = r"step 7: for 3 steps, all rollouts of each task had the same reward"
     step(0.0)
     with pytest.raises(RunStopped, match=expected):  # a resumed run goes on counting
         step(0.0)

@@ -28,7 +28,7 @@ from agentrig_verl.settings import VerlConfig
 log = logging.getLogger(__name__)
 
 ENGINE_DIED = "EngineDeadError"
-"""What vLLM's server raises when the process that computes is gone; Ray wraps it as an error of the call."""
+"""What vLLM's server raises when its engine process has died. Ray wraps it as an error of the call."""
 
 
 @attrs.define(eq=False)
@@ -39,7 +39,7 @@ class Verl:
     _pool: PlacedPool | None = None
 
     def pool(self, plan: AgentPlan, **settings: Any) -> PlacedPool:
-        """Return the runners' pool; they start once `run` has joined Ray."""
+        """Return the runners' pool. The runners start after `run` has joined Ray."""
         self._pool = PlacedPool(plan, **settings)
         return self._pool
 
@@ -47,9 +47,9 @@ class Verl:
         """Train.
 
         Raises:
-            ConfigError: A verl that agentrig cannot drive, a key that verl does not have, or settings that contradict
-                one another.
-            AgentrigError: A worker or a server died or failed; the message names the way to go on.
+            ConfigError: The verl version is not supported, a key does not exist in verl, or settings contradict each
+                other.
+            AgentrigError: A worker or a server died or failed; the message says how to resume.
         """
         symbols.require()
         composed = self.compose(session)
@@ -75,14 +75,14 @@ class Verl:
             tq.init(composed.transfer_queue)
             trainer = Trainer(composed, session)
             trainer.init()
-            loan = manager.Loan(
+            context = manager.ManagerContext(
                 session=session,
                 endpoints=trainer.endpoints,
                 weighting=self.config.credit,
                 negative_scale=self.config.negative_scale,
                 merged=self.config.merge,
             )
-            with manager.lend(loan):
+            with manager.manager_context(context):
                 name = composed.actor_rollout_ref.rollout.agent.agent_loop_manager_class
                 loops = load_class_from_fqn(name, "AgentLoopManager").create(
                     config=composed,
@@ -96,12 +96,12 @@ class Verl:
             alive = isinstance(error, ray.exceptions.RayTaskError) and ENGINE_DIED not in str(error)
             what = "failed" if alive else "died"
             raise AgentrigError(
-                f"a worker or server of verl {what}: {str(error).strip()}\n  Nothing of the step under way was kept; "
-                f"go on from the last checkpoint with: agentrig train --resume {session.directory}"
+                f"a worker or server of verl {what}: {str(error).strip()}\n  The unfinished step is lost. "
+                f"Go on from the last checkpoint with: agentrig train --resume {session.directory}"
             ) from error
         finally:
             if self._pool is not None:
-                self._pool.withdraw()  # actors end with Ray: later nobody could reach them
+                self._pool.withdraw()  # before Ray shuts down: its actors end with it
             cause = sys.exception()
             shut_down(trainer, failed=f"{type(cause).__name__}: {cause}" if cause else "")
 
@@ -123,21 +123,21 @@ class Verl:
         """Return verl's whole configuration for a run.
 
         Raises:
-            ConfigError: A key that verl does not have, or one that would be ignored.
+            ConfigError: A key that verl does not have, or a key that would have no effect.
         """
         flat = keys_of(self.config, session.hardware)
         if session.checkpoint is not None:
-            # What verl would measure now is the checkpoint, which its own step has measured.
+            # verl would validate the checkpoint again; its own step has validated it.
             flat["trainer.val_before_train"] = False
         composed = schema.compose(flat, trusted=self._trusted(session, flat))
         batch, n = composed.data.train_batch_size, len(session.train_tasks)
         if n < batch:
             raise ConfigError(
                 f"[algorithm] verl: a step takes {batch} tasks (data.train_batch_size), the training split has {n}: "
-                "lower the one, or raise run.train_tasks"
+                "lower data.train_batch_size, or raise run.train_tasks"
             )
         if composed.trainer.total_training_steps:
-            # verl would end at whichever comes first, and then without its last checkpoint.
+            # verl ends at the lower of steps and epochs, and at the epochs without a last checkpoint.
             passes = math.ceil(composed.trainer.total_training_steps / (n // batch))
             composed.trainer.total_epochs = max(composed.trainer.total_epochs, passes)
         return composed
@@ -149,7 +149,7 @@ class Verl:
         return str(path.resolve()) if path.is_dir() else self.config.model
 
     def _trusted(self, session: Session, flat: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys that connect verl to the run, without those that a recipe may set and has set."""
+        """Return the keys that connect verl to the run. Keys that a recipe may set, and has set, are left out."""
         from agentrig_verl import dataset, manager
 
         index = session.directory / "verl-tasks.json"
@@ -183,15 +183,15 @@ class Verl:
 
 
 FOLDERS: Mapping[str, str] = {"TENSORBOARD_DIR": "tensorboard", "SWANLAB_LOG_DIR": "swanlab", "WANDB_DIR": "."}
-"""Variables by which verl's loggers find their folder, and the folder of a run directory that they get here.
+"""The variable that sets each logger's folder, and that folder's name in the run directory.
 
-W&B makes its folder, `wandb`, in the one that it is given.
+W&B creates its own folder, `wandb`, inside the one it is given.
 """
 
 
 @contextmanager
 def logging_into(directory: Path) -> Iterator[None]:
-    """Let verl's loggers write into the run directory instead of the working directory; a variable that is set wins."""
+    """Make verl's loggers write into the run directory. Variables that are already set are kept."""
     own = {name: str(directory / folder) for name, folder in FOLDERS.items() if name not in os.environ}
     os.environ.update(own)
     try:

@@ -1,4 +1,4 @@
-"""What no single key shows: settings that contradict one another, losses that merging would change, loggers' logins."""
+"""Checks across keys: settings that contradict each other, losses that merging would change, loggers' logins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_symbols(situation: Situation) -> Iterator[Finding]:
 
 
 def check_settings(situation: Situation) -> Iterator[Finding]:
-    """For `agentrig doctor`: do verl's settings go together, and can its loggers begin?"""
+    """For `agentrig doctor`: do verl's settings go together, and can its loggers start?"""
     if situation.plan is None or situation.hardware is None or not schema.installed() or symbols.lacking():
         return  # findings of their own
     config = situation.plan.configs["algorithm"]
@@ -45,7 +45,7 @@ def check_settings(situation: Situation) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding(check="verl settings", result="problem", evidence=str(error))
     else:
-        yield Finding(check="verl settings", result="ok", evidence="verl takes them, and its loggers can begin")
+        yield Finding(check="verl settings", result="ok", evidence="verl takes them, and its loggers can start")
 
 
 ACCEPTS_VLLM = """
@@ -90,7 +90,7 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
         raise ConfigError(f"[algorithm] verl: trainer.v1.trainer_mode is {mode}; agentrig's rollouts are synchronous")
     if not config.trainer.use_v1:
         raise ConfigError(
-            "[algorithm] verl: trainer.use_v1 = false names verl's old trainer, which knows no agent loop"
+            "[algorithm] verl: trainer.use_v1 = false selects verl's old trainer, which has no agent loop"
         )
     if config.actor_rollout_ref.rollout.name != "vllm":
         raise ConfigError(
@@ -99,7 +99,7 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
     actor = config.actor_rollout_ref.actor
     if actor.checkpoint.async_save:
         raise ConfigError(
-            "[algorithm] verl: checkpoint.async_save must be false: a checkpoint is whole when it is filed"
+            "[algorithm] verl: checkpoint.async_save must be false: a checkpoint must be complete when the step ends"
         )
     estimator, loss = config.algorithm.adv_estimator, actor.policy_loss.loss_mode
     for key, value, there in (
@@ -157,7 +157,7 @@ MERGEABLE_LOSSES = frozenset({"vanilla", "dppo_kl", "gpg", "dro", "cispo"})
 def by_sequence(config: Any) -> str | None:
     """Return the setting, `key = value`, under which verl does not treat each token by itself; None when there is none.
 
-    Such a setting makes two merged calls count otherwise than the same calls apart.
+    With such a setting, two merged calls give another loss than the same calls apart.
     """
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     correction = algorithm.rollout_correction
@@ -182,7 +182,7 @@ LOGGERS = frozenset({"tensorboard", "wandb", "swanlab", "mlflow", "clearml", "tr
 
 
 def check_loggers(config: Any) -> None:
-    """Check that verl's loggers can begin; verl itself makes them after the first measurement.
+    """Check that verl's loggers can start; verl itself makes them after the first measurement.
 
     Raises:
         ConfigError: verl has no such logger, its package is missing, or W&B or SwanLab has no login.

@@ -1,4 +1,4 @@
-"""Ray: a cluster is joined or started with what its workers need; a stale one is explained, never stopped unasked."""
+"""Ray: joins or starts a cluster with what its workers need. A stale one is reported; --yes stops it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STOP = [sys.executable, "-P", "-m", "ray.scripts.scripts", "stop"]
 
 
 def connect(config: Any, hardware: Hardware, *, logs: bool = False) -> int:
-    """Join the Ray cluster that runs already, or start one on this machine.
+    """Join the running Ray cluster, or start one on this machine.
 
     Args:
         config: verl's composed configuration.
@@ -40,7 +40,7 @@ def connect(config: Any, hardware: Hardware, *, logs: bool = False) -> int:
         The number of nodes.
 
     Raises:
-        ConfigError: The cluster cannot serve this run; says what it lacks and what to do.
+        ConfigError: The cluster cannot be used for this run; says what it lacks and what to do.
     """
     import ray
     from omegaconf import OmegaConf
@@ -63,12 +63,12 @@ def connect(config: Any, hardware: Hardware, *, logs: bool = False) -> int:
     running = running_cluster()
     if running and given.get("address") is None:
         given["address"] = running
-    left_over = given.get("address") == running and not os.environ.get("RAY_ADDRESS")  # found here, named by nobody
+    left_over = given.get("address") == running and not os.environ.get("RAY_ADDRESS")  # not named by the user
     if given.get("address"):
-        given.pop("num_cpus", None)  # Ray takes it for a cluster of its own only
+        given.pop("num_cpus", None)  # Ray accepts it only when it starts the cluster
         _reach(given["address"])
         if left_over:
-            given["address"] = "auto"  # the same; but to an address that is named Ray sends no token of its own accord
+            given["address"] = "auto"  # the same cluster; Ray sends no token to an explicit address by default
     try:
         ray.init(**given, runtime_env=runtime, log_to_driver=logs, configure_logging=False)
     except ConnectionError as error:
@@ -108,15 +108,15 @@ def _unreachable(address: Any, error: Exception) -> ConfigError:
             )
         cause = cause.__cause__
     return ConfigError(
-        f"the Ray cluster {address} does not answer: {error}\n  If it is dead: `ray stop`, and take away what names "
-        "it, RAY_ADDRESS or /tmp/ray/ray_current_cluster; then try again"
+        f"the Ray cluster {address} does not answer: {error}\n  If it is dead: run `ray stop`, unset "
+        "RAY_ADDRESS or delete /tmp/ray/ray_current_cluster, and try again"
     )
 
 
 def running_cluster() -> str | None:
     """Return the address of a cluster to join: `RAY_ADDRESS`, else the one started on this machine.
 
-    A note of a cluster of which no process is left is deleted.
+    The address file of a cluster without processes is deleted.
     """
     if os.environ.get("RAY_ADDRESS"):
         return os.environ["RAY_ADDRESS"]
@@ -126,7 +126,7 @@ def running_cluster() -> str | None:
     address = noted.read_text("utf-8").strip()
     if ray_processes():
         return address
-    log.info("%s names a Ray cluster (%s) of which nothing runs any more; a new one is started", noted, address)
+    log.info("%s names a Ray cluster (%s) that no longer runs; starting a new one", noted, address)
     noted.unlink()
     return None
 
@@ -153,7 +153,7 @@ def lacks(ray: Any, names: Sequence[str]) -> list[str]:
 
 
 def _short(ray: Any, config: Any, hardware: Hardware) -> list[str]:
-    """Return what the cluster has too little of."""
+    """Return which resources the cluster has too few of."""
     wanted = config.trainer.nnodes * config.trainer.n_gpus_per_node
     name = hardware.ray_resource
     there = ray.cluster_resources().get(name, 0)
@@ -164,15 +164,15 @@ def _short(ray: Any, config: Any, hardware: Hardware) -> list[str]:
 
 def _explain(address: str, lacking: Sequence[str], short: Sequence[str], *, stoppable: bool) -> str:
     lines = [
-        f"the Ray cluster {address} that runs already cannot serve this run:",
+        f"the running Ray cluster {address} cannot be used for this run:",
         *(f"  {x}" for x in (*lacking, *short)),
     ]
     if lacking:
         lines.append("  (these variables are set here, but the cluster was started without them)")
     if stoppable:
         lines.append(
-            "  If it is left over: `ray stop` and start it again from this shell, or give --yes, which has every Ray "
-            "process stopped that you have on this machine. If others use it: ask them."
+            "  If it is left over: `ray stop` and start it again from this shell, or pass --yes, which stops every Ray "
+            "process of yours on this machine. If others use it: ask them."
         )
     else:
         lines.append("  RAY_ADDRESS, or ray_init.address, names it: start it again with what it lacks, or name another")

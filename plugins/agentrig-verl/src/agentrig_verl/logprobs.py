@@ -69,13 +69,13 @@ def token_logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def install() -> bool:
-    """Let verl's FSDP engine of this process use `token_logprobs` wherever it has no kernel for it.
+    """Make verl's FSDP engine in this process use `token_logprobs` where it has no kernel.
 
-    flash-attn's kernel can be there and still be switched off, by VERL_DISABLE_FLASH_ATTN_CE=1, which verl's
-    `full_determinism` sets once the engine starts: so that is asked at each call.
+    An installed flash-attn kernel can be switched off by VERL_DISABLE_FLASH_ATTN_CE=1, which verl's
+    `full_determinism` sets when the engine starts. So the variable is read at each call.
 
     Returns:
-        Whether it may; False where Ascend's kernel is there.
+        Whether it was installed; False if Ascend's kernel is available.
     """
     from verl.utils import torch_functional
     from verl.workers.engine.fsdp import transformer_impl

@@ -1,7 +1,7 @@
-"""The agent-loop manager: verl hands it a step's prompts, agentrig runs them, TransferQueue gets the trajectories.
+"""The agent-loop manager: it gets a step's prompts from verl, runs the agent, and writes trajectories to TransferQueue.
 
-verl creates the class that `actor_rollout_ref.rollout.agent.agent_loop_manager_class` names, with arguments of its
-own. What it shall run tasks with is therefore lent to this module beforehand (`lend`).
+verl creates the class that `actor_rollout_ref.rollout.agent.agent_loop_manager_class` names, with its own arguments.
+The run therefore sets the manager's context in this module first (`manager_context`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from agentrig_verl.trajectories import PARTITION, Trajectory, in_chunks, traject
 log = logging.getLogger(__name__)
 
 OVERLONG = re.compile("max(imum)? (context|input|model) len(gth)?|context length|max_model_len", re.IGNORECASE)
-"""What vLLM says, in the wordings of its versions, of a prompt that leaves no room for a reply."""
+"""Matches the error of every vLLM version for a prompt that leaves no room for a reply."""
 
 CLASS = f"{__name__}.LoopManager"
-"""What verl's key is set to."""
+"""The value of verl's key."""
 
 
 @attrs.frozen(kw_only=True)
-class Loan:
+class ManagerContext:
     """What the manager works with.
 
     Attributes:
@@ -54,44 +54,44 @@ class Loan:
     merged: bool = True
 
 
-_loans: list[Loan] = []
+_contexts: list[ManagerContext] = []
 
 
 @contextmanager
-def lend(loan: Loan) -> Iterator[None]:
-    """Lend a session to the managers that verl creates within."""
-    _loans.append(loan)
+def manager_context(context: ManagerContext) -> Iterator[None]:
+    """Give this context to the managers that verl creates inside the block."""
+    _contexts.append(context)
     try:
         yield
     finally:
-        _loans.remove(loan)
+        _contexts.remove(context)
 
 
 class LoopManager:
     """Implements the contract of verl 0.9's v1 trainer for agent frameworks."""
 
-    def __init__(self, config: Any, loan: Loan) -> None:
-        self.config, self.loan = config, loan
+    def __init__(self, config: Any, context: ManagerContext) -> None:
+        self.config, self.context = config, context
         self.figures: dict[str, float] = {}
 
     @classmethod
     def create(cls, config: Any, **clients: Any) -> LoopManager:
-        """Make the manager; verl's token-level clients (`llm_client`, …) are not used.
+        """Create the manager; verl's token-level clients (`llm_client`, …) are not used.
 
         Raises:
             AgentrigError: verl was started without agentrig.
         """
-        if not _loans:
+        if not _contexts:
             raise AgentrigError(
                 f"{CLASS} needs a session: start the run with `agentrig train`, not with verl's own main_ppo"
             )
-        return cls(config, _loans[-1])
+        return cls(config, _contexts[-1])
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Run the agent on a batch of prompts and put what there is to train on into TransferQueue.
+        """Run the agent on a batch of prompts and write the trajectories to TransferQueue.
 
-        Blocks until every rollout has ended. A group is put there when it is complete, while others still run;
-        its status is written after its trajectories.
+        Blocks until every rollout has ended. Each group is written as soon as it is complete. Its status is written
+        after its trajectories.
 
         Args:
             prompts: A TensorDict with `uid` (verl's id of each group), `index` (the task's place in
@@ -104,22 +104,22 @@ class LoopManager:
         indices = [int(i) for i in prompts["index"]]
         step = int(_scalar(prompts["global_steps"]))
         n = self.config.actor_rollout_ref.rollout.n
-        tasks = [self.loan.session.train_tasks[i] for i in indices]
+        tasks = [self.context.session.train_tasks[i] for i in indices]
         found: dict[str, list[Trajectory]] = {}
 
-        def hand_over(groups: Mapping[int, Sequence[Rollout]]) -> None:
+        def write_groups(groups: Mapping[int, Sequence[Rollout]]) -> None:
             found.update(self.put({uids[i]: group for i, group in groups.items()}, step=step))
 
-        with explained(self.loan.session, self.loan.endpoints):
-            rollouts = self.loan.session.rollouts(
-                tasks, n=n, endpoint=self.loan.endpoints, step=step, on_groups=hand_over
+        with explained(self.context.session, self.context.endpoints):
+            rollouts = self.context.session.rollouts(
+                tasks, n=n, endpoint=self.context.endpoints, step=step, on_groups=write_groups
             )
         self.figures = _figures(rollouts, found, self.config.data.max_prompt_length)
 
     def put(self, groups: Mapping[str, Sequence[Rollout]], *, step: int) -> dict[str, list[Trajectory]]:
         """Write the trajectories of whole groups, then the groups' final status.
 
-        A group of which no rollout can be trained on is `failure`, every other one `finished`.
+        The status is `failure` for a group without a rollout to train on, else `finished`.
 
         Args:
             groups: verl's id of each group to its rollouts.
@@ -137,10 +137,10 @@ class LoopManager:
                 group,
                 uid=uid,
                 step=step,
-                weighting=self.loan.weighting,
+                weighting=self.context.weighting,
                 normalize=algorithm.norm_adv_by_std_in_grpo,
-                negative_scale=self.loan.negative_scale,
-                merged=self.loan.merged,
+                negative_scale=self.context.negative_scale,
+                merged=self.context.merged,
             )
             for uid, group in groups.items()
         }
@@ -149,7 +149,9 @@ class LoopManager:
             for trajectory in found:  # all or none: verl takes the fields of a batch from its first row
                 trajectory.fields.pop("rollout_log_probs", None)
         elif not all("rollout_log_probs" in t.fields for t in found):
-            raise AgentrigError("the endpoint returned no log-probabilities with its tokens; vLLM does, with logprobs")
+            raise AgentrigError(
+                "the endpoint returned tokens without log-probabilities; vLLM returns them when logprobs is set"
+            )
         for chunk in in_chunks(found):
             tq.kv_batch_put(
                 keys=[t.key for t in chunk],
@@ -164,10 +166,10 @@ class LoopManager:
 
 @contextmanager
 def explained(session: Session, endpoints: Sequence[Endpoint]) -> Iterator[None]:
-    """Say so when the session stops within because a server is gone, and how to go on.
+    """Add to a `RunStopped` which model server died, and how to resume.
 
     Raises:
-        agentrig.errors.RunStopped: The session's, with that said.
+        agentrig.errors.RunStopped: The session's, with that added.
     """
     try:
         yield
@@ -176,26 +178,26 @@ def explained(session: Session, endpoints: Sequence[Endpoint]) -> Iterator[None]
         if not dead:
             raise
         raise RunStopped(
-            f"{stopped}\n  The model server {', '.join(dead)} does not answer any more. Nothing of the step under way "
-            f"was kept; go on with: agentrig train --resume {session.directory}"
+            f"{stopped}\n  The model server {', '.join(dead)} does not answer any more. The unfinished step is "
+            f"lost; go on with: agentrig train --resume {session.directory}"
         ) from stopped
 
 
 def answers(endpoint: Endpoint) -> bool:
-    """Whether a server still works: vLLM's `/health` also knows of an engine that died behind a server that lives."""
+    """Whether a server still works. vLLM's `/health` fails when its engine died, even if the server is up."""
     without_proxy(endpoint.base_url)
     root = endpoint.base_url.removesuffix("/v1")
     try:
         with urllib.request.urlopen(f"{root}/health", timeout=5):
             return True
     except urllib.error.HTTPError as error:
-        return error.code == HTTPStatus.NOT_FOUND  # a server without such a page, but it answers
+        return error.code == HTTPStatus.NOT_FOUND  # a server without this route, but it answers
     except (OSError, HTTPException):
         return False
 
 
 def _scalar(value: Any) -> Any:
-    """Return a per-batch value, whichever way tensordict wraps it."""
+    """Unwrap a per-batch value from tensordict."""
     value = getattr(value, "data", value)
     several = isinstance(value, list | tuple) or bool(getattr(value, "ndim", 0))
     return value[0] if several else value
@@ -211,7 +213,7 @@ def _figures(
         "sequences": sequences,
         "calls_per_sequence": len(triplets) / sequences if sequences else 0.0,
         "groups_without_sequences": sum(not t for t in by_group.values()),
-        # vLLM refuses a prompt that leaves no room: such a rollout is a typed failure, and counted here.
+        # vLLM refuses a prompt that leaves no room for a reply. The rollout fails, and is counted here.
         "overlong_prompts": sum(bool(OVERLONG.search(r.outcome.message)) for r in failed)
         + sum(len(t.prompt_ids) > max_prompt_length for t in triplets),
     }

@@ -16,7 +16,7 @@ class Segment:
     Attributes:
         prompt_ids: The first call's prompt.
         response_ids: Everything after it, tokens of later prompts included.
-        mask: One for each of `response_ids`: 1 where the policy sampled it, 0 where it was given to it.
+        mask: One for each of `response_ids`: 1 for sampled tokens, 0 for given ones.
         logprobs: Of the sampled tokens under the sampling policy, 0.0 where the mask is 0; None when unknown.
         calls: How many calls are in it.
         node: The node of its first call.
@@ -48,11 +48,11 @@ def segment_of(triplet: Triplet) -> Segment:
 
 
 def merge(triplets: Sequence[Triplet]) -> list[Segment]:
-    """Lay calls out in as few sequences as their tokens allow.
+    """Merge calls into as few sequences as their tokens allow.
 
-    A call joins the longest open sequence whose tokens its prompt begins with, exactly; otherwise it
-    opens a new one. So each sampled token is in one sequence, once, after the very tokens that the
-    model saw before it, and any number of conversations may go on side by side.
+    A call is appended to the longest sequence that is an exact prefix of its prompt; otherwise it
+    starts a new one. So each sampled token is in exactly one sequence, after the same tokens that the
+    model saw, and conversations may run in parallel.
 
     Args:
         triplets: The trained calls of one rollout, in the order in which they were made.

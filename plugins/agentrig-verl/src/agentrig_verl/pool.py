@@ -22,7 +22,7 @@ from agentrig.runners.processes import Pool
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.02
-"""Longest wait for Ray in one go: what another thread submits or wakes is seen after it."""
+"""Longest single wait for Ray, in seconds. Jobs and wake-ups from other threads are seen after it."""
 
 
 class Runner:
@@ -57,9 +57,9 @@ class RayPool(BasePool[_Actor]):
 
     Args:
         plan: The agent.
-        cpus: What an actor asks of Ray.
+        cpus: CPUs that an actor requests from Ray.
         preload: Not used: an actor imports on its own.
-        environment: Set in the actors before the agent is built, beside what `plan` lets through.
+        environment: Variables set in the actors before the agent is built, in addition to those that `plan` allows.
         **limits: `n`, `threads`, `deadline_s` and `retries`, as `BasePool` has them.
     """
 
@@ -113,7 +113,7 @@ class RayPool(BasePool[_Actor]):
 
     def _send(self, worker: _Actor, job: Job) -> bool:
         worker.refs.append(worker.handle.run.remote(job))
-        return True  # that it is dead is known when the reference is asked
+        return True  # a dead actor shows when its reference is read
 
     def _listen(self, timeout_s: float) -> list[Result]:
         import ray
@@ -125,21 +125,21 @@ class RayPool(BasePool[_Actor]):
         done, _ = ray.wait(list(owners), num_returns=1, timeout=timeout_s, fetch_local=False)
         if done:
             done, _ = ray.wait(list(owners), num_returns=len(owners), timeout=0, fetch_local=False)
-        # Values before errors: what an actor had ended before it died counts.
+        # Values before errors: rollouts that ended before their actor died count.
         taken = sorted(((owners[ref], ref, _taken(ref)) for ref in done), key=lambda t: isinstance(t[2], Exception))
         return [r for actor, ref, value in taken if actor in self._workers for r in self._receive(actor, ref, value)]
 
     def _receive(self, actor: _Actor, ref: Any, value: Any) -> list[Result]:
-        """Take what a reference held: readiness, a result, or the error that stands for the actor's death."""
+        """Handle a reference's value: readiness, a result, or the error of a dead actor."""
         from ray.exceptions import ActorUnschedulableError, RayTaskError
 
         if isinstance(value, RayTaskError):
-            # packed lets nothing out: what raises is the actor's own constructor or its unpickling
+            # packed raises nothing, so the error is from the actor's constructor or from unpickling
             raise AgentrigError(f"a runner of agent {self._plan.name} broke: {value}") from value
         if isinstance(value, ActorUnschedulableError):
-            raise AgentrigError(f"Ray has no place for a runner ({self._cpus} CPUs): {value}") from value
+            raise AgentrigError(f"Ray cannot schedule a runner ({self._cpus} CPUs): {value}") from value
         if isinstance(value, Exception):
-            self._kill(actor)  # of a node that went down the results are lost before the actor is known to be
+            self._kill(actor)  # when a node is lost, its results are lost before Ray reports the actor as dead
             return self._died(actor, value)
         if ref == actor.ready_ref:
             actor.node, actor.title = value, f"a runner on {value}"
@@ -149,7 +149,7 @@ class RayPool(BasePool[_Actor]):
         return self._ended(actor, pickle.loads(value))
 
     def _died(self, actor: _Actor, error: Exception) -> list[Result]:
-        """Bury an actor that ended, with the first line of what Ray says of it."""
+        """Remove a dead actor. Its rollouts start again or fail, with the first line of Ray's error."""
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         failed = self._bury(actor, early=f": {error}", died=lambda times: f"the runner died {times} times: {reason}")
         again = len(actor.jobs) - len(failed)
@@ -167,7 +167,7 @@ class RayPool(BasePool[_Actor]):
 
 
 def _taken(ref: Any) -> Any:
-    """Return what a reference holds, or in its place the error of an actor that broke, died or has no place."""
+    """Return a reference's value, or the error of an actor that failed, died or cannot be scheduled."""
     import ray
     from ray.exceptions import ActorUnschedulableError, ObjectLostError, RayActorError, RayTaskError
 
@@ -178,9 +178,9 @@ def _taken(ref: Any) -> Any:
 
 
 class PlacedPool:
-    """A pool that stands still until the algorithm has joined Ray and knows where its runners belong.
+    """A pool whose runners start after the algorithm has joined Ray.
 
-    Agent Lightning's trainer starts the runners before the algorithm; Ray wants its environment first.
+    Agent Lightning's trainer starts the runners before the algorithm, but Ray needs its environment first.
     """
 
     def __init__(self, plan: AgentPlan, **settings: Any) -> None:
@@ -198,12 +198,12 @@ class PlacedPool:
         self._inner = inner
 
     def start(self) -> None:
-        """Nothing yet; see `place`."""
+        """Do nothing: `place` starts the runners."""
 
     @property
     def room(self) -> int:
         """How many more jobs could start at once."""
-        inner = self._inner  # read once, here and below: another thread may withdraw it
+        inner = self._inner  # read once, here and below: another thread may call `withdraw`
         return inner.room - len(self._waiting) if inner else 0
 
     @property
@@ -248,7 +248,7 @@ class PlacedPool:
         return []
 
     def withdraw(self) -> None:
-        """End the runners while Ray is still there to be told; the pool stands still again. Safe from any thread."""
+        """Stop the runners before Ray shuts down. Safe from any thread."""
         with self._polling:
             inner, self._inner = self._inner, None
             if inner:

@@ -12,10 +12,10 @@ from agentrig_verl import schema, symbols
 
 
 def _known_to_verl(_config: Any, _field: Any, value: dict[str, Any]) -> None:
-    """Check the keys against verl's schema, when a verl is there that can be asked; a run checks them again.
+    """Check the keys against verl's schema, if verl is installed; a run checks them again.
 
-    One that agentrig cannot drive is asked nothing: its other keys would hide what is wrong, which the doctor and a run
-    say.
+    An unsupported verl is not asked: errors about its other keys would hide the real cause, which the doctor and a
+    run report.
     """
     if not schema.installed() or symbols.lacking():
         return
@@ -27,7 +27,7 @@ def _known_to_verl(_config: Any, _field: Any, value: dict[str, Any]) -> None:
 
 @attrs.frozen(kw_only=True)
 class VerlConfig:
-    """Settings of `verl`; everything that verl itself decides is below `verl`, under verl's own names."""
+    """Settings of `verl`; verl's own keys are in the table `verl`, under verl's names."""
 
     model: str = setting("", help="the starting model: a Hugging Face directory (no download) or a name on the Hub")
     credit: Literal["rollout", "call"] = setting(
@@ -42,7 +42,7 @@ class VerlConfig:
         help="where runners run: ray (actors over the cluster's CPUs), local (processes here), auto: ray on a cluster",
         choices=("auto", "ray", "local"),
     )
-    runner_cpus: float = setting(0.5, help="CPUs that a runner asks of Ray", ge=0)
+    runner_cpus: float = setting(0.5, help="CPUs that a runner requests from Ray", ge=0)
     worker_logs: bool = setting(False, help="print what verl's workers and vLLM print")
     verl: dict[str, Any] = setting(
         dict, help="verl's own keys, for example actor_rollout_ref.actor.optim.lr = 1e-6", validator=_known_to_verl

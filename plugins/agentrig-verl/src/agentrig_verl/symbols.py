@@ -11,7 +11,7 @@ from agentrig.errors import ConfigError
 from agentrig_verl import schema
 
 SUPPORTED = "0.9"
-"""The verl that this plugin is written for, for messages; what decides is whether its symbols are there."""
+"""The verl version that messages name. The check itself looks for the imported names, not the version."""
 
 
 @functools.cache

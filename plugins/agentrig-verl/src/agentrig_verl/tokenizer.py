@@ -12,15 +12,15 @@ SAMPLE = "Which 25 singers' ages are over 40.5?\nSELECT name_id, count(*) FROM t
 
 
 def disagreement(model: str, *, trust_remote_code: bool = False) -> str | None:
-    """Return what transformers makes otherwise of a model's `tokenizer.json`, None when they agree.
+    """Return how transformers tokenizes differently from a model's `tokenizer.json`; None when they agree.
 
-    For some model types (Qwen2 among them) transformers 5, and so vLLM, puts the family's pre-tokenizer in the
-    place of the file's. Ids stay exact from end to end, but a model that was taught with the file's own cuts answers
-    worse, and nothing says why.
+    For some model types (Qwen2 among them) transformers 5, and so vLLM, replaces the file's pre-tokenizer with
+    the model family's. Token ids stay exact from end to end, but a model that was trained with the file's tokenizer
+    gives worse answers, without an error.
 
     Args:
-        model: A Hugging Face directory; of a name on the Hub nothing is looked at.
-        trust_remote_code: Let transformers run code from the directory, as verl's key of that name lets it.
+        model: A Hugging Face directory; a name on the Hub is not checked.
+        trust_remote_code: Allow transformers to run code from the directory, as verl's key of the same name does.
     """
     file = Path(model) / "tokenizer.json"
     if not file.is_file():
@@ -38,12 +38,12 @@ def disagreement(model: str, *, trust_remote_code: bool = False) -> str | None:
 
 
 def warn(model: str, *, trust_remote_code: bool = False) -> None:
-    """Say it in the log when a model's tokenizer will not be its own."""
+    """Log a warning when verl and vLLM will not use the model's own tokenizer."""
     found = disagreement(model, trust_remote_code=trust_remote_code)
     if found is not None:
         log.warning(
-            "verl and vLLM cut text otherwise than %s/tokenizer.json says (%s): a model that was taught with that "
-            "file answers worse here. Train it with its family's pre-tokenizer.",
+            "verl and vLLM tokenize text differently from %s/tokenizer.json (%s): a model that was trained with that "
+            "file gives worse answers here. Train it with its model family's pre-tokenizer.",
             model,
             found,
         )

@@ -1,7 +1,7 @@
 """verl's v1 trainer, with agentrig's session around each step.
 
-Everything that computes is verl's own. What is overridden: where rollouts and validation come from, whose
-advantages are used, where a checkpoint goes, and that each step closes with the session.
+All computation is verl's. This class overrides where rollouts, validation and advantages come from, where checkpoints
+go, and the end of each step.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ TIMES: Mapping[str, Sequence[str]] = {
     "checkpoint": ("save_checkpoint",),
     "validation": ("testing",),
 }
-"""agentrig's parts of a step, and verl's timers that they are the sum of."""
+"""The parts of a step in `metrics.jsonl`, and the verl timers that each one sums."""
 
 
 IDLE_STEPS = 3
-"""After so many steps without any advantage a run ends."""
+"""A run ends after this many consecutive steps in which every advantage is 0."""
 
 IDLE = "steps_without_advantage"
-"""The figure that counts them, from which a resumed run goes on counting."""
+"""The metric that counts these steps. A resumed run continues the count from it."""
 
 
 class Stopping(Exception):
@@ -59,14 +59,14 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
 
     Args:
         config: verl's composed configuration.
-        session: What the run lends.
+        session: The run's session.
 
     Attributes:
-        endpoints: The vLLM servers with the sampling of training; there once `init` has run.
+        endpoints: The vLLM servers with the sampling settings of training; set by `init`.
     """
 
     _idle = 0
-    """How many steps running had no advantage."""
+    """Consecutive steps in which every advantage was 0."""
 
     def __init__(self, config: Any, session: Session) -> None:
         super().__init__(config)
@@ -96,7 +96,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             "temperature": rollout.temperature,
             "top_p": rollout.top_p,
             "max_tokens": self.config.data.max_response_length,
-            # vLLM's own fields, which the OpenAI API has not: sent only when set
+            # fields of vLLM that the OpenAI API does not have: sent only when set
             **({"top_k": rollout.top_k} if rollout.top_k > 0 else {}),
             **({"ignore_eos": True} if rollout.ignore_eos else {}),
         }
@@ -120,14 +120,14 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         ]
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Measure, train, measure again."""
+        """Evaluate, train, evaluate again."""
         self.session.plan_steps(self.total_training_steps)
         with explained(self.session, self.endpoints):
             self.session.report(self.greedy, when="before", step=self.global_steps)
         self._ctrl_c = signal.getsignal(signal.SIGINT)
         trainer_base.tqdm = partial(trainer_base.tqdm, disable=True)  # the run's own display shows how far it is
         last = self.global_steps
-        if not self.session.solved:  # a resumed run may have nothing left but to measure
+        if not self.session.solved:  # a resumed run may only need the last evaluation
             try:
                 super().fit(agent_loop_manager)
             except Stopping:
@@ -138,7 +138,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             self.session.report(self.greedy, when="after", step=last)
 
     def _keep_ctrl_c(self) -> None:
-        """Take Ctrl-C back from SwanLab, which would end its own run there and fail at the next figures."""
+        """Restore the run's Ctrl-C handler. SwanLab's would end its run, and fail at the next metrics."""
         if self._ctrl_c is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._ctrl_c)
 
@@ -161,10 +161,10 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         return figures
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Let verl do its part (rollout correction), then put the advantages over rollouts in place of its own.
+        """Run verl's part (rollout correction), then replace its advantages by those over rollouts.
 
-        verl takes them over the sequences that are there: a failed rollout's absence, or a rollout
-        without a trained call, would shift the baseline, and one that is alone would get its plain score.
+        verl computes advantages over sequences. A failed rollout, or one without a trained call, would then
+        shift the baseline, and a single rollout would get its score as advantage.
         """
         batch = super()._compute_advantage(batch, metrics)
         if self.config.algorithm.adv_estimator != "grpo":
@@ -174,9 +174,9 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         self._idle = 0 if any(credit) else self._idle + 1
         if self._idle >= IDLE_STEPS and not self.session.solved:
             raise RunStopped(
-                f"step {self.global_steps}: in {IDLE_STEPS} steps running no task had rollouts of different rewards: "
-                "every advantage is 0, nothing is learned. Take more rollouts a task (rollout.n), other tasks, or a "
-                "reward that tells answers to one task apart."
+                f"step {self.global_steps}: for {IDLE_STEPS} steps, all rollouts of each task had the same reward: "
+                "every advantage is 0, so nothing is learned. Use more rollouts per task (rollout.n), other tasks, or "
+                "a reward that gives different answers different values."
             )
         rows = [m.float() * a for m, a in zip(data["response_mask"].unbind(), credit, strict=True)]
         nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
@@ -186,9 +186,9 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _save_checkpoint(self) -> None:
-        """Write it aside: verl saves, and validates, before a step's figures are there.
+        """Save to a temporary folder: verl saves and validates before the step's metrics are written.
 
-        A run that dies in between must not find a checkpoint of a step that has no line of metrics.
+        If the run dies in between, no checkpoint may exist for a step without metrics.
         """
         shutil.rmtree(self._aside, ignore_errors=True)
         self._aside.mkdir(parents=True)
@@ -199,7 +199,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         self._written = True
 
     def _file_checkpoint(self) -> None:
-        """Make what was written aside the run's latest checkpoint."""
+        """Make the saved checkpoint the run's latest one."""
 
         def move(path: Path) -> None:
             for part in self._aside.iterdir():
@@ -223,7 +223,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         last = self.global_steps >= self.total_training_steps
         stopping = self.session.stopping and not last
         if (stopping or last) and not self._written:
-            # At the end whatever `save_freq` says: nothing else keeps the weights.
+            # Always save at the end, whatever `save_freq` is: nothing else keeps the weights.
             self._save_checkpoint()
         if self._written:
             self._file_checkpoint()
@@ -232,7 +232,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
 
 
 def step_figures(metrics: Mapping[str, Any], *, padding: int) -> dict[str, float]:
-    """Pick, of verl's some hundred metrics, those that a run's own report keeps.
+    """Select the metrics for the run's report from verl's hundred or so.
 
     Args:
         metrics: verl's metrics of one step.
@@ -269,15 +269,15 @@ def served_model(base_url: str) -> str:
 
 
 def shut_down(trainer: Trainer | None, *, failed: str = "") -> None:
-    """Let go of workers and servers; Ray ends what it started when it shuts down.
+    """Shut down loggers, TransferQueue and Ray, which ends its workers and servers.
 
     Args:
-        trainer: The run's trainer, when it came so far.
-        failed: What ended the run, for the loggers that mark a failed one.
+        trainer: The run's trainer, if it was created.
+        failed: Why the run failed, for loggers that mark failed runs; empty if it did not.
     """
     logger = getattr(trainer, "logger", None)
     if logger is not None:
-        if failed and "swanlab" in logger.logger:  # verl's own finish takes it for a success
+        if failed and "swanlab" in logger.logger:  # verl's own finish reports success
             logger.logger["swanlab"].finish(state="crashed", error=failed)
         logger.finish(exit_code=1 if failed else 0)
     tq.close()
