@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,8 @@ from agentrig.plugins.loading import load
 PYTHON = [b for b in blocks() if b.language == "python"]
 PLUGINS = [b for b in PYTHON if "@hookimpl" in b.text]
 SCRIPTS = [b for b in PYTHON if "@hookimpl" not in b.text]
-TOML = [b for b in blocks() if b.language == "toml"]
+PACKAGES = [b for b in blocks() if b.language == "toml" and "\n[project]\n" in b.text]
+TOML = [b for b in blocks() if b.language == "toml" and b not in PACKAGES]
 
 THEIRS = """
 from agentlightning import LitAgent, TracerTraceToTriplet
@@ -53,8 +58,39 @@ def test_a_plugin_loads_and_brings_something(block: Block, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("block", [b for b in SCRIPTS if page_of(b) not in ELSEWHERE], ids=lambda b: b.id)
-def test_a_script_runs(block: Block) -> None:
+def test_a_script_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may import the files that its page tells the reader to save."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for saved in (b for b in PYTHON if b.page == block.page):
+        if named := re.match(r"# (\w+)\.py\n", saved.text):
+            (tmp_path / f"{named[1]}.py").write_text(saved.text)
+            monkeypatch.delitem(sys.modules, named[1], raising=False)
     exec(compile(block.text, block.id, "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("block", PACKAGES, ids=lambda b: b.id)
+def test_a_package_of_a_page_installs_and_is_found(block: Block, tmp_path: Path) -> None:
+    """Its module is the page's first plugin. It is built and installed as a reader would do it."""
+    package = tomllib.loads(block.text)
+    source = tmp_path / "source" / package["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"][0]
+    source.mkdir(parents=True)
+    (tmp_path / "source" / "pyproject.toml").write_text(block.text)
+    (source / "__init__.py").write_text(next(b.text for b in PLUGINS if b.page == block.page))
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
+    site = str(tmp_path / "site")
+    subprocess.run([*install, "--target", site, str(tmp_path / "source")], check=True, timeout=120)
+    listed = subprocess.run(
+        [sys.executable, "-m", "agentrig", "plugins", "--strict-plugins", "--json"],
+        env={**os.environ, "PYTHONPATH": site},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    (found,) = [p for p in json.loads(listed.stdout) if p["distribution"] == package["project"]["name"]]
+    assert found["status"] == "ok"
+    assert found["components"]
 
 
 def test_each_script_that_is_run_elsewhere_is_there() -> None:

@@ -30,6 +30,8 @@ from agentrig.plugins.specs import RUN_KINDS
 NOT_RUN = (
     (r"^make train$", "it is `agentrig train` of docs/mini.md, some eight minutes"),
     (r"^make test$", "it would run this test"),
+    (r"^make setup$|^\. \.venv/bin/activate$", "it has made the environment that this test runs in"),
+    (r"--resume runs/mini", "a run of one step has nothing to go on with; tests/run/test_session.py resumes runs"),
     (r"--hardware cuda|\b(train|doctor) (fast|qwen|llama)\b|--device cuda", "it needs a GPU"),
     (r"\b(train|doctor) npu\b|Ascend|torch_npu|vllm", "it needs an NPU and CANN"),
     (r"^python tests/benchmarks/verl_", "it needs a GPU"),
@@ -41,7 +43,6 @@ NOT_RUN = (
     (r"make_mini\.py", "it takes an hour"),
     (r"^cd plugins/agentrig-grpo/training", "nothing of its block is run"),
     (r"verl_spider/", "it needs Spider and a GPU"),
-    (r"embedded_(spider|gpu)\.py", "tests/run/test_killed_runs.py runs it with a smaller model"),
     (r"embedded_mini\.toml", "it takes an hour; docs/benchmarks.md has its figures"),
     (r"^agentrig data spider", "Spider's download is not included; test_spider_convert.py converts a copy of its form"),
     (r"agentrig_langgraph_sql|OPENAI_BASE_URL", "test_langgraph_sql_readme.py runs it against a server"),
@@ -132,12 +133,13 @@ def test_a_command_parses(command: Command, place: Path, monkeypatch: pytest.Mon
         "cd": parse_folder,
         "export": parse_export,
         "source": parse_source,
+        ".": parse_activate,
         "modelscope": parse_modelscope,
     }.get(program, parse_script)
     check(list(words) if program in KNOWN else list(command.words))
 
 
-KNOWN = ("agentrig", "make", "python", "pip", "uv", "cd", "export", "source", "modelscope")
+KNOWN = ("agentrig", "make", "python", "pip", "uv", "cd", "export", "source", ".", "modelscope")
 
 
 def parse_agentrig(words: list[str]) -> None:
@@ -230,6 +232,13 @@ def parse_export(words: list[str]) -> None:
 
 def parse_source(words: list[str]) -> None:
     assert words[0].endswith(".sh")
+
+
+def parse_activate(words: list[str]) -> None:
+    """The environment is where `make setup` makes it."""
+    folder, _, rest = words[0].partition("/")
+    assert rest == "bin/activate"
+    assert f"VENV := {folder}\n" in (ROOT / "Makefile").read_text()
 
 
 def parse_modelscope(words: list[str]) -> None:
