@@ -166,6 +166,10 @@ def test_a_missing_key_says_what_it_is_for(file: Callable[[str], str], toy_file:
         ('[run]\nplugins = "x.py"\n', "must be a list of strings"),
         ("[run]\nplugins = [3]\n", "must be a list of strings"),
         ("run = 3\n", '"run" must be a section'),
+        ("[algorithm]\nreport = True  # as in Python\n", "line 3, column 10)\n  Write report = true"),
+        ("[algorithm]\nmore = [True, False]\n", "\n  Write more = [true, false]"),
+        ("[tasks]\nuse = toy-tasks\n", '\n  Write use = "toy-tasks"'),
+        ("[algorithm]\nendpoint = None\n", "\n  Leave endpoint out, or write a value"),
     ],
 )
 def test_a_wrong_run_file_is_explained(file: Callable[[str], str], toy_file: str, text: str, said: str) -> None:
@@ -177,8 +181,19 @@ def test_a_wrong_run_file_is_explained(file: Callable[[str], str], toy_file: str
 def test_sources_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no run file"):
         resolve(str(tmp_path / "absent.toml"))
+    with pytest.raises(ConfigError, match=r"looked in /.*\n  Give its path, or a recipe's name"):
+        resolve("mine.toml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        resolve(f"{tmp_path}/")
     with pytest.raises(LookupFailed, match="there is no recipe called"):
         resolve("no-such-recipe")
+
+
+def test_a_python_file_in_the_place_of_a_name_is_told_how_to_be_given() -> None:
+    with pytest.raises(ConfigError, match=r"my_agent\.py is Python and no run file.*\n.*--plugin my_agent\.py --agent"):
+        resolve("my_agent.py")
+    with pytest.raises(LookupFailed, match=r'agent called "my_agent\.py"(.*\n)+.*--plugin my_agent\.py, and --agent'):
+        resolve("mini", uses={"agent": "my_agent.py"})
 
 
 @pytest.mark.parametrize(

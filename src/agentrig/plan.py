@@ -14,7 +14,7 @@ from agentrig.errors import ConfigError, nearest
 from agentrig.plugins.building import built
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.secrets import sources
-from agentrig.settings import setting, structure
+from agentrig.settings import meant_in_file, setting, structure
 
 if TYPE_CHECKING:
     from agentrig.plugins.components import Component
@@ -125,11 +125,19 @@ def read_run_file(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: No such file, or not TOML; the message says where.
     """
+    text = ""
     try:
-        data = tomllib.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        data = tomllib.loads(text)
     except FileNotFoundError:
-        raise ConfigError(f"there is no run file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"there is no run file {path} (looked in {Path.cwd()}).\n  Give its path, or a recipe's name without .toml"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}{meant_in_file(text, error)}") from None
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     files = data.get("run", {}).get("plugins", []) if isinstance(data.get("run"), dict) else []
     if isinstance(files, list) and files and all(isinstance(f, str) for f in files):
@@ -194,6 +202,11 @@ def resolve(
     name = source or "mini"
     own: dict[str, Any] = {}
     base = name
+    if name.endswith(".py"):
+        raise ConfigError(
+            f"{name} is Python and no run file; name a recipe, and give the file as a plugin:\n"
+            f"  agentrig train mini --plugin {name} --agent NAME"
+        )
     if name.endswith(".toml") or "/" in name:
         own = read_run_file(Path(name))
         base = own.pop("recipe", "")

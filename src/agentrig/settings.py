@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -156,6 +158,23 @@ def meant(value: Any, type_: Any, key: str) -> str:
         return f"\n  Write {key}={written}"
     if isinstance(value, float) and value.is_integer() and type_ is int:
         return f"\n  Write {key}={int(value)}"
+    return ""
+
+
+def meant_in_file(text: str, error: tomllib.TOMLDecodeError) -> str:
+    """Return what to write in the line of a run file that is no TOML because of a value pasted as Python, or ''."""
+    place = re.search(r"at line (\d+)", str(error))
+    line = text.split("\n")[int(place[1]) - 1] if place else ""
+    key, _, rest = (part.strip() for part in line.partition("="))
+    value = rest.partition("#")[0].strip().removeprefix("=").strip()
+    if value == "None":
+        return f"\n  Leave {key} out, or write a value"
+    for written in (re.sub(r"\b(True|False)\b", lambda word: word[0].lower(), value), json.dumps(value)):
+        try:
+            tomllib.loads(f"{key} = {written}")
+        except tomllib.TOMLDecodeError:  # not this one: it is only a guess
+            continue
+        return f"\n  Write {key} = {written}" if value else ""
     return ""
 
 

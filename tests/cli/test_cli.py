@@ -119,6 +119,7 @@ def test_the_version() -> None:
         (["eval", "toy", "--endpoint", "http://127.0.0.1:9/v1"], "http://127.0.0.1:9/v1 does not answer"),
         (["dev", "toy", "--endpoint", "ftp//nowhere"], "does not answer"),
         (["plugins", "show", "toy-agnt"], 'there is no component called "toy-agnt"'),
+        (["plugins", "show", "toy-agnt"], "agentrig plugins lists them"),
         (["plugins", "show", "cpu", "--graph"], "hardware cpu has no graph to show"),
     ],
 )

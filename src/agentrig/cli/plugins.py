@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from agentrig.cli.groups import NearestGroup
 from agentrig.cli.options import stdout_to_stderr
 from agentrig.errors import nearest
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from agentrig.plugins.registry import Registry
 
 
-@click.group("plugins", invoke_without_command=True)
+@click.group("plugins", cls=NearestGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.option("--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too.")
 @click.option("--strict-plugins", is_flag=True, help="Stop if any plugin fails to load.")
@@ -71,7 +72,8 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
     sections = {n: cls for n, cls in OWN_SECTIONS.items() if n == name and kind in (None, "section")}
     if not hits and not sections:
         known = [*OWN_SECTIONS, *(c.spec.name for c in everything)]
-        raise LookupFailed(f'there is no component called "{name}".{nearest(name, known)}')
+        close = nearest(name, known)
+        raise LookupFailed(f'there is no component called "{name}".{close}\n  agentrig plugins lists them')
     if graph:
         spec: Any = hits[0].spec if hits else None
         if getattr(spec, "graph", None) is None:

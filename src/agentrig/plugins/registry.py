@@ -53,6 +53,8 @@ class Registry:
             f'there is no {kind} called "{name}".{nearest(name, plain if ":" not in name else names)}',
             f"  {kind} components: {', '.join(names) or 'none'}",
         ]
+        if name.endswith(".py"):
+            lines.append(f"  A file is a plugin: write --plugin {name}, and --{kind} with the name that it registers")
         for p in self.plugins:
             if p.status == "failed":
                 lines.append(f"  plugin {p.name} ({p.distribution} {p.version}) failed to load: {p.error}")
