@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from agentrig._moved import MOVED
+from agentrig._moved import MOVED, RENAMED
 
 NAMES = [(old, name, new) for old, names in MOVED.items() for name, new in names.items()]
 
@@ -18,6 +18,15 @@ def test_a_former_path_gives_the_same_object_and_a_warning(old: str, name: str, 
     with pytest.warns(DeprecationWarning, match=f"{old}.{name} is now {new}.{name}"):
         found = getattr(module, name)
     assert found is getattr(importlib.import_module(new), name)
+
+
+@pytest.mark.parametrize(("former", "present"), RENAMED.items(), ids=[".".join(f) for f in RENAMED])
+def test_a_former_name_gives_the_same_object_and_a_warning(former: tuple[str, str], present: tuple[str, str]) -> None:
+    module = importlib.import_module(former[0])
+    module.__dict__.pop(former[1], None)
+    with pytest.warns(DeprecationWarning, match=f"{'.'.join(former)} is now {'.'.join(present)}"):
+        found = getattr(module, former[1])
+    assert found is getattr(importlib.import_module(present[0]), present[1])
 
 
 def test_a_from_import_warns_at_the_users_line() -> None:

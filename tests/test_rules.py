@@ -118,7 +118,7 @@ def test_rule_3_no_silent_knob(toy_plan: MakePlan, tmp_path: Path, toy_file: str
         ("adapter.match=nothing-like-it", "They were made under these nodes: write_query"),
         ("algorithm.token_ids=false", "no token ids"),
         ('tasks.do=["no-call"]', "No call to the model was recorded"),
-        ("reward.right=0", "nothing tells good from bad"),
+        ("reward.right=0", "so every advantage is zero"),
     ],
 )
 def test_rule_4_no_run_that_learns_nothing(

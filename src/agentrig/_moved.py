@@ -19,7 +19,7 @@ agentrig.algorithms > agentrig.rollouts
 agentrig.builtin > agentrig.plugins.builtin
     own register_hardware register_rewards
 agentrig.checks > agentrig.run.guards
-    CONSTRAINTS DRAWN_BY SERVERS_OWN check_failures check_rewards check_sampling
+    CONSTRAINTS check_failures check_rewards check_sampling
     check_triplets warn_of_constraints warn_of_sampling
 agentrig.checks > agentrig.run.metrics
     count_failures count_nodes reason_of
@@ -89,6 +89,8 @@ agentrig.recording > agentrig.tracing.recorder
     OUTPUT_LIMIT Recorder current plain span
 agentrig.recording > agentrig.tracing.recording
     install recording
+agentrig.report.stories > agentrig.report.sample_traces
+    Step TEXT_LIMIT cut question reply_of steps_of
 agentrig.rewards > agentrig.runners.scorer
     GRACE_S Scorer
 agentrig.rollouts > agentrig.runners.engine
@@ -147,20 +149,38 @@ def _read(table: str) -> dict[str, dict[str, str]]:
 MOVED: Mapping[str, Mapping[str, str]] = _read(_TABLE)
 """Former module to its names, and the module that has each of them now."""
 
+RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("agentrig.lightning_import", "open_door"): ("agentrig.lightning_import", "skip_litellm"),
+    ("agentrig.report.samples", "Parting"): ("agentrig.report.samples", "RewardDisagreement"),
+    ("agentrig.report.samples", "partings"): ("agentrig.report.samples", "reward_disagreements"),
+    ("agentrig.report.stories", "STORY"): ("agentrig.report.sample_traces", "SAMPLE_COLUMNS"),
+    ("agentrig.report.stories", "Story"): ("agentrig.report.sample_traces", "SampleTrace"),
+    ("agentrig.report.stories", "story"): ("agentrig.report.sample_traces", "sample_trace"),
+    ("agentrig.run.guards", "DRAWN_BY"): ("agentrig.run.guards", "SAMPLING_FIELDS"),
+    ("agentrig.run.guards", "SERVERS_OWN"): ("agentrig.run.guards", "SERVER_DEFAULTS"),
+    ("agentrig.checks", "DRAWN_BY"): ("agentrig.run.guards", "SAMPLING_FIELDS"),
+    ("agentrig.checks", "SERVERS_OWN"): ("agentrig.run.guards", "SERVER_DEFAULTS"),
+}
+"""Former module and name to the present ones, where the name itself has changed."""
+
 
 def former(module: str) -> Callable[[str], Any]:
     """Return a `__getattr__` for a module out of which names have moved."""
 
     def getattr_(name: str) -> Any:
-        new = MOVED[module].get(name)
-        if new is None:
+        moved = MOVED.get(module, {})
+        if (module, name) in RENAMED:
+            new, new_name = RENAMED[module, name]
+        elif name in moved:
+            new, new_name = moved[name], name
+        else:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         warnings.warn(
-            f"{module}.{name} is now {new}.{name}; the former path works until agentrig 0.3",
+            f"{module}.{name} is now {new}.{new_name}; the former path works until agentrig 0.3",
             DeprecationWarning,
             stacklevel=2,
         )
-        value = getattr(importlib.import_module(new), name)
+        value = getattr(importlib.import_module(new), new_name)
         setattr(sys.modules[module], name, value)  # one warning a name
         return value
 

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from agentrig._moved import former
+
 QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise the import downloads a price list
     "AGENTOPS_TELEMETRY": "False",
@@ -133,3 +135,6 @@ def import_lightning() -> ModuleType:
     """
     skip_litellm()
     return importlib.import_module("agentlightning")
+
+
+__getattr__ = former(__name__)

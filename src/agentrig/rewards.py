@@ -1,4 +1,4 @@
-"""Rewards: the typed verdict on an outcome."""
+"""Rewards: the typed score of an outcome."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from agentrig.correctness import Correctness
 from agentrig.tasks import Task
 
 VALUE_LIMIT = 1e9
-"""Greatest size of a score's value: its square, summed over a step, stays finite in 32-bit floats."""
+"""Largest absolute value of a score: its square, summed over a step, stays finite in 32-bit floats."""
 
 
 @attrs.frozen(kw_only=True)
 class Score:
-    """A reward's verdict.
+    """The score of an outcome.
 
     Attributes:
-        status: `ok`: judged. `timeout`: the policy's answer ran past its budget; its fault, so it
-            trains with `value` (usually 0.0). `invalid`: the environment or the reward failed, not
-            the policy; the rollout leaves the group's baseline and is counted as a failure.
-        value: The number to learn from, at most `VALUE_LIMIT` in size; None if and only if the status is `invalid`.
-        components: Named parts of the value, for the report and audits; not learned from.
-        details: Anything else that explains the verdict (a reason, an error); JSON values.
-        correct: Whether the answer counts as correct, for accuracy; not learned from. None leaves it to a threshold
-            (`agentrig.correctness`); only an `ok` score can be correct.
+        status: `ok`: scored. `timeout`: the policy's answer exceeded its time budget. That is the policy's
+            fault, so the rollout is trained on with `value` (usually 0.0). `invalid`: the environment or the
+            reward failed, not the policy; the rollout is left out of the group's baseline and counts as a failure.
+        value: The reward to train on, at most `VALUE_LIMIT` in size; None if and only if the status is `invalid`.
+        components: Named parts of the value, for the report and audits; not trained on.
+        details: Anything else that explains the score (a reason, an error); JSON values.
+        correct: Whether the answer counts as correct, for accuracy; not trained on. With None, a threshold decides
+            (`agentrig.correctness`). Only an `ok` score can be correct.
     """
 
     status: Literal["ok", "invalid", "timeout"]
@@ -59,7 +59,7 @@ class Score:
             )
 
     def judged(self, correctness: Correctness) -> Score:
-        """Return the score with `correct` decided; an `invalid` one, of which nobody can tell, as it is."""
+        """Return the score with `correct` decided; an `invalid` one is returned unchanged."""
         if self.value is None:
             return self
         correct = correctness.decide(self.status, self.value, self.correct)
@@ -67,16 +67,16 @@ class Score:
 
     @classmethod
     def ok(cls, value: float, *, correct: bool | float | None = None, **components: float) -> Score:
-        """Return a judged score.
+        """Return an `ok` score.
 
         Args:
-            value: The number to learn from.
+            value: The reward to train on.
             correct: True or False: whether the answer counts as correct. A number is the component of that name.
             components: Named parts of the value.
         """
         if isinstance(correct, Real) and not isinstance(correct, bool):
             return cls(status="ok", value=float(value), components={"correct": float(correct), **components})
-        verdict = None if correct is None else bool(correct)  # a bool of NumPy's too
+        verdict = None if correct is None else bool(correct)  # also converts a NumPy bool
         return cls(status="ok", value=float(value), components=components, correct=verdict)
 
     @classmethod
@@ -86,7 +86,7 @@ class Score:
 
     @classmethod
     def timeout(cls, reason: str, value: float = 0.0, **details: Any) -> Score:
-        """Return the score of an answer that ran past its budget."""
+        """Return the score of an answer that exceeded its time budget."""
         return cls(status="timeout", value=value, details={"reason": reason, **details})
 
 
@@ -95,8 +95,8 @@ Reward = Callable[[Task, Outcome, float], Score]
 
 It is called only for outcomes without a failure, from several threads at once. It may also have a
 method `score_many(items: Sequence[tuple[Task, Outcome]], budget_s) -> Sequence[Score]`, which is
-then called with a whole batch instead (`budget_s` is per item). A reward that raises, or that runs
-well past its budget, scores `invalid`.
+then called with a whole batch instead (`budget_s` is per item). If a reward raises, or clearly
+exceeds its budget, the score is `invalid`.
 """
 
 __getattr__ = former(__name__)

@@ -1,4 +1,4 @@
-"""Rollouts: one attempt of an agent at a task, with its verdict."""
+"""Rollouts: one attempt of an agent at a task, with its score."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Rollout:
         id: Unique within the run.
         task: With its private part.
         group: The same for the n rollouts of one task in one step.
-        mode: `train` rollouts are learned from, `validation` and `report` ones are measured.
+        mode: `train` rollouts are trained on, `validation` and `report` ones are measured.
         step: The training step it belongs to.
         outcome: What the agent answered, or how it failed.
         score: None if and only if the outcome is a failure.
@@ -52,14 +52,14 @@ class Rollout:
 
     @property
     def failure(self) -> str | None:
-        """The failure's kind (`reward-invalid` when the reward could not judge), or None."""
+        """The failure's kind (`reward-invalid` if the score is `invalid`), or None."""
         if self.outcome.failure is not None:
             return self.outcome.failure
         return "reward-invalid" if self.score is None or self.score.status == "invalid" else None
 
     @property
     def value(self) -> float | None:
-        """The number to learn from; None for a failure, which must stay out of every baseline."""
+        """The reward to train on; None for a failure, which is left out of every baseline."""
         return None if self.failure or self.score is None else self.score.value
 
     @property
@@ -67,12 +67,12 @@ class Rollout:
         """Whether the answer counts as correct (see `docs/rewards.md`); None for a failure."""
         if self.failure or self.score is None or self.score.value is None:
             return None
-        if self.score.correct is not None:  # a run's scores say it
+        if self.score.correct is not None:  # set for every score of a run
             return self.score.correct
         return self.score.status == "ok" and self.score.value >= CORRECT_AT
 
 
 OnGroups = Callable[[Mapping[int, Sequence[Rollout]]], None]
-"""Takes groups that are complete: a task's place in the batch to its n rollouts, failures included."""
+"""Called with complete groups: a task's index in the batch to its n rollouts, failures included."""
 
 __getattr__ = former(__name__)

@@ -252,7 +252,7 @@ def test_several_runs_go_beside_the_first_by_default(tmp_path: Path):
     assert text.count("_b</text>") >= 1  # legends leave out names that begin with an underscore, if one lets them
 
 
-def test_partings_of_trained_and_audit_reward_are_shown(page: Page):
+def test_rollouts_where_trained_and_audit_reward_disagree_are_shown(page: Page):
     assert page.text.count("step 20: trained reward") == 1
     assert "audit 0.5 (reads no table)" in page.text
 

@@ -115,7 +115,7 @@ def test_a_constant_reward() -> None:
     with pytest.raises(RunStopped) as caught:
         check_rewards([rollout(0.0, answer="SELECT 2"), rollout(0.0), rollout(None)], step=1)
     message = str(caught.value)
-    assert "step 1: all 2 rollouts got the reward 0: nothing tells good from bad" in message
+    assert "step 1: all 2 rollouts got the reward 0, so every advantage is zero" in message
     assert "'SELECT 2'" in message
     assert "easier tasks" in message
     assert "agentrig dev" in message
@@ -142,12 +142,12 @@ def test_calls_that_were_drawn_otherwise_than_the_run_says(caplog: pytest.LogCap
     run = {"temperature": 1.0, "top_p": 0.9, "max_tokens": 40}
     same = asked({"temperature": 1, "top_p": 0.9, "max_tokens": 20}, {"temperature": 0, "top_p": 0.9}, trained=1)
     check_sampling([same, same], run, step=3)  # the second call is not trained on, and tokens may be fewer
-    with pytest.raises(RunStopped, match=r"^step 3: 1 of 3 calls were drawn with temperature 0, the run's is 1\.0: "):
+    with pytest.raises(RunStopped, match=r"^step 3: 1 of 3 calls were sampled with temperature 0, the run's is 1\.0: "):
         check_sampling([same, asked({"temperature": 0, "top_p": 0.9}, {"top_p": 0.9}, trained=2)], run, step=3)
     assert warn_of_sampling([same], run, mode="validation")
     assert caplog.messages == [
-        "validation: 1 of 2 calls were drawn with temperature 0, the run's is 1.0: "
-        "the agent does not pass endpoint.sampling on (docs/agents.md)"
+        "validation: 1 of 2 calls were sampled with temperature 0, the run's is 1.0: "
+        "the agent does not pass endpoint.sampling (docs/agents.md)"
     ]
     assert not warn_of_sampling([asked({"temperature": 1, "top_p": 0.9}, trained=0)], run, mode="validation")
 
@@ -170,7 +170,7 @@ def test_a_field_that_is_left_out_counts_as_what_servers_take_for_it() -> None:
     [{"top_k": 1}, {"min_p": 0.5}, {"repetition_penalty": 1.3}, {"presence_penalty": 1}, {"logit_bias": {"7": 9}}],
 )
 def test_other_ways_to_draw_from_another_distribution(field: dict[str, Any]) -> None:
-    with pytest.raises(RunStopped, match=rf"1 of 1 calls were drawn with {next(iter(field))} "):
+    with pytest.raises(RunStopped, match=rf"1 of 1 calls were sampled with {next(iter(field))} "):
         check_sampling([asked(field, trained=1)], {"temperature": 1.0}, step=1)
     neutral = {"top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": None, "logit_bias": {}}
     check_sampling([asked(neutral, trained=1)], {}, step=1)
@@ -184,7 +184,7 @@ def test_calls_that_are_held_to_a_form_are_warned_of(caplog: pytest.LogCaptureFi
     schema = {"response_format": {"type": "json_object"}}
     assert warn_of_constraints([asked(schema, free, trained=2)], step=4)
     (message,) = caplog.messages
-    assert message.startswith("step 4: 1 of 2 calls that are trained set response_format: ")
+    assert message.startswith("step 4: 1 of 2 trained calls set response_format: ")
 
 
 def test_calls_are_counted_by_the_node_they_were_made_under() -> None:

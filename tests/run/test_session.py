@@ -122,7 +122,7 @@ def test_a_run_from_start_to_end(model: ModelServer, toy_plan: MakePlan, tmp_pat
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["reward.right=0"], "all 12 rollouts got the reward 0: nothing tells good from bad"),
+        (["reward.right=0"], "all 12 rollouts got the reward 0, so every advantage is zero"),
         (
             ["adapter.match=plan"],
             "The adapter toy-match kept none of 12 calls. They were made under these nodes: write_",
@@ -157,7 +157,7 @@ def test_a_run_that_would_learn_nothing_stops_in_its_first_step(
 
 
 def test_an_agent_that_samples_its_own_way_ends_the_run(toy_plan: MakePlan) -> None:
-    expected = r"step 1: 6 of 12 calls were drawn with temperature 0\.1, the run's is 0\.8: .*\n.*endpoint\.sampling"
+    expected = r"step 1: 6 of 12 calls were sampled with temperature 0\.1, the run's is 0\.8: .*\n.*endpoint\.sampling"
     with pytest.raises(RunStopped, match=expected):
         train(toy_plan("tasks.do=['cold', '']"))
 

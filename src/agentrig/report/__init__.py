@@ -1,7 +1,7 @@
-"""The report: what a user sees of a run once it is there, or of several beside each other.
+"""The report: an HTML page about one run, or a comparison of several runs.
 
-Reads run directories (docs/report.md) and nothing else, so it can be built at any time, also of a
-run that is still going on or that was cut off: what is missing is said on the page.
+It reads only run directories (docs/report.md), so it can be built at any time, also for a run that is
+still running or was interrupted; the page lists what is missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How plots are rendered: the same drawing once as PNG, and once as SVG for a page in light and dark.
+"""Renders plots: each once as PNG, and once as SVG for the page in light and dark mode.
 
-For the page the SVG's colours become CSS variables. They are drawn in stand-in colours that occur
-nowhere else, and replaced by name afterwards.
+In the page's SVG, colours are CSS variables: matplotlib draws with unique placeholder colours, which are
+then replaced by the variables.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 6.2
-"""Of every plot, in inches."""
+"""Width of every plot, in inches."""
 
 
 @attrs.frozen(kw_only=True)
 class Colors:
-    """The colours of one rendering: a run's or a part's series, text, grid, and the paper behind."""
+    """The colours of one rendering: series, text, muted text, grid and background."""
 
     series: Sequence[str]
     ink: str
@@ -35,7 +35,7 @@ class Colors:
     paper: str
 
 
-# Chosen to differ in lightness as well as in hue, so that they stay apart in print and for colour-blind readers.
+# They differ in lightness as well as in hue, so that they can be told apart in print and by colour-blind readers.
 LIGHT = Colors(
     series=("#1f5fa8", "#c8591a", "#2c8a5b", "#8a4fa3", "#a8891a", "#b23a5e"),
     ink="#1c1e21",
@@ -63,11 +63,11 @@ def render(draw: Draw, runs: Sequence[RunData], colors: Colors, height: float, f
 
     Args:
         draw: What to draw.
-        runs: Of which runs.
-        colors: `LIGHT` for a file of its own, `STAND_INS` for the page.
+        runs: The runs to draw.
+        colors: `LIGHT` for a separate file, `STAND_INS` for the page.
         height: In inches.
         form: `png` or `svg`.
-        name: The plot's name; keeps its ids apart from those of other plots.
+        name: The plot's name; makes its ids unique on the page.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -80,7 +80,7 @@ def render(draw: Draw, runs: Sequence[RunData], colors: Colors, height: float, f
         "text.parse_math": False,  # a run may have a `$` in its name
     }
     with matplotlib.rc_context(options), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # glyphs of a run's name that the font lacks
+        warnings.simplefilter("ignore", UserWarning)  # glyphs in a run's name that the font does not have
         figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor=colors.paper)
         FigureCanvasAgg(figure)
         if not draw(figure, runs, colors):
@@ -103,18 +103,18 @@ def for_page(svg: str, name: str) -> str:
 
 
 def color_of(colors: Colors, i: int) -> str:
-    """Return the colour of the i-th series; they begin again after the last."""
+    """Return the colour of the i-th series; colours repeat after the last."""
     return colors.series[i % len(colors.series)]
 
 
 def short(name: str, limit: int = 36) -> str:
-    """Return a run's name for a legend: cut, and never taken for a private label, which legends leave out."""
+    """Return a run's name for a legend: cut, and escaped if it starts with `_`, which legends would hide."""
     name = f"\u200b{name}" if name.startswith("_") else name
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
 
 def finish(axes: Axes, colors: Colors, *, ylabel: str = "", xlabel: str = "step", grid: Any = "y") -> None:
-    """Give axes the report's look: a light grid, no frame, a legend above when there is something to tell apart."""
+    """Style axes for the report: a light grid, no frame, and a legend above if there are labels."""
     from matplotlib.ticker import MaxNLocator
 
     axes.patch.set_visible(False)

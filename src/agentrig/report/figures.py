@@ -13,14 +13,14 @@ from agentrig.figures import wilson
 from agentrig.report.reading import RunData, mapping, number
 
 SMOOTHING = 16
-"""Training curves are smoothed over so many steps, as the reference's published curves are."""
+"""Number of steps over which training curves are smoothed, as in the reference's published curves."""
 
 PARTS = ("rollout", "reward", "update")
-"""The parts of a step's time that every algorithm states; it may add others."""
+"""The parts of a step's time that every algorithm reports; it may add others."""
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Return the two-sided p of the exact sign test: could chance alone split the changed tasks so?"""
+    """Return the two-sided p of the exact sign test: how likely is this split of the changed tasks by chance?"""
     n = better + worse
     if n == 0:
         return 1.0
@@ -40,7 +40,7 @@ def mean(values: Iterable[float]) -> float | None:
 
 
 def series(run: RunData, *path: str) -> tuple[list[int], list[float]]:
-    """Return steps and values of a figure of `metrics.jsonl`, without the steps that lack it.
+    """Return the steps and values of a metric in `metrics.jsonl`; steps without it are left out.
 
     Example:
         `series(run, "time_s", "rollout")`
@@ -66,17 +66,17 @@ def validation(run: RunData) -> tuple[list[int], list[float]]:
 
 @attrs.frozen
 class Change:
-    """A figure at the start and at the end of a run; equal when there is only one."""
+    """A metric at the start and at the end of a run; equal if there is only one value."""
 
     first: float
     last: float
 
 
 def change(run: RunData, key: str) -> Change | None:
-    """Return the means of a figure over a run's first and last steps.
+    """Return the means of a metric over a run's first and last steps.
 
-    Over 16 steps each, or a quarter of the run's steps when that is fewer. A run without metrics
-    falls back on the summary.
+    Each mean is over 16 steps, or over a quarter of the run's steps if that is fewer. For a run without
+    metrics, the summary's value is used.
     """
     _, values = series(run, key)
     if not values:
@@ -135,13 +135,13 @@ def _interval(share: float | None, n: int) -> tuple[float, float] | None:
 
 
 def part_names(run: RunData) -> list[str]:
-    """Return the parts of a step's time that a run has logged: the three that all have, then its own."""
+    """Return the parts of a step's time that a run has logged: the three common ones, then its own."""
     seen = {name for row in run.steps for name in mapping(row.get("time_s"))}
     return [p for p in PARTS if p in seen] + sorted(seen - set(PARTS))
 
 
 def time_split(run: RunData) -> dict[str, float]:
-    """Return mean seconds a step by part, `other` included: what the parts leave of the step's wall time."""
+    """Return mean seconds per step by part; `other` is the rest of the step's wall time."""
     rows = [r for r in run.steps if number(r.get("step_s")) is not None]
     if not rows:
         return {}
@@ -155,7 +155,7 @@ def time_split(run: RunData) -> dict[str, float]:
 
 
 def time_share(run: RunData) -> dict[str, float]:
-    """Return each part's share of the steps' wall time; the summary's where it states one."""
+    """Return each part's share of the steps' wall time; from the summary if it has one."""
     split = time_split(run)
     wall = math.fsum(split.values())
     shares = {part: seconds / wall for part, seconds in split.items()} if wall else {}
@@ -164,7 +164,7 @@ def time_share(run: RunData) -> dict[str, float]:
 
 
 def totals(run: RunData, *path: str) -> dict[str, int]:
-    """Return the sums over all steps of a figure that counts by name, such as `("nodes", "seen")`."""
+    """Return the sums over all steps of a metric that counts by name, such as `("nodes", "seen")`."""
     found: dict[str, int] = {}
     for row in run.steps:
         value: Any = row
@@ -176,7 +176,7 @@ def totals(run: RunData, *path: str) -> dict[str, int]:
 
 
 def find_setting(config: Mapping[str, Any], *names: str) -> Any:
-    """Return the first of these keys that a section holds, however deep; names in order of preference."""
+    """Return the first of these keys found in a section at any depth; names in order of preference."""
     for name in names:
         queue: list[Mapping[str, Any]] = [config]
         while queue:
@@ -196,7 +196,7 @@ def model_name(run: RunData) -> str | None:
 
 
 def context_length(run: RunData) -> int | None:
-    """Return the context in tokens that the run set, else the one of its latest checkpoint's model."""
+    """Return the context length in tokens from the run's settings, else from its latest checkpoint's model."""
     stated = find_setting(
         mapping(run.config.get("algorithm")), "max_length", "max_model_len", "max_prompt_length", "context"
     )

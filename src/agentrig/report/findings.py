@@ -1,4 +1,4 @@
-"""What a reader should know before trusting a run: its learning checks, warnings and failures."""
+"""What to know before you trust a run: its learning checks, warnings and failures."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from agentrig.report.samples import Pairs
 from agentrig.report.text import count, figure
 
 ZERO_VARIANCE_LIMIT = 0.8
-"""A larger share of groups without a difference in reward leaves little to learn from."""
+"""Warn if a larger share of groups has zero variance in the reward: there is little to learn from."""
 
 PART_LIMIT = 0.05
-"""A larger share of failed rollouts is worth a look, long before `run.failure_limit` stops the run."""
+"""Warn if a larger share of rollouts failed, long before `run.failure_limit` stops the run."""
 
 
 @attrs.frozen
 class Finding:
-    """One line of the page: `ok`, or `warn` for what a reader must not miss."""
+    """One line of the page: `ok`, or `warn` for a warning."""
 
     level: Literal["ok", "warn"]
     text: str
 
 
 def findings(run: RunData, pairs: Pairs | None) -> list[Finding]:
-    """Return what the run's own warnings and its figures say about whether it learned."""
+    """Return the run's own warnings, and what its metrics say about whether it learned."""
     warnings = [*_strings(run.manifest.get("warnings")), *_strings(run.summary.get("warnings"))]
     found = [Finding("warn", text) for text in dict.fromkeys(warnings)]
     if run.error:
@@ -43,7 +43,7 @@ def findings(run: RunData, pairs: Pairs | None) -> list[Finding]:
     if pairs is not None:
         found += _changed(pairs)
     for plugin, times in mapping(run.summary.get("observer_errors")).items():
-        found.append(Finding("warn", f"observer {plugin} failed {times} times; the run went on without it"))
+        found.append(Finding("warn", f"observer {plugin} failed {times} times; the run continued without it"))
     return found
 
 
@@ -55,7 +55,7 @@ def _trained(run: RunData) -> list[Finding]:
     trained = figures.totals(run, "nodes", "trained")
     total = sum(trained.values())
     if not total:
-        return [Finding("warn", "no call was trained on: no step logged a triplet")]
+        return [Finding("warn", "nothing was trained: no step logged a triplet")]
     empty = [int(r["step"]) for r in run.steps if number(r.get("transitions_per_rollout")) == 0]
     if empty:
         return [Finding("warn", f"{len(empty)} steps had nothing to train on, the first is step {empty[0]}")]
@@ -66,13 +66,16 @@ def _weights(run: RunData) -> list[Finding]:
     steps, values = figures.series(run, "algorithm", "weight_change")
     logged = [r for r in run.steps if "weight_change" in mapping(r.get("algorithm"))]
     if len(values) < len(logged):
-        return [Finding("warn", "the weights' change was not a number in some step: training diverged")]
+        return [Finding("warn", "the weight change was NaN or infinite in some step: training diverged")]
     if not values:
         return []
-    still = [s for s, v in zip(steps, values, strict=True) if v == 0]
-    if still:
-        return [Finding("warn", f"the weights stood still in {len(still)} steps, the first is step {still[0]}")]
-    return [Finding("ok", f"the weights moved in every step (L2 norm {figure(min(values))} to {figure(max(values))})")]
+    unchanged = [s for s, v in zip(steps, values, strict=True) if v == 0]
+    if unchanged:
+        text = f"the weights did not change in {len(unchanged)} steps, the first is step {unchanged[0]}"
+        return [Finding("warn", text)]
+    return [
+        Finding("ok", f"the weights changed in every step (L2 norm {figure(min(values))} to {figure(max(values))})")
+    ]
 
 
 def _zero_variance(run: RunData) -> list[Finding]:
@@ -94,7 +97,7 @@ def _failed(run: RunData) -> list[Finding]:
     if not rollouts:
         return []
     share = f"{failed / rollouts:.1%}"
-    text = f"{count(failed)} of {count(rollouts)} training rollouts failed ({share}) and were kept out of learning"
+    text = f"{count(failed)} of {count(rollouts)} training rollouts failed ({share}) and were not trained on"
     return [Finding("warn" if failed > PART_LIMIT * rollouts else "ok", text)]
 
 
@@ -107,7 +110,7 @@ def _changed(pairs: Pairs) -> list[Finding]:
         f"{count(pairs.worse)} from right to wrong (sign test p {_p(p)})"
     )
     if p > 0.05:
-        return [Finding("warn", f"{text}: chance alone could have done this")]
+        return [Finding("warn", f"{text}: this could be chance")]
     return [Finding("ok" if pairs.better > pairs.worse else "warn", text)]
 
 
@@ -120,8 +123,8 @@ class Failed:
     """One kind of failure.
 
     Attributes:
-        counts: Mode to how many rollouts failed so.
-        example: What one of them said.
+        counts: Mode to the number of rollouts with this failure.
+        example: The message of one of them.
     """
 
     kind: str
@@ -131,7 +134,7 @@ class Failed:
 
 @attrs.frozen(kw_only=True)
 class Failures:
-    """All failures of a run, and how many rollouts there are of each mode."""
+    """All failures of a run, and the number of rollouts by mode."""
 
     kinds: list[Failed]
     rollouts: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""The report as an observer: it writes a run's page when the run has ended, well or not."""
+"""The report as an observer: it writes a run's page when the run has ended, with or without an error."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ log = logging.getLogger(__name__)
 
 @hookimpl
 def on_run_end(event: RunEnd) -> None:
-    """Write the page of a run that ended as it should."""
+    """Write the page of a run that ended successfully."""
     write_page(event.directory)
 
 
 @hookimpl
 def on_run_error(event: RunError) -> None:
-    """Write the page of a run that an error or a signal ended, unless that was before its first step."""
+    """Write the page of a run that ended by an error or a signal, unless a signal came before its first step."""
     if (event.directory / "metrics.jsonl").exists() or not isinstance(event.error, KeyboardInterrupt):
         write_page(event.directory)
 
 
 def write_page(directory: Path) -> None:
-    """Write a run's page. When that fails, say why and leave no page of an earlier end behind."""
+    """Write a run's page. If that fails, log why and remove an older page."""
     try:
         build_report([directory])
         return

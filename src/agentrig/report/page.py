@@ -1,4 +1,4 @@
-"""The page: a run's figures, findings and samples set into the template."""
+"""The page: fills the template with a run's metrics, findings and samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrig.report import figures, table
 from agentrig.report.findings import failures_by_kind, findings
 from agentrig.report.plots import audits
 from agentrig.report.reading import RunData, mapping, number
-from agentrig.report.samples import before_after, partings
+from agentrig.report.samples import before_after, reward_disagreements
 from agentrig.report.text import NOTHING, count, duration, figure, percent, plain
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ def _view(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
     missing = list(run.missing)
     pairs = before_after(run, missing)
     failures = failures_by_kind(run, missing)
-    parted = partings(run, missing) if audits(run) else []
+    disagreements = reward_disagreements(run, missing) if audits(run) else []
     if pairs is None and run.files:
-        missing.append("no tasks were measured both before and after training, so none can be set side by side")
+        missing.append("no tasks were measured both before and after training, so none can be compared")
     found = findings(run, pairs)
     status = figures.status(run)
     return {
@@ -89,7 +89,7 @@ def _view(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
         "time": _time_rows(run),
         "nodes": _node_rows(run),
         "audit": _audit_rows(run),
-        "partings": parted,
+        "reward_disagreements": disagreements,
         "algorithm": _algorithm_rows(run),
         "pairs": pairs,
         "config": run.config_text,
@@ -99,7 +99,7 @@ def _view(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _about(run: RunData) -> list[tuple[str, str]]:
-    """Return what the run ran: components, hardware, versions, data."""
+    """Return what the run used: components, hardware, versions, data."""
     manifest = run.manifest
     hardware = mapping(manifest.get("hardware"))
     names = figures.devices(run)
@@ -150,7 +150,7 @@ def _split(run: RunData) -> str:
 
 
 def _tiles(run: RunData, row: Mapping[str, Any], rollouts: Mapping[str, int]) -> list[tuple[str, str, str]]:
-    """Return the small headline figures: label, figure, remark."""
+    """Return the headline numbers: label, number, remark."""
     reward = figures.change(run, "reward")
     wall = row["hours"]
     tokens = figures.mean(figures.series(run, "tokens_per_s")[1])
@@ -220,7 +220,7 @@ def _algorithm_rows(run: RunData) -> list[dict[str, Any]]:
 
 
 def spark(values: Sequence[float], width: int = 120, height: int = 22) -> str:
-    """Return an SVG polyline's points for a small curve of the values; empty below two of them."""
+    """Return an SVG polyline's points for a small curve of the values; empty for fewer than two."""
     if len(values) < 2:
         return ""
     low, span = min(values), (max(values) - min(values)) or 1.0

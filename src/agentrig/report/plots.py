@@ -1,4 +1,4 @@
-"""The plots: each drawn once by matplotlib, written as PNG and set into the page as SVG."""
+"""The plots: matplotlib draws each one as PNG, and as SVG for the page."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def reward(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
 
 
 def audits(run: RunData) -> list[str]:
-    """Return the names of the rewards that were logged beside the trained one."""
+    """Return the names of the audit rewards: logged, but not trained on."""
     return sorted({name for row in run.steps for name in mapping(row.get("audit"))})
 
 
@@ -127,9 +127,9 @@ def _time_by_step(axes: Axes, run: RunData, colors: Colors) -> bool:
     wall = sum(number(r.get("step_s")) or 0.0 for r in rows)
     for i, part in enumerate([*figures.part_names(run), "other"]):
         values = [_seconds(r, part, run) for r in rows]
-        if sum(values) < 0.001 * wall:  # nobody could see it
+        if sum(values) < 0.001 * wall:  # too small to see
             continue
-        # Bars, not areas: a single step shows too, and nothing is invented between steps.
+        # Bars, not areas: a single step is visible too, and nothing is interpolated between steps.
         color = colors.muted if part == "other" else color_of(colors, i)
         axes.bar(steps, values, bottom=bottom, width=1.0, color=color, lw=0.4, ec=color, label=part)
         bottom = [b + v for b, v in zip(bottom, values, strict=True)]
@@ -189,14 +189,14 @@ PLOTS: dict[str, tuple[Draw, float]] = {
     "time": (time, 3.5),
     "lengths": (lengths, 4.2),
 }
-"""File stem to how it is drawn and its height in inches."""
+"""File stem to the function that draws the plot and its height in inches."""
 
 
 def draw_all(runs: Sequence[RunData], folder: Path) -> dict[str, str]:
     """Write every plot as `folder/NAME.png` and return it as SVG text for the page.
 
     Returns:
-        Name to SVG; plots with nothing to draw are left out, and a PNG of theirs from before is removed.
+        Name to SVG; plots with nothing to draw are left out, and their old PNG is removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     svgs = {}

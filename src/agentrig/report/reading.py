@@ -1,4 +1,4 @@
-"""Run directories, read as they are: what is missing or broken is noted, never an error."""
+"""Reads run directories: missing or broken files are noted and are not errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrig.errors import AgentrigError
 from agentrig.figures import canonical
 
 FIGURES = ("id", "task_id", "failure", "message", "status", "value", "correct", "details", "audit")
-"""The columns that are read of every rollout; its input, answer and spans only for the few that are shown."""
+"""The columns that are read for every rollout; input, answer and spans are read only for the few that are shown."""
 
 _FILE = re.compile(r"(train|validation|report|dev)-(\d+)\.parquet")
 
@@ -33,20 +33,20 @@ class RolloutFile:
 
 @attrs.frozen(kw_only=True, slots=False)
 class RunData:
-    """What a run directory holds.
+    """The content of a run directory.
 
     Attributes:
         directory: The run directory.
         config: `config.toml`, section to keys.
-        config_text: The same file, word for word.
+        config_text: The text of that file.
         manifest: `manifest.json`.
-        steps: The lines of `metrics.jsonl` in order of their step; of a step that was run twice
-            (a run that was resumed) the later line.
+        steps: The lines of `metrics.jsonl` in order of their step; for a step that ran twice
+            (in a resumed run) the later line.
         summary: `summary.json`; empty until the run has ended.
         progress: `progress.json`: the held-out measurements made so far, under `before` and `after`.
-        error: `error.json`: what ended the run; empty when nothing did, or when it was resumed since.
+        error: `error.json`: the error that ended the run; empty without one, or if the run was resumed since.
         files: The rollout files, by mode and step.
-        missing: What is not there or cannot be read, a sentence each.
+        missing: What is missing or cannot be read, one sentence each.
     """
 
     directory: Path
@@ -92,7 +92,7 @@ def number(value: Any) -> float | None:
 
 
 def is_correct(row: Mapping[str, Any]) -> bool:
-    """Return whether a rollout counts as correct; in files of earlier versions, from a reward of 1 on."""
+    """Return whether a rollout counts as correct; in files of earlier versions, if its reward is at least 1."""
     stated = row.get("correct")
     return bool(stated) if stated is not None else (number(row.get("value")) or 0.0) >= CORRECT_AT
 
@@ -127,7 +127,7 @@ def read_run(directory: Path) -> RunData:
         summary = _json(directory / "summary.json", missing)
     else:
         summary = {}
-        missing.append("summary.json is not there: the run is still going on, or it was cut off")
+        missing.append("summary.json is not there: the run is still running, or it was interrupted")
     if not files:
         missing.append("rollouts/ holds no rollouts")
     return RunData(
@@ -155,7 +155,7 @@ def rollout_rows(
 
     Args:
         files: The files to read, one after the other.
-        columns: Which columns, beside `mode` and `step`; those that a file lacks are None.
+        columns: Which columns, in addition to `mode` and `step`; columns that a file lacks are None.
         ids: Only the rollouts with these ids.
         missing: Files that cannot be read are noted here.
     """
@@ -224,7 +224,7 @@ def _optional(path: Path, missing: list[str]) -> dict[str, Any]:
 
 
 def _is_current(directory: Path) -> bool:
-    """Whether the error is of the run's last start: a resumed run writes its manifest anew."""
+    """Whether the error belongs to the run's last start: a resumed run rewrites its manifest."""
     error, manifest = directory / "error.json", directory / "manifest.json"
     try:
         return not manifest.exists() or error.stat().st_mtime >= manifest.stat().st_mtime

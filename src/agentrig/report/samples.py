@@ -1,4 +1,4 @@
-"""A few rollouts, told step by step: the same task before and after training, and where rewards part."""
+"""A few rollouts, shown step by step: the same task before and after training, and where two rewards disagree."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import attrs
 
+from agentrig._moved import former
 from agentrig.report.reading import RolloutFile, RunData, is_correct, mapping, number, rollout_rows
-from agentrig.report.stories import STORY, TEXT_LIMIT, Story, cut, question, story
+from agentrig.report.sample_traces import SAMPLE_COLUMNS, TEXT_LIMIT, SampleTrace, cut, question, sample_trace
 
 
 @attrs.frozen(kw_only=True)
@@ -19,8 +20,8 @@ class Pair:
     title: str
     facts: Sequence[tuple[str, str]]
     outcome: str
-    before: Story
-    after: Story
+    before: SampleTrace
+    after: SampleTrace
 
 
 @attrs.frozen(kw_only=True)
@@ -29,10 +30,10 @@ class Pairs:
 
     Attributes:
         where: `held-out` or `validation`, and the two steps.
-        shown: The few that are told.
+        shown: The few pairs that the page shows.
         better: Tasks that were wrong before and right after.
         worse: Tasks that were right before and wrong after.
-        judged: Tasks that were judged both times.
+        judged: Tasks that were scored both times.
     """
 
     where: str
@@ -51,11 +52,11 @@ _KINDS = {
 
 
 def before_after(run: RunData, missing: list[str]) -> Pairs | None:
-    """Choose tasks that were measured at both ends of a run, and tell their rollouts.
+    """Choose tasks that were measured before and after training, and return their rollouts.
 
-    Held-out rollouts when they were made before and after, else the first and last validation. The
-    choice is the first tasks of each kind in order of their id, losses among them, so that it
-    neither changes from one build to the next nor flatters.
+    Uses the held-out rollouts if there are any from before and after, else the first and last validation. It
+    chooses the first tasks of each kind by id, including tasks that got worse, so that the choice is
+    reproducible and not biased.
 
     Args:
         run: The run.
@@ -75,11 +76,11 @@ def before_after(run: RunData, missing: list[str]) -> Pairs | None:
             groups[is_correct(before[task]), is_correct(after[task])].append(task)
     chosen = [(task, name) for kind, (name, count) in _KINDS.items() for task in groups[kind][:count]]
     wanted = {str(rows[task]["id"]) for task, _ in chosen for rows in (before, after)}
-    told = {r["id"]: r for r in rollout_rows([first, last], STORY, ids=wanted, missing=missing)}
+    rows_by_id = {r["id"]: r for r in rollout_rows([first, last], SAMPLE_COLUMNS, ids=wanted, missing=missing)}
     shown = [
-        _pair(told[before[task]["id"]], told[after[task]["id"]], name)
+        _pair(rows_by_id[before[task]["id"]], rows_by_id[after[task]["id"]], name)
         for task, name in chosen
-        if before[task]["id"] in told and after[task]["id"] in told
+        if before[task]["id"] in rows_by_id and after[task]["id"] in rows_by_id
     ]
     split = "held-out" if first.mode == "report" else "validation"
     return Pairs(
@@ -101,12 +102,12 @@ def _ends(run: RunData) -> tuple[RolloutFile, RolloutFile] | None:
 
 def _pair(before: Mapping[str, Any], after: Mapping[str, Any], outcome: str) -> Pair:
     title, facts = question(before)
-    return Pair(title=title, facts=facts, outcome=outcome, before=story(before), after=story(after))
+    return Pair(title=title, facts=facts, outcome=outcome, before=sample_trace(before), after=sample_trace(after))
 
 
 @attrs.frozen(kw_only=True)
-class Parting:
-    """A rollout that two rewards judged differently."""
+class RewardDisagreement:
+    """A rollout that two rewards scored differently."""
 
     step: int
     title: str
@@ -115,12 +116,12 @@ class Parting:
     audit: str
 
 
-def partings(run: RunData, missing: list[str], *, limit: int = 6) -> list[Parting]:
+def reward_disagreements(run: RunData, missing: list[str], *, limit: int = 6) -> list[RewardDisagreement]:
     """Return the latest rollouts whose audit value differs from the one that was trained on.
 
     The Parquet column `audit` holds the audit reward's whole score as JSON.
     """
-    found: list[Parting] = []
+    found: list[RewardDisagreement] = []
     for file in reversed(run.of_mode("train")):
         ids = {
             str(row["id"])
@@ -128,16 +129,16 @@ def partings(run: RunData, missing: list[str], *, limit: int = 6) -> list[Partin
             if row["audit"] and mapping(row["audit"]).get("value") != row["value"]
         }
         for row in rollout_rows([file], ("id", "task_id", "value", "input", "answer", "audit"), ids=ids) if ids else ():
-            found.append(_parting(row))
+            found.append(_reward_disagreement(row))
             if len(found) == limit:
                 return found
     return found
 
 
-def _parting(row: Mapping[str, Any]) -> Parting:
+def _reward_disagreement(row: Mapping[str, Any]) -> RewardDisagreement:
     title, _ = question(row)
     answer = row["answer"] if isinstance(row["answer"], str) else json.dumps(row["answer"], ensure_ascii=False)
-    return Parting(
+    return RewardDisagreement(
         step=row["step"],
         title=title,
         answer=cut(answer, TEXT_LIMIT),
@@ -150,3 +151,6 @@ def _verdict(score: Mapping[str, Any]) -> str:
     value = number(score.get("value"))
     reason = mapping(score.get("details")).get("reason")
     return ("invalid" if value is None else f"{value:g}") + (f" ({reason})" if reason else "")
+
+
+__getattr__ = former(__name__)

@@ -1,4 +1,4 @@
-"""The results table: the columns of the reference's published results, a row a run."""
+"""The results table: the columns of the reference's published results, one row per run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COLUMNS = {
 
 
 def row_of(run: RunData) -> dict[str, Any]:
-    """Return a run's figures as JSON values; None where the run does not have one.
+    """Return a run's results as JSON values; None if the run does not have one.
 
     Shares are fractions; `first` and `last` are means over the run's first and last steps
     (`agentrig.report.figures.change`).
@@ -47,7 +47,7 @@ def row_of(run: RunData) -> dict[str, Any]:
         "recipe": run.recipe or None,
         "status": figures.status(run),
         "model": figures.model_name(run),
-        # What the published results call context: the characters of schema that a prompt may hold.
+        # The published results call this context: the maximum characters of schema in a prompt.
         "context": run.setting("agent", "table_info_truncate"),
         "context_tokens": figures.context_length(run),
         "turns": run.setting("agent", "max_turns"),
@@ -114,7 +114,7 @@ def _arrow(found: Mapping[str, float] | None, digits: int) -> str:
 
 
 def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return one dict of JSON values a run: what `agentrig report RUN … --json` prints.
+    """Return one dict of JSON values per run, as `agentrig report RUN … --json` prints it.
 
     Raises:
         AgentrigError: One of them is no run directory.
@@ -123,7 +123,7 @@ def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def compare_text(run_dirs: Sequence[Path], *, width: int | None = None) -> str:
-    """Return the results table for a terminal, without control codes: a column a run, so that it fits.
+    """Return the results table for a terminal, without control codes: one column per run, so that it fits.
 
     Args:
         run_dirs: The runs.

@@ -1,4 +1,4 @@
-"""Numbers in words: how every figure of a report is written."""
+"""Formats the numbers of a report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from agentrig.report.reading import number
 
 NOTHING = "–"
-"""What stands for a figure that a run does not have."""
+"""The text for a missing value."""
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -17,7 +17,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def plain(value: float | None, digits: int) -> str:
-    """Return a number with so many decimals; a dash for None."""
+    """Return a number with `digits` decimals; a dash for None."""
     return NOTHING if value is None else f"{value:.{digits}f}"
 
 
@@ -29,7 +29,7 @@ def counted(counts: Mapping[str, int]) -> str:
 
 
 def count(value: Any) -> str:
-    """Return a whole number with thousands apart."""
+    """Return a whole number with thousands separators."""
     found = number(value)
     return NOTHING if found is None else f"{int(found):,}".replace(",", "\u2009")
 
@@ -47,7 +47,7 @@ def duration(seconds: float) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Return a number with three digits, large ones whole."""
+    """Return a number with three significant digits; large ones as whole numbers."""
     if value is None:
         return NOTHING
     return count(round(value)) if abs(value) >= 1000 else f"{value:.3g}"

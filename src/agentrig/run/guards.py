@@ -1,4 +1,4 @@
-"""The checks that end a run which would learn nothing, or learn from failures; each says what was seen."""
+"""The checks that stop a run that would learn nothing, or learn from failures; each reports what it observed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agentrig._moved import former
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.metrics import count_failures, reason_of
@@ -14,7 +15,7 @@ from agentrig.traces import MISSED, SERVER
 
 log = logging.getLogger(__name__)
 
-DRAWN_BY: Mapping[str, Any] = {
+SAMPLING_FIELDS: Mapping[str, Any] = {
     "temperature": 1.0,
     "top_p": 1.0,
     "top_k": -1,
@@ -25,10 +26,10 @@ DRAWN_BY: Mapping[str, Any] = {
     "min_tokens": 0,
     "logit_bias": None,
 }
-"""The fields of a request that say from which distribution is drawn, and what it means to leave one out."""
+"""The request fields that define the sampling distribution, and their value when a request leaves them out."""
 
-SERVERS_OWN = ("temperature", "top_p")
-"""Those of which a server may have a default of its own: they are compared only when the run sets them."""
+SERVER_DEFAULTS = ("temperature", "top_p")
+"""Fields for which a server may have its own default: they are compared only if the run sets them."""
 
 
 CONSTRAINTS = (
@@ -40,11 +41,11 @@ CONSTRAINTS = (
     "guided_grammar",
     "tool_choice",
 )
-"""The fields of a request by which only what fits a form is sampled."""
+"""The request fields that constrain sampling to a format."""
 
 
 def check_failures(rollouts: Sequence[Rollout], limit: float, *, step: int, mode: str) -> None:
-    """Stop when more than the allowed share of a step's rollouts failed, or all that were to be learned from."""
+    """Stop when more than the allowed share of a step's rollouts failed, or all of a training step."""
     failures = count_failures(rollouts)
     total = sum(failures.values())
     nothing_left = mode == "train" and total == len(rollouts)
@@ -52,7 +53,7 @@ def check_failures(rollouts: Sequence[Rollout], limit: float, *, step: int, mode
         return
     lines = [
         f"step {step}: {total} of {len(rollouts)} {mode} rollouts failed "
-        f"(limit {limit:.0%}, run.failure_limit): they would not be learned from."
+        f"(limit {limit:.0%}, run.failure_limit). Failed rollouts are not trained on."
     ]
     for kind, count in sorted(failures.items(), key=lambda item: -item[1]):
         first = next(r for r in rollouts if r.failure == kind)
@@ -62,7 +63,7 @@ def check_failures(rollouts: Sequence[Rollout], limit: float, *, step: int, mode
 
 
 def unseen_calls(rollouts: Sequence[Rollout]) -> str:
-    """Say which calls to the model the tracer did not see, and what to do; nothing when it saw all it knows of."""
+    """Describe calls to the model that the tracer did not record, and what to do; '' if there are none."""
     missed: Counter[str] = Counter()
     for rollout in rollouts:
         for span in rollout.trace.spans:
@@ -72,7 +73,7 @@ def unseen_calls(rollouts: Sequence[Rollout]) -> str:
         libraries = ", ".join(f"{name} ({count})" for name, count in missed.most_common())
         return (
             f"{missed.total()} connections to the model's server were made by {libraries}: calls through these are not "
-            f"recorded and never trained. Call the model through {sees}."
+            f"recorded and not trained on. Call the model through {sees}."
         )
     if any(rollout.trace.llm_calls() for rollout in rollouts):
         return ""
@@ -83,7 +84,7 @@ def unseen_calls(rollouts: Sequence[Rollout]) -> str:
 
 
 def warn_of_unseen(rollouts: Sequence[Rollout], *, step: int) -> bool:
-    """Warn when a step's rollouts made calls that the tracer did not see; return whether any did."""
+    """Warn when the tracer did not record some calls of a step's rollouts; return whether that was so."""
     unseen = unseen_calls(rollouts)
     if unseen:
         log.warning("step %d: %s", step, unseen)
@@ -91,7 +92,7 @@ def warn_of_unseen(rollouts: Sequence[Rollout], *, step: int) -> bool:
 
 
 def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> None:
-    """Stop when a training step gave nothing to train on: no calls, no token ids, or no match."""
+    """Stop when a training step has nothing to train on: no calls, no token ids, or no match."""
     valid = [r for r in rollouts if r.failure is None]
     if not valid or any(r.triplets for r in valid):
         return
@@ -109,7 +110,7 @@ def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> N
         servers = ", ".join(f"{server} ({count})" for server, count in elsewhere.most_common())
         raise RunStopped(
             f"{where}\n  All {len(calls)} calls went to other servers than the run's: {servers}. Their models are not "
-            "trained; the agent must call endpoint.base_url, as it is written there."
+            "trained; the agent must call exactly endpoint.base_url."
         )
     if not with_ids:
         raise RunStopped(
@@ -123,7 +124,7 @@ def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> N
 
 
 def _requests(rollouts: Sequence[Rollout], *, trained_only: bool) -> Iterator[Mapping[str, Any]]:
-    """Yield what the calls asked the run's model for."""
+    """Yield the requests to the run's model."""
     for rollout in rollouts:
         trained = {t.span_id for t in rollout.triplets}
         for call in rollout.trace.llm_calls():
@@ -131,35 +132,35 @@ def _requests(rollouts: Sequence[Rollout], *, trained_only: bool) -> Iterator[Ma
                 yield call.attributes.get("request") or {}
 
 
-def _drawn_otherwise(requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> str:
-    """Say how many calls were drawn from another distribution than the run's; nothing when none was."""
+def _sampling_mismatches(requests: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> str:
+    """Describe the calls that were sampled from another distribution than the run's; '' if there are none."""
     others: Counter[tuple[str, str]] = Counter()
     for request in requests:
-        for name in DRAWN_BY:
+        for name in SAMPLING_FIELDS:
             asked, wanted = _asked(request, name), _asked(sampling, name)
-            if asked != wanted and (name in sampling or name not in SERVERS_OWN):
+            if asked != wanted and (name in sampling or name not in SERVER_DEFAULTS):
                 others[(name, str(asked))] += 1
     return "; ".join(
-        f"{count} of {len(requests)} calls were drawn with {name} {asked}, the run's is {_asked(sampling, name)}"
+        f"{count} of {len(requests)} calls were sampled with {name} {asked}, the run's is {_asked(sampling, name)}"
         for (name, asked), count in others.most_common()
     )
 
 
 def _asked(request: Mapping[str, Any], name: str) -> Any:
-    """Return a field of `DRAWN_BY`; what says the same as leaving it out is what that means."""
+    """Return a field of `SAMPLING_FIELDS`; values that mean the default are replaced by the default."""
     value = request.get(name)
     neutral = value is None or (name == "top_k" and value == 0) or (name == "logit_bias" and not value)
-    return DRAWN_BY[name] if neutral else value
+    return SAMPLING_FIELDS[name] if neutral else value
 
 
 def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, step: int) -> None:
-    """Stop when calls that are trained on were drawn from another distribution than the one that learning assumes.
+    """Stop when trained calls were sampled from another distribution than the one that training assumes.
 
-    Or when they have several choices: only the first one's tokens are trained on, whichever the agent took.
+    Also stop when they ask for several choices: only the first choice is trained on, whichever the agent used.
 
     Args:
-        rollouts: Of one step.
-        sampling: The endpoint's, which an agent shall pass on.
+        rollouts: The rollouts of one step.
+        sampling: The endpoint's sampling fields, which the agent must pass with every call.
         step: The training step.
     """
     requests = list(_requests(rollouts, trained_only=True))
@@ -167,33 +168,33 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
     if several:
         raise RunStopped(
             f"step {step}: {several} of {len(requests)} calls that are trained on asked for more than one choice (n): "
-            "only the first would be learned from, whichever the agent took.\n  Make one call for each choice."
+            "only the first choice would be trained on, whichever the agent used.\n  Make one call for each choice."
         )
-    others = _drawn_otherwise(requests, sampling)
+    others = _sampling_mismatches(requests, sampling)
     if others:
         raise RunStopped(
-            f"step {step}: {others}: learning would take them for what they are not.\n  The agent must pass "
-            "endpoint.sampling on with every call that is trained (docs/agents.md). For another temperature set the "
-            "run's own; a call that needs one of its own is left out by what the adapter matches (adapter.match)."
+            f"step {step}: {others}: the importance ratios would be wrong.\n  The agent must pass "
+            "endpoint.sampling with every call that is trained (docs/agents.md). To use another temperature, change "
+            "the run's; to use one for a single node, exclude that node from training (adapter.match)."
         )
 
 
 def warn_of_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, mode: Mode) -> bool:
-    """Warn when calls of a measurement, whichever, were drawn otherwise than it says; return whether any was."""
-    others = _drawn_otherwise(list(_requests(rollouts, trained_only=False)), sampling)
+    """Warn when calls of a measurement were sampled with other settings than the run's; return whether any were."""
+    others = _sampling_mismatches(list(_requests(rollouts, trained_only=False)), sampling)
     if others:
-        log.warning("%s: %s: the agent does not pass endpoint.sampling on (docs/agents.md)", mode, others)
+        log.warning("%s: %s: the agent does not pass endpoint.sampling (docs/agents.md)", mode, others)
     return bool(others)
 
 
 def warn_of_constraints(rollouts: Sequence[Rollout], *, step: int) -> bool:
-    """Warn when trained calls let the server sample only what fits a form; return whether any did."""
+    """Warn when trained calls constrain sampling to a format; return whether any do."""
     found: Counter[str] = Counter()
     for request in (requests := list(_requests(rollouts, trained_only=True))):
         found.update(name for name in CONSTRAINTS if request.get(name) not in (None, "auto", "none", {"type": "text"}))
     for name, count in found.most_common():
         log.warning(
-            "step %d: %d of %d calls that are trained set %s: learning takes the tokens' probabilities without that "
+            "step %d: %d of %d trained calls set %s: training computes the tokens' probabilities without that "
             "constraint (docs/agents.md)",
             *(step, count, len(requests), name),
         )
@@ -201,7 +202,7 @@ def warn_of_constraints(rollouts: Sequence[Rollout], *, step: int) -> bool:
 
 
 def same_reward(rollouts: Sequence[Rollout]) -> bool:
-    """Return whether all rollouts that were scored, two or more, got one and the same reward."""
+    """Return whether all scored rollouts, two or more, got the same reward."""
     values = [r.value for r in rollouts if r.value is not None]
     return len(values) > 1 and len(set(values)) == 1
 
@@ -212,18 +213,21 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:
         return
     values = [r.value for r in rollouts if r.value is not None]
     samples = [r for r in rollouts if r.value is not None][:3]
-    lines = [f"step {step}: all {len(values)} rollouts got the reward {values[0]:g}: nothing tells good from bad."]
+    lines = [f"step {step}: all {len(values)} rollouts got the reward {values[0]:g}, so every advantage is zero."]
     lines += [
         f"  for example: {str(r.outcome.answer)[:200]!r} -> {dict(r.score.details) if r.score else {}}" for r in samples
     ]
     if all(r.correct for r in rollouts if r.value is not None):
-        cure = "All right: take harder tasks, there is nothing to learn from these. Or does the reward not look?"
+        cure = "All correct: use harder tasks, these teach nothing. Or does the reward ignore the answer?"
     elif values[0] <= 0.0:
         cure = (
-            "All wrong: take easier tasks, or a model that is right at least now and then (algorithm.model). The small "
-            "model that ships with agentrig knows one form of prompt only, that of examples/my_agent.py."
+            "All wrong: use easier tasks, or a model that is sometimes right (algorithm.model). The small model that "
+            "ships with agentrig knows only one prompt format, the one in examples/my_agent.py."
         )
     else:
-        cure = "The same for different answers: does the reward look at the answer?"
+        cure = "The same for different answers: does the reward depend on the answer?"
     lines.append(f"  {cure} See single rollouts with: agentrig dev.")
     raise RunStopped("\n".join(lines))
+
+
+__getattr__ = former(__name__)

@@ -1,4 +1,4 @@
-"""One rollout, told step by step from its spans."""
+"""One rollout as a list of steps, from its spans."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import attrs
 from agentrig.report.reading import is_correct, mapping, number
 from agentrig.traces import LLM_CALL, NODE
 
-STORY = (
+SAMPLE_COLUMNS = (
     "id", "task_id", "failure", "message", "status", "value", "correct", "components", "details", "input", "answer",
     "spans",
 )  # fmt: skip
-"""The columns that a story needs."""
+"""The columns that `sample_trace` needs."""
 
 TEXT_LIMIT = 1200
 """Longest text of one field on the page, in characters."""
@@ -28,9 +28,9 @@ class Step:
     Attributes:
         name: The node's name.
         seconds: Its wall time.
-        texts: Name and text of what it put out (SQL, a result, a remark).
-        facts: Short values that it put out (a verdict, a turn).
-        error: The exception in words, or None.
+        texts: Name and text of its text outputs (SQL, a result, a remark).
+        facts: Its short outputs (a verdict, a turn).
+        error: The exception's type and message, or None.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Step:
 
 
 @attrs.frozen(kw_only=True)
-class Story:
-    """One rollout, as the page tells it.
+class SampleTrace:
+    """One rollout, as the page shows it.
 
     Attributes:
         verdict: `right`, `wrong`, `part` (not correct, but a value above 0) or `failed`.
-        answer: What the agent answered; empty when a step has put out the same.
-        score: The score in words.
-        reasons: What the reward or the failure says of it.
+        answer: The agent's answer; empty if a step's output is the same.
+        score: The score as text.
+        reasons: The score's components and details, or the failure's message.
     """
 
     steps: Sequence[Step]
@@ -59,7 +59,7 @@ class Story:
 
 
 def question(row: Mapping[str, Any]) -> tuple[str, list[tuple[str, str]]]:
-    """Return what the task asks, and the short rest of its input; paths by their last part."""
+    """Return the task's question, and the short values of its input; absolute paths are left out."""
     given = mapping(row.get("input"))
     title = next((given[k] for k in ("question", "prompt", "instruction", "text") if isinstance(given.get(k), str)), "")
     facts = [("task", str(row.get("task_id")))]
@@ -70,8 +70,8 @@ def question(row: Mapping[str, Any]) -> tuple[str, list[tuple[str, str]]]:
     return title or str(row.get("task_id")), facts
 
 
-def story(row: Mapping[str, Any]) -> Story:
-    """Tell one rollout."""
+def sample_trace(row: Mapping[str, Any]) -> SampleTrace:
+    """Return one rollout as steps, verdict and score."""
     value, failure = number(row.get("value")), row.get("failure")
     if failure:
         verdict, score = "failed", f"{failure}: not scored"
@@ -89,11 +89,11 @@ def story(row: Mapping[str, Any]) -> Story:
     answer = row.get("answer")
     text = answer if isinstance(answer, str) else "" if answer is None else json.dumps(answer, ensure_ascii=False)
     steps = steps_of(row.get("spans"))
-    told = {text for step in steps for _, text in step.texts}
+    outputs = {text for step in steps for _, text in step.texts}
     answer_text = cut(text, TEXT_LIMIT)
-    return Story(
+    return SampleTrace(
         steps=steps,
-        answer="" if answer_text in told else answer_text,
+        answer="" if answer_text in outputs else answer_text,
         verdict=verdict,
         score=score,
         reasons=reasons,
@@ -101,15 +101,15 @@ def story(row: Mapping[str, Any]) -> Story:
 
 
 def steps_of(spans: Any) -> list[Step]:
-    """Return the nodes of a trace that put something out, in order; or its calls where there are no nodes.
+    """Return the nodes of a trace that have an output, in order; or its calls if there are no nodes.
 
-    The graph itself (a node around nodes) and routing functions, which put out the next node's
-    name, tell nothing that its nodes don't.
+    The graph itself (a node around nodes) and routing functions, whose output is the next node's
+    name, are left out: they add no information.
     """
     found = [s for s in spans if isinstance(s, Mapping)] if isinstance(spans, list) else []
     nodes = [s for s in found if _node(s)]
     around = {s.get("parent") for s in nodes if isinstance(_attributes(s).get("output"), Mapping)}
-    leaves = [s for s in nodes if s.get("id") not in around and (s.get("error") or _tells(s))]
+    leaves = [s for s in nodes if s.get("id") not in around and (s.get("error") or _has_output(s))]
     steps = [_step(s, str(_node(s)), _attributes(s).get("output")) for s in leaves]
     if steps:
         return steps
@@ -133,7 +133,7 @@ def _node(span: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _tells(span: Mapping[str, Any]) -> bool:
+def _has_output(span: Mapping[str, Any]) -> bool:
     return bool(mapping(_attributes(span).get("output")))
 
 
@@ -154,5 +154,5 @@ def _step(span: Mapping[str, Any], name: str, output: Any) -> Step:
 
 
 def cut(text: str, limit: int) -> str:
-    """Return the text, or its beginning and how long it was."""
+    """Return the text, or its beginning and its length if it is longer than the limit."""
     return text if len(text) <= limit else f"{text[:limit]} … (cut from {len(text)} characters)"
