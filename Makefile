@@ -12,8 +12,12 @@ setup: $(READY)
 # torch comes first and alone: the version is the one whose CPU build is known to work here. The rest is the exact set
 # of requirements/cpu.lock, installed without resolution because agentops and TransferQueue disagree on `packaging`.
 $(READY): requirements/cpu.lock pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 13) else \
-	  "agentrig needs Python 3.11 or 3.12; this is %d.%d. Name another: make PYTHON=python3.11 setup" % v[:2])'
+	@# The versions of Python that work are said once, by requires-python; a Python without tomllib is told of them too.
+	@$(PYTHON) -c 'import re, sys; v = sys.version_info; \
+	  line = [l for l in open("pyproject.toml") if l.startswith("requires-python")][0]; \
+	  low, high = [(3, int(m)) for m in re.findall(r"3\.(\d+)", line)]; \
+	  sys.exit(0 if low <= v[:2] < high else "agentrig needs Python 3.%d to 3.%d; this is %d.%d. " \
+	  "Name another: make PYTHON=python3.%d setup" % (low[1], high[1] - 1, v[0], v[1], low[1]))'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check uv==0.13.8 "$$(grep '^torch==' requirements/torch.txt)"
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r requirements/cpu.lock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,10 @@ def test_swapping_forgets_the_recipes_own_keys(file: Callable[[str], str], toy_f
         ("run.audit=nothing", 'there is no reward called "nothing"'),
         ("steps=3", '"steps=3" is not an override; write section.key=value'),
         ("algorithm.steps", "is not an override"),
-        ("hardware.thread=2", '[hardware] cpu (agentrig 0.1.0) has no key "thread". Did you mean "threads"?'),
+        (
+            "hardware.thread=2",
+            f'[hardware] cpu (agentrig {version("agentrig")}) has no key "thread". Did you mean "threads"?',
+        ),
         ("runners.n=100000", "'n' must be <= 1024: 100000"),
         ("runners.threads=100000", "'threads' must be <= 1024: 100000"),
         ("algorithm.report=True", "expected bool (measure before and after)\n  Write algorithm.report=true"),

@@ -27,7 +27,7 @@ from agentrig.tracing.recorder import span
 
 _moved.install()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 hookimpl = pluggy.HookimplMarker("agentrig")
 """Marks a function as an implementation of one of agentrig's hooks."""

@@ -1,0 +1,103 @@
+"""What core and plugins say of themselves in `pyproject.toml`: one version, one Python, all that they need."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+import agentrig
+
+ROOT = Path(__file__).resolve().parents[1]
+PLUGINS = sorted((ROOT / "plugins").glob("agentrig-*"))
+ALL = [ROOT, *PLUGINS]
+OPTIONAL = {
+    "langchain_core": "imported when the agent has imported it, or by Agent Lightning's own tracer",
+    "pynvml": "asked where it is installed",
+    "swanlab": "asked where a run logs to it",
+}
+
+
+def project(folder: Path) -> dict[str, Any]:
+    with (folder / "pyproject.toml").open("rb") as file:
+        found: dict[str, Any] = tomllib.load(file)["project"]
+    return found
+
+
+def requirements(folder: Path) -> list[Requirement]:
+    about = project(folder)
+    extras = [line for lines in about.get("optional-dependencies", {}).values() for line in lines]
+    return [Requirement(line) for line in (*about["dependencies"], *extras)]
+
+
+def imported(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the imports of a distribution from outside of it and of Python: top-level name, file and line."""
+    own = {path.name for path in (folder / "src").iterdir()}
+    for file in sorted((folder / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            for top in {name.partition(".")[0] for name in names} - own - sys.stdlib_module_names:
+                yield top, f"{file.relative_to(folder)}:{node.lineno}"
+
+
+def undeclared(folder: Path) -> list[str]:
+    declared = {requirement.name.lower() for requirement in requirements(folder)}
+    brings = importlib.metadata.packages_distributions()
+    missing = []
+    for top, where in imported(folder):
+        by = {top.replace("_", "-"), *(name.lower() for name in brings.get(top, ()))}
+        if top not in OPTIONAL and not by & declared:
+            missing.append(f"{where} imports {top}")
+    return missing
+
+
+@pytest.mark.parametrize("folder", ALL, ids=lambda folder: folder.name if folder != ROOT else "agentrig")
+def test_all_that_is_imported_is_required(folder: Path) -> None:
+    assert undeclared(folder) == []
+
+
+def test_an_import_that_is_not_required_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "src" / "toy").mkdir(parents=True)
+    (tmp_path / "src" / "toy" / "a.py").write_text("import os, toy\n\n\ndef late():\n    from yaml import load\n")
+    (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["attrs>=24"]\n')
+    assert undeclared(tmp_path) == ["src/toy/a.py:5 imports yaml"]
+    (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["PyYAML"]\n')
+    assert undeclared(tmp_path) == []
+
+
+def test_core_and_plugins_have_one_version_and_the_plugins_require_it() -> None:
+    assert {project(folder)["version"] for folder in ALL} == {agentrig.__version__}
+    for folder in PLUGINS:
+        for requirement in requirements(folder):
+            if requirement.name.startswith("agentrig"):
+                assert requirement.specifier == SpecifierSet(f">={agentrig.__version__},<0.3"), folder.name
+
+
+def test_the_pythons_are_said_in_one_place() -> None:
+    said = project(ROOT)["requires-python"]
+    assert {project(folder)["requires-python"] for folder in ALL} == {said}
+    works = [f"3.{minor}" for minor in range(30) if SpecifierSet(said).contains(f"3.{minor}.0")]
+    assert f"Python {' or '.join(works)}" in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    # The Makefile reads the line of pyproject.toml, with a Python that may be too old for tomllib.
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert not re.search(r"\(3, 1\d\)", makefile)
+    assert "requires-python" in makefile
+
+
+def test_all_have_types() -> None:
+    for folder in ALL:
+        (package,) = [p for p in (folder / "src").iterdir() if (p / "__init__.py").is_file()]
+        assert (package / "py.typed").is_file(), package
