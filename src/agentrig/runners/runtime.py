@@ -79,6 +79,7 @@ class Store(InMemoryLightningStore):
                 await collections.evict_spans_for_rollout(rollout_id)
                 attempts = await collections.attempts.query(filter={"rollout_id": {"exact": rollout_id}})
                 await collections.attempts.delete(list(attempts.items))
+                collections.attempts._items.pop(rollout_id, None)  # deleting them leaves their empty dict
                 rollout = await collections.rollouts.get({"rollout_id": {"exact": rollout_id}})
                 if rollout is not None:
                     await collections.rollouts.delete([rollout])
