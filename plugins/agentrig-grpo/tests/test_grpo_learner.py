@@ -188,7 +188,7 @@ def test_a_resumed_learner_goes_on_as_the_unbroken_one(make_model, tmp_path):
             assert ours[figure] == pytest.approx(theirs[figure], rel=1e-6)
     for a, b in zip(whole.trained.values(), second.trained.values(), strict=True):
         assert torch.equal(a, b)
-    with pytest.raises(AgentrigError, match="lora"):
+    with pytest.raises(AgentrigError, match="LoRA"):
         learner_of(make_model(), lora_rank=2).load_state(first.state())
 
 

@@ -1,4 +1,4 @@
-"""New weights over the private line: all or none, for both decoders, with a real server process."""
+"""New weights over the channel: all or none, for both decoders, with a real server process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""GRPO from start to end: roll out, compare within groups, update, hand the weights to the server.
+"""GRPO from start to end: rollouts, group-relative advantages, update, weight sync to the server.
 
-How this departs from textbook GRPO (arXiv:2402.03300), by default: advantages are not divided by the
-group's standard deviation (Dr. GRPO), every token weighs the same and the upper clip is wider (DAPO),
-there is no KL term, and a step makes one update, so that the ratio is 1 but for rounding.
+Defaults that differ from textbook GRPO (arXiv:2402.03300): advantages are not divided by the group's
+standard deviation (Dr. GRPO), the loss is the mean over all tokens and the upper clip is wider (DAPO),
+there is no KL loss, and a step makes one update, so the ratio is 1 up to rounding.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from agentrig_grpo.trainer_files import Best
 log = logging.getLogger(__name__)
 
 MODEL_NAME = "policy"
-"""What requests call the model, whatever it is."""
+"""The model's name in requests."""
 
 
 class Grpo:
@@ -49,7 +49,7 @@ class Grpo:
         """Train until `steps` are done, the tasks are solved or the user asked to end."""
         config = self.config
         if config.final == "best" and not config.validate_every:
-            raise ConfigError('[algorithm] final = "best" is the best in validation; validate_every = 0 has none')
+            raise ConfigError('[algorithm] final = "best" needs validation: set validate_every above 0')
         source = model_directory(config.model)
         dtype = check_device(session.hardware, config.dtype)
         check_context(source, max_length=config.max_length, max_tokens=config.max_tokens)
@@ -106,11 +106,11 @@ class Grpo:
             if session.stopping:
                 return
             if config.final == "best" and not best.trained:
-                log.warning("there was nothing to validate on: the run ends with the last weights, not the best")
+                log.warning("there was nothing to validate on: the run ends with the last weights instead of the best")
             if config.final == "best" and best.trained and best.step != step:
                 kept = f"step {best.step}" if best.step else "the start: no step did better"
                 figures = best.accuracy, best.reward
-                log.warning("ending with the weights of %s, validation accuracy %.3f, mean reward %.4g", kept, *figures)
+                log.warning("ending with the weights of %s: validation accuracy %.3f, mean reward %.4g", kept, *figures)
                 learner.load_weights(best.trained)
                 server.swap(checkpoint.weights(learner.model), best.step)
                 self._save(session, step, learner, tokenizer, best, dtype, keep=True)
@@ -149,7 +149,7 @@ class Grpo:
 
     def _server(self, source: Path, hardware: Hardware, dtype: str, seed: int, log_file: Path | None) -> LLMServer:
         config = self.config
-        # The agents need the other half of the cores; a small batch gains little from more threads.
+        # The agents need the other half of the cores. More threads do not speed up small batches.
         threads = config.server_threads or max(1, getattr(hardware, "threads", 1) // 2)
         settings = ServerSettings(
             model=str(source),
@@ -207,14 +207,14 @@ class Grpo:
             reason = f"trainer/learner.pt does not fit ({type(error).__name__}: {error})"
             raise CheckpointDamaged(directory, reason) from error
         if self.config.final == "best" and best.accuracy >= 0 and not best.trained:
-            log.warning("the best weights up to here were not kept (final was last): the best from here on counts")
+            log.warning("the best weights of the earlier steps were not saved (final was last): only later steps count")
             return Best()
         return best
 
 
 @contextmanager
 def _dead_server_first(server: LLMServer) -> Iterator[None]:
-    """Let a run that stops because its server died say so, instead of what the agents saw of it."""
+    """Raise the server's error when a run stops because its server died."""
     try:
         yield
     except RunStopped:
@@ -223,10 +223,10 @@ def _dead_server_first(server: LLMServer) -> Iterator[None]:
 
 
 def check_device(hardware: Hardware, dtype: str) -> str:
-    """Make sure that torch can use the hardware; returns the dtype to compute in.
+    """Check that torch can use the hardware; returns the dtype to compute in.
 
     Raises:
-        AgentrigError: torch cannot use it: what was asked for is never replaced by the CPU.
+        AgentrigError: torch cannot use it. There is no fallback to the CPU.
         ConfigError: The hardware doesn't train in that dtype.
     """
     kind = hardware.torch_device.split(":")[0]
@@ -237,7 +237,7 @@ def check_device(hardware: Hardware, dtype: str) -> str:
     elif not _usable(kind):
         raise AgentrigError(
             f"the run's hardware is {hardware.name}, but torch {torch.__version__} cannot use the device {kind!r}: "
-            f"{hardware.torch_cure}. Or ask for the processor: --hardware cpu"
+            f"{hardware.torch_cure}. Or use the CPU: --hardware cpu"
         )
     if dtype == "auto":
         return "bfloat16" if kind != "cpu" and "bfloat16" in hardware.dtypes else "float32"

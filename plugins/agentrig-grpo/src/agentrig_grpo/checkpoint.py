@@ -31,8 +31,8 @@ itself writes `TokenizersBackend`, which older loaders refuse."""
 def load_tokenizer(directory: str | Path) -> Any:
     """Return the tokenizer of a local Hugging Face directory, exactly as its `tokenizer.json` says.
 
-    For some model types (Qwen2 among them) transformers 5's `AutoTokenizer` puts the family's own
-    pre-tokenizer in the file's place, which cuts text otherwise than a tokenizer of one's own does.
+    For some model types (Qwen2 among them) transformers 5's `AutoTokenizer` replaces the file's
+    pre-tokenizer with the model family's, which tokenizes differently from a custom tokenizer.
 
     Raises:
         ModelError: There is no such directory or no tokenizer in it, or a file is damaged or may not be read.
@@ -46,8 +46,8 @@ def load_tokenizer(directory: str | Path) -> Any:
         tokenizer = loader.from_pretrained(str(directory), local_files_only=True)
     if not tokenizer.chat_template:
         raise ConfigError(
-            f"the tokenizer of {directory} has no chat template, which chats are turned into tokens with (base models "
-            "often lack it): take the model's instruct variant, or put a chat_template.jinja into the directory"
+            f"the tokenizer of {directory} has no chat template, which turns chats into tokens (base models "
+            "often lack it): use the model's instruct variant, or put a chat_template.jinja into the directory"
         )
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ConfigError(

@@ -25,7 +25,7 @@ class GrpoConfig:
     weight_decay: float = setting(0.0, help="AdamW's weight decay", ge=0)
     max_grad_norm: float = setting(1.0, help="the gradient is clipped to this L2 norm", gt=0)
     temperature: float = setting(1.0, help="temperature of training rollouts, and of the ratio", gt=0, le=2)
-    top_p: float = setting(1.0, help="nucleus of training rollouts; below 1 the ratio is no longer exact", gt=0, le=1)
+    top_p: float = setting(1.0, help="nucleus sampling in training; below 1 the ratio is not exact", gt=0, le=1)
     max_tokens: int = setting(256, help="most tokens of one reply", ge=1, le=1 << 24)
     val_temperature: float = setting(0.0, help="temperature of validation and report rollouts", ge=0, le=2)
     clip_low: float = setting(0.2, help="how far the ratio may fall below 1", gt=0, lt=1)

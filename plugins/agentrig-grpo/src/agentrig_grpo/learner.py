@@ -74,7 +74,7 @@ class Learner:
         self.config, self._seed = config, seed
         self._autocast = dtype == "bfloat16"
         if config.gradient_checkpointing:
-            # transformers 5.2x renamed it, and warns at the former name.
+            # transformers 5.2x renamed it, and warns about the former name.
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
             enable({"use_reentrant": False})
         self.share_prompts = shares_prompts(model)
@@ -95,8 +95,8 @@ class Learner:
             fused=True,
         )
         self.updates = 0
-        # Checkpointing works in training mode only; dropout stays off in either, for the ratio needs
-        # the same function that sampled.
+        # Checkpointing needs training mode. Dropout stays off: the ratio needs the same function
+        # that sampled.
         self.model.train(config.gradient_checkpointing)
         for module in self.model.modules():
             if isinstance(module, torch.nn.Dropout):
@@ -105,11 +105,11 @@ class Learner:
                 module.attention_dropout = 0.0
 
     def update(self, samples: Sequence[TrainSample], *, step: int) -> dict[str, float]:
-        """Learn from a step's samples.
+        """Update the weights on a step's samples.
 
         Args:
             samples: The trained calls of all rollouts that have an advantage.
-            step: Seeds the order of mini-batches, so that a resumed run repeats it.
+            step: Seeds the order of mini-batches, so a resumed run repeats it.
 
         Returns:
             Figures: loss, clip_fraction, ratio_mean, ratio_max, entropy (nats), kl (k3 estimate of
@@ -117,7 +117,7 @@ class Learner:
             step's change of all trained weights), updates, trained_tokens (response tokens that the
             gradient came from), learner_tokens_per_s (all tokens through the model a second).
 
-        An update whose gradient is not finite is left out; `grad_norm` is NaN or infinite then.
+        An update with a gradient that is not finite is skipped; `grad_norm` is then NaN or infinite.
         """
         if not samples:
             return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
@@ -151,12 +151,12 @@ class Learner:
         return metrics
 
     def _one_update(self, samples: Sequence[TrainSample], figures: _Figures) -> None:
-        """Add up the gradient of a mini-batch in passes of `tokens_per_batch` tokens, and step."""
+        """Accumulate a mini-batch's gradient in passes of `tokens_per_batch` tokens, then step the optimizer."""
         config = self.config
         lengths = [len(s.response_ids) for s in samples]
         weights = sample_weights(lengths, [s.rollout for s in samples], config.loss_agg_mode)  # type: ignore[arg-type]
-        # A sample without advantage has no gradient unless KL gives it one; its tokens still count
-        # in the weights, or an easy step would take larger strides than a hard one.
+        # A sample with advantage 0 has a gradient only from the KL loss. Its tokens still count in the
+        # aggregation, or the update would be larger when more groups have zero variance.
         active = [i for i, s in enumerate(samples) if s.advantage or config.kl_loss_coef]
         table = _Table.of([samples[i] for i in active], [weights[i] for i in active], self._device)
         for batch in self._batches([samples[i] for i in active], figures):
@@ -190,7 +190,7 @@ class Learner:
             return
         norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), config.max_grad_norm))
         figures.norms.append(norm)
-        if not math.isfinite(norm):  # it would spoil all weights: left out, and the run's guard sees the figure
+        if not math.isfinite(norm):  # skipped: it would make all weights NaN; the run's guard sees the metric
             self.optimizer.zero_grad(set_to_none=True)
             return
         self.updates += 1
@@ -214,7 +214,7 @@ class Learner:
     def _with_behaviour(self, samples: Sequence[TrainSample], figures: _Figures) -> list[TrainSample]:
         """Fill in missing behaviour log-probabilities with those of the current weights.
 
-        With a single update they are the log-probabilities of that very pass, and none is needed here.
+        With a single update, the update's own forward pass gives them, so nothing is computed here.
         """
         lacking = [i for i, s in enumerate(samples) if s.logprobs is None]
         single = self.config.ppo_epochs * self.config.mini_batches == 1
@@ -246,7 +246,7 @@ class Learner:
             yield [s for s in samples if s.group in chosen]
 
     def state(self) -> dict[str, Any]:
-        """Return all that a resumed run needs: trained weights, optimizer, number of updates."""
+        """Return what a resumed run needs: trained weights, optimizer, number of updates."""
         trained = {name: p.detach().cpu() for name, p in self.trained.items()}
         return {"trained": trained, "optimizer": self.optimizer.state_dict(), "updates": self.updates}
 
@@ -255,21 +255,21 @@ class Learner:
         """Set the trained weights.
 
         Raises:
-            agentrig.errors.AgentrigError: They are another model's, or another LoRA setting's.
+            agentrig.errors.AgentrigError: They belong to another model or other LoRA settings.
         """
         if trained.keys() != self.trained.keys() or any(self.trained[n].shape != t.shape for n, t in trained.items()):
             raise AgentrigError(
-                "the checkpoint's trained weights are not those of this configuration; "
-                "resume with the model and the lora settings that the run began with"
+                "the checkpoint's trained weights do not fit this configuration: "
+                "resume with the model and the LoRA settings that the run started with"
             )
         for name, tensor in trained.items():
             self.trained[name].copy_(tensor)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned; see `load_weights` for the errors."""
+        """Restore what `state` returned; see `load_weights` for the errors."""
         self.load_weights(state["trained"])
         self.optimizer.load_state_dict(state["optimizer"])
-        for group in self.optimizer.param_groups:  # torch brings the old ones back; a resumed run may have others
+        for group in self.optimizer.param_groups:  # torch restores the old values; a resumed run may set others
             group.update(betas=(self.config.beta1, self.config.beta2), weight_decay=self.config.weight_decay)
         self.updates = state["updates"]
 

@@ -29,9 +29,9 @@ def wrap(model: Any, *, rank: int, alpha: int, targets: str) -> Any:
     modules: Any = targets if targets == "all-linear" else _modules(model, targets)
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules, lora_dropout=0.0, task_type="CAUSAL_LM")
     with warnings.catch_warnings():
-        # peft asks transformers 5 for a property under its former name.
+        # peft reads a property of transformers 5 by its former name.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        # What it warns of is refused below.
+        # Tied weights are checked below.
         warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`", UserWarning)
         wrapped: Any = get_peft_model(model, config)
     tied = getattr(model, "all_tied_weights_keys", None) or {}
@@ -39,14 +39,14 @@ def wrap(model: Any, *, rank: int, alpha: int, targets: str) -> Any:
     for name, module in wrapped.get_base_model().named_modules():
         if isinstance(module, LoraLayer) and name in shared:
             raise ConfigError(
-                f"[algorithm] lora_targets has {name}, whose weights this model shares with another layer: merged for "
-                "the server, its adapter would change both or neither"
+                f"[algorithm] lora_targets has {name}, whose weights this model shares with another layer. Merging its "
+                "adapter for the server would change both layers or neither"
             )
     return wrapped
 
 
 def _modules(model: Any, targets: str) -> list[str]:
-    """Return the targets, each of which is in the model; peft is content with one that is."""
+    """Return the targets after checking that each is in the model; peft only requires one match."""
     from transformers.pytorch_utils import Conv1D
 
     wanted = [target.strip() for target in targets.split(",")]

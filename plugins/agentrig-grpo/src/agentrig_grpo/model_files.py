@@ -1,4 +1,4 @@
-"""The files of a model's directory, looked at before anything is read from them: regular files, inside, whole."""
+"""Checks a model directory's files before they are read: regular files, inside the directory, complete."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class ModelError(AgentrigError):
 
 
 def model_files(directory: str | Path, needed: str) -> Path:
-    """Return a Hugging Face directory after a look at what lies in it.
+    """Check a Hugging Face directory and return it.
 
-    A link counts as what it leads to, so a folder of the Hugging Face cache is as good as any.
+    Links are followed, so a folder of the Hugging Face cache works too.
 
     Args:
         directory: A local directory.
         needed: A file that must be there.
 
     Raises:
-        ModelError: It is missing or cannot be read, lacks the file, or holds a FIFO, socket or device: to read one
-            could take for ever.
+        ModelError: It is missing or cannot be read, lacks the file, or holds a FIFO, socket or device, whose
+            read might never end.
     """
     directory = Path(directory).expanduser()
     try:
@@ -57,7 +57,7 @@ def model_files(directory: str | Path, needed: str) -> Path:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return a directory's one safetensors file, or its shards, each whole as far as its header tells.
+    """Return a directory's one safetensors file, or its shards, each checked against the length in its header.
 
     Raises:
         ModelError: There is none; one is missing, unreadable, damaged or no regular file; or the index names one
@@ -106,7 +106,7 @@ def _inside(directory: Path, name: str) -> Path:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
         raise ModelError(
-            f"{directory / INDEX} names {name!r}, which lies outside the model's directory: such an index is not used"
+            f"{directory / INDEX} names {name!r}, which lies outside the model's directory; such an index is refused"
         )
     return directory / name
 

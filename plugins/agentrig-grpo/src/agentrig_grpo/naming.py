@@ -1,4 +1,4 @@
-"""Where the starting model lies: a local directory, or one of the models that this distribution ships."""
+"""Finds the starting model: a local directory, or a model shipped with this distribution."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def model_directory(name: str) -> Path:
         name: A Hugging Face directory, or a shipped model's name.
 
     Raises:
-        ConfigError: It is neither; the message lists what there is.
+        ConfigError: It is neither; the message lists the shipped models.
     """
     directory = Path(name).expanduser()
     try:
@@ -38,6 +38,6 @@ def model_directory(name: str) -> Path:
         return SHIPPED / name
     found = "it has no config.json" if directory.is_dir() else "there is no such directory"
     raise ConfigError(
-        f"[algorithm] model = {name!r}: {found}, and no shipped model is called so.{nearest(name, known)}\n"
+        f"[algorithm] model = {name!r}: {found}, and no shipped model has this name.{nearest(name, known)}\n"
         f"  shipped models: {', '.join(known) or 'none'}; any other must be a local Hugging Face directory"
     )

@@ -10,13 +10,13 @@ T = TypeVar("T")
 
 
 def tasks_of_step(tasks: Sequence[T], *, n: int, step: int, seed: int) -> list[T]:
-    """Return a step's tasks: each epoch is a shuffle of all tasks, and steps are cut out of epoch after epoch.
+    """Return a step's tasks: each epoch shuffles all tasks, and steps take consecutive slices.
 
-    Nothing has to be remembered, so a resumed run goes on exactly where it was.
+    The result depends only on the arguments, so a resumed run continues exactly.
 
     Args:
         tasks: All of them.
-        n: Tasks of a step; more than there are gives some of them twice.
+        n: Tasks of a step. If there are fewer tasks, some come twice.
         step: From 1.
         seed: The run's.
 

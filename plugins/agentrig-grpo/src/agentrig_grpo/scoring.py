@@ -19,7 +19,7 @@ ENTROPY_ROWS = 1024
 
 
 def shares_prompts(model: Any) -> bool:
-    """Say whether a model can be given rows that hold several responses to one prompt."""
+    """Return whether a model accepts rows with several responses to one prompt."""
     config = model.config
     sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     return config.model_type in PLAIN_FAMILIES and not sliding
@@ -47,12 +47,12 @@ def response_logits(model: Any, batch: Batch) -> torch.Tensor:
 
 
 def _through_forward(model: Any, inner: Any, batch: Batch) -> torch.Tensor:
-    """Return the same logits by the model's own forward, which may do more to them than one linear map."""
+    """Return the same logits from the model's own forward, for heads that are not one linear map."""
     rows, places = batch.at // batch.ids.shape[1], batch.at % batch.ids.shape[1]
     if "logits_to_keep" not in inspect.signature(inner.forward).parameters:
         every: torch.Tensor = model(input_ids=batch.ids, use_cache=False).logits
         return every[rows, places].float()
-    # A long prompt's own logits would fill the memory.
+    # The logits of a long prompt need too much memory.
     kept, index = places.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     some: torch.Tensor = model(input_ids=batch.ids, use_cache=False, logits_to_keep=kept).logits
     return some[rows, index].float()
@@ -84,10 +84,10 @@ def token_entropy(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tenso
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch with its tensors on a device; the host does not wait for a GPU to have them."""
+    """Return the batch with its tensors on a device; asynchronously on a GPU."""
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
-        # Only from pinned memory is a copy truly in the background; from other memory the host waits for all before.
+        # Only copies from pinned memory are asynchronous; others wait for all earlier work.
         return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
     return Batch(

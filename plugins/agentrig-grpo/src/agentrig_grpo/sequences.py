@@ -13,7 +13,7 @@ ROW_LIMIT = 4096
 
 
 class Sample(Protocol):
-    """What is trained on: a prompt and the response to it (an `agentrig.Triplet` is one)."""
+    """A prompt and its response to train on (an `agentrig.Triplet` is one)."""
 
     @property
     def prompt_ids(self) -> Sequence[int]:
@@ -71,7 +71,7 @@ class Batch:
 
 
 def rows_of(samples: Sequence[Sample], *, share: bool = True, limit: int = ROW_LIMIT) -> list[Row]:
-    """Lay samples out in rows, samples with the same prompt in one row while it stays within `limit` tokens.
+    """Pack samples into rows: samples with the same prompt share a row of at most `limit` tokens.
 
     Raises:
         ValueError: A sample has an empty prompt or response.
@@ -103,7 +103,7 @@ def _row(prompt: tuple[int, ...], members: Sequence[int], samples: Sequence[Samp
 
 
 def batches_of(rows: Sequence[Row], tokens_per_batch: int) -> Iterator[list[Row]]:
-    """Cut rows, sorted by length, into batches of at most that many tokens, padding counted.
+    """Split rows, sorted by length, into batches of at most that many tokens, padding included.
 
     A row that is longer than the budget makes a batch of its own.
     """
@@ -120,7 +120,7 @@ def batches_of(rows: Sequence[Row], tokens_per_batch: int) -> Iterator[list[Row]
 def collate(rows: Sequence[Row], *, pad: int = 0) -> Batch:
     """Turn rows into tensors on the CPU.
 
-    A response looks at its prompt and at its own earlier tokens, never at another response beside
+    A response attends to its prompt and to its own earlier tokens, never to another response beside
     it, so the numbers are those of separate sequences.
     """
     length = max(row.length for row in rows)

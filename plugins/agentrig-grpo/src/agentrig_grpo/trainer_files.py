@@ -14,7 +14,7 @@ import torch  # noqa: TID253  (imported with the algorithm only)
 from agentrig.errors import AgentrigError, CheckpointDamaged
 
 FORMAT = 1
-"""Written to `trainer/state.json`; a checkpoint without it was written before there were formats, and is read."""
+"""Written to `trainer/state.json`; a checkpoint without it is from before formats existed, and is still read."""
 NEWER = (
     "a newer version wrote the checkpoint. Resume with that version, or update this one: pip install -U agentrig-grpo"
 )
@@ -85,7 +85,7 @@ def _load(directory: Path, name: str, known: Collection[str]) -> dict[str, Any]:
             raise TypeError(f"it holds a {type(found).__name__}")
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointDamaged(directory, f"{file} is cut off or no such file at all ({reason})") from None
+        raise CheckpointDamaged(directory, f"{file} is cut off or not a torch file ({reason})") from None
     unknown = sorted(str(key) for key in found if key not in known)
     if unknown:
         raise AgentrigError(f"{file} holds {', '.join(unknown)}, unknown to this agentrig-grpo: {NEWER}")

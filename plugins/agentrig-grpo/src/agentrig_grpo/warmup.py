@@ -1,4 +1,4 @@
-"""Supervised warm-up: teaches a model completions, from nothing or from a checkpoint.
+"""Supervised warm-up: trains a model on completions, from random weights or from a checkpoint.
 
 As a command:
     python -m agentrig_grpo.warmup --model-config CONFIG_DIR --data file.jsonl --out DIR
@@ -30,7 +30,7 @@ log_lines = logging.getLogger(__name__)
 
 @attrs.frozen
 class Example:
-    """A prompt and the completion that the model shall learn, as token ids.
+    """A prompt and the completion to learn, as token ids.
 
     Attributes:
         prompt_ids: Chat template applied, the generation prompt included.
@@ -153,9 +153,9 @@ def warm_up(
         weight_decay: AdamW's, on matrices only.
         max_grad_norm: The gradient is clipped to this L2 norm.
         warmup_share: Share of the steps over which the learning rate rises.
-        max_seconds: Stop early after this much wall time; the schedule follows whichever of steps
-            and time is further on, so the rate still falls to its end.
-        log: Gets a line of progress about every five seconds; None for silence.
+        max_seconds: Stop early after this much wall time; the schedule follows steps or time,
+            whichever is further, so the learning rate still decays to its end.
+        log: Called with a progress line about every five seconds; None for no output.
 
     Returns:
         Counts, losses and wall time.
@@ -178,7 +178,7 @@ def warm_up(
     losses = []
     start = said = time.perf_counter()
     for epoch in schedule:
-        # The sum stays on the device: to read it each step would keep the host from preparing the next one.
+        # The sum stays on the device: reading it at each step would make the host wait.
         epoch_loss, epoch_tokens = torch.zeros((), dtype=torch.float64, device=torch_device), 0
         for rows in epoch:
             elapsed = time.perf_counter() - start
@@ -223,7 +223,7 @@ def _loss(model: Any, batch: Batch, dtype: str) -> torch.Tensor:
 
 
 def _epochs(items: Sequence[Example], epochs: float, budget: int, seed: int, *, share: bool) -> list[list[Any]]:
-    """Return the batches of each epoch: rows of like length together, batches in random order."""
+    """Return the batches of each epoch: rows of similar length together, batches in random order."""
     rng = random.Random(seed)
     schedule = []
     left = epochs
@@ -231,7 +231,7 @@ def _epochs(items: Sequence[Example], epochs: float, budget: int, seed: int, *, 
         chosen = list(items)
         rng.shuffle(chosen)
         chosen = chosen[: max(1, round(len(chosen) * min(left, 1.0)))]
-        # Sorting within chunks of some batches keeps padding small and the order random.
+        # Sorting within chunks of a few batches keeps padding small and the order random.
         size = max(1, 16 * budget // max(1, sum(len(e.prompt_ids) + len(e.response_ids) for e in items) // len(items)))
         batches: list[Any] = []
         for begin in range(0, len(chosen), size):

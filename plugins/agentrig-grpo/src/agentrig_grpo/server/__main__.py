@@ -1,6 +1,6 @@
 """The server process: `python -m agentrig_grpo.server DESCRIPTOR PARENT`, started by `handle.LLMServer`.
 
-The first argument is its end of the private line to the run (see `channel`), the second the run's process. It
+The first argument is its end of the channel to the run (see `channel`), the second the run's process. It
 gets its settings and the key over the line, answers with the port or an error, then takes new weights from it,
 and serves until the run is gone or kills it.
 """

@@ -1,4 +1,4 @@
-"""The private line between a run and its server: a pair of sockets that no other process can open.
+"""The channel between a run and its server: a pair of sockets that no other process can open.
 
 The server inherits its end as a descriptor. Settings, the first answer and new weights go over it; weights
 as a descriptor of the memory that holds them, so nothing on this machine has a name that others could use.
@@ -18,7 +18,7 @@ MESSAGE_LIMIT = 64 << 20
 
 
 class Channel:
-    """One end of the line.
+    """One end of the channel.
 
     Args:
         connection: A duplex connection over a Unix socket.
@@ -35,7 +35,7 @@ class Channel:
 
     @classmethod
     def inherited(cls, descriptor: int) -> Channel:
-        """Return the end that this process was started with; its own children do not get it."""
+        """Return the end that this process was started with; not passed on to child processes."""
         os.set_inheritable(descriptor, False)
         return cls(Connection(descriptor))
 
@@ -59,7 +59,7 @@ class Channel:
         Raises:
             EOFError: The other end is closed.
             TimeoutError: Nothing came in time.
-            OSError: The line is broken.
+            OSError: The channel is broken.
         """
         if not self._connection.poll(timeout_s):
             raise TimeoutError
@@ -67,5 +67,5 @@ class Channel:
         return message, recv_handle(self._connection) if message.pop("descriptor") else None
 
     def close(self) -> None:
-        """Close this end; the other one reads the end of the line."""
+        """Close this end; the other end reads end-of-file."""
         self._connection.close()

@@ -43,10 +43,10 @@ class Chat:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        # A group asks the same thing n times, and its prompt is rendered once.
+        # A group sends the same prompt n times; it is rendered once.
         self._prompts: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
         self._kept = 0
-        # No token stands for more characters than its name has: byte-level names have one for each byte.
+        # A token's text has at most as many characters as its name: byte-level names have one per byte.
         self._longest = max(map(len, tokenizer.get_vocab()))
         self._piece = lru_cache(maxsize=None)(self._decode_one)
 
@@ -64,7 +64,7 @@ class Chat:
         return json.dumps(messages, sort_keys=True)
 
     def kept(self, conversation: str) -> tuple[int, ...] | None:
-        """Return the token ids of a conversation that was asked for lately, or None."""
+        """Return the cached token ids of a recent conversation, or None."""
         key = _key(conversation)
         ids = self._prompts.get(key)
         if ids is not None:
@@ -72,7 +72,7 @@ class Chat:
         return ids
 
     def keep(self, conversation: str, ids: tuple[int, ...]) -> None:
-        """Keep the token ids of a conversation for the next request with it."""
+        """Cache the token ids of a conversation for the next request with it."""
         self._kept += len(ids) - len(self._prompts.pop(_key(conversation), ()))
         self._prompts[_key(conversation)] = ids
         while self._kept > KEPT_TOKENS:
@@ -130,7 +130,7 @@ class StopStrings:
         self._tail = max(len(s.encode()) for s in stops) + 4
 
     def __call__(self, tokens: Sequence[int]) -> bool:
-        """Say whether the response now holds a stop string."""
+        """Return whether the response now contains a stop string."""
         text = self._chat.text(tokens[-self._tail :])
         return any(stop in text for stop in self._stops)
 
@@ -140,7 +140,7 @@ class StopStrings:
         return text[: min(ends)] if ends else text
 
     def safe(self, text: str) -> str:
-        """Return the part of a running response's text that no stop string can still take away."""
+        """Return the part of a running response's text that no later stop string can remove."""
         for size in range(min(max(map(len, self._stops)) - 1, len(text)), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stops):
                 return text[:-size]

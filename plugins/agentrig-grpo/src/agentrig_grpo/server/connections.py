@@ -1,4 +1,4 @@
-"""Connections that may not keep the server waiting: uvicorn has no limit on a slow or endless request."""
+"""Connections with limits on slow or endless requests; uvicorn has none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Waiting:
         self._open = 0
 
     def came(self, connection: Connection) -> None:
-        """Count a new connection; where there are too many, the oldest without the key has to go, or this one."""
+        """Count a new connection; if there are too many, close the oldest without the key, or this one."""
         self._open += 1
         self._arriving[connection] = 0
         self._strangers[connection] = None
@@ -54,13 +54,13 @@ class Waiting:
         self._arriving.pop(connection, None)
 
     def gone(self, connection: Connection) -> None:
-        """Forget a connection."""
+        """Remove a connection."""
         self._open -= 1
         self._arriving.pop(connection, None)
         self._strangers.pop(connection, None)
 
     async def watch(self) -> None:
-        """Close, for ever, what takes too long to arrive.
+        """Keep closing connections whose request takes too long to arrive.
 
         Time is counted in turns of this loop, not read from a clock: while the model computes for a minute nothing
         is read, and that is no fault of those who wait.
@@ -92,7 +92,7 @@ class Connection(HttpToolsProtocol):
         self._waiting.came(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Remove the connection."""
         self._waiting.gone(self)
         super().connection_lost(exc)
 

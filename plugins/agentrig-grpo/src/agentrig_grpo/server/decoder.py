@@ -215,7 +215,7 @@ class LlamaDecoder:
             q, k, v = self._qkv(layer, x, cos, sin)
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
             keys[i], values[i] = k.transpose(2, 3), v
-            # Pads stand on the right, so causality alone keeps them out of every real token.
+            # Padding is on the right, so the causal mask alone hides it from real tokens.
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
             x = self._rest(layer, x, mixed.transpose(1, 2).flatten(2))
         last = torch.tensor([length - 1 for length in lengths], device=self.device)

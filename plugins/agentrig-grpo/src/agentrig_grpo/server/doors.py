@@ -1,4 +1,4 @@
-"""Who may come in, and with how much: the key, Host and Origin, and the size of a body, on every route."""
+"""Access checks on every route: the key, Host and Origin, and the size of the body."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANY_HOST = ("", "0.0.0.0")
 BODY_LIMIT = 8 << 20
 """Most bytes of a request's body; more where a model's context is very long, see `body_limit`."""
 DRAINED = 64 << 20
-"""Most bytes of a refused body that are read and dropped, so that its sender gets to read the refusal."""
+"""Most bytes of a refused body that are read and dropped, so that the client can read the error response."""
 
 
 def body_limit(max_length: int) -> int:
@@ -26,8 +26,8 @@ class Doors:
     """The outermost ASGI application of the server.
 
     Args:
-        app: Gets what is let in, its body whole.
-        key: Every request must bring it as its bearer token.
+        app: Receives accepted requests, each with its complete body.
+        key: Every request must have it as its bearer token.
         host: Address that the server listens on.
         port: Port that it listens on.
         limit: Most bytes of a body.
@@ -40,7 +40,7 @@ class Doors:
         self._names = {name.lower() for name in names if name}
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Let a request in, or refuse it and close its connection."""
+        """Pass a request on, or refuse it and close its connection."""
         headers = scope["headers"]
         refusal = self._refusal(headers)
         connection = scope.get("agentrig.connection")
@@ -100,7 +100,7 @@ class Doors:
         if name in self._names:
             return True
         try:
-            # A page that points a name of its own at this machine sends that name, never an address.
+            # DNS rebinding: a web page whose name points to this machine sends that name, never an address.
             return self._any and bool(ipaddress.ip_address(name))
         except ValueError:
             return False

@@ -25,7 +25,7 @@ class Decoder(Protocol):
     def rows(self) -> int: ...  # noqa: D102
 
     token_bytes: int
-    """What one token of one row takes in the cache."""
+    """Bytes of one token of one row in the cache."""
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None: ...  # noqa: D102
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prompt]: ...  # noqa: D102
@@ -208,7 +208,7 @@ class Engine:
             joining.append(self._waiting.popleft())
         if not joining:
             return
-        # Rows that fail in here end as an error together with the batch that they were to join.
+        # If rows fail here, the batch that they join fails with them.
         self._running += joining
         self._settings = None
         ready = dict(zip(missing, self.decoder.prefill(list(missing)), strict=True)) if missing else {}
@@ -231,7 +231,7 @@ class Engine:
         if request.seed is not None:
             return Uniforms("seed", request.seed, request.choice)
         prompt = repr(request.prompt)
-        # Its digest is kept, for there may be many prompts, and long ones, before the next swap.
+        # Only the digest is kept: there may be many long prompts before the next swap.
         digest = hashlib.blake2b(prompt.encode(), digest_size=16).digest()
         earlier = self._seen[digest]
         self._seen[digest] += 1
@@ -299,7 +299,7 @@ class Engine:
 
 
 def _most(request: Request) -> int:
-    """Return the tokens of a request at its end, should it use all that it asked for."""
+    """Return the largest length, in tokens, that a request may reach."""
     return len(request.prompt) + request.max_tokens
 
 

@@ -1,4 +1,4 @@
-"""Decoding through transformers' own forward pass, for models that `LlamaDecoder` doesn't know.
+"""Decoding through transformers' own forward pass, for models that `LlamaDecoder` does not support.
 
 One request at a time: right for every architecture that transformers can generate with, and slow.
 """

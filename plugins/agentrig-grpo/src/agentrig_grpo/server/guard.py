@@ -1,4 +1,4 @@
-"""Ends a server whose parent is gone, whatever the server does at that moment.
+"""Kills a server whose parent process has ended, even while the server computes.
 
 A thread of the server could not: code that holds the interpreter's lock stops all of its threads. So this
 is a process of its own, run by path with nothing but the standard library: `guard.py PARENT`. The process
@@ -15,11 +15,11 @@ import sys
 import time
 
 POLL_S = 0.25
-"""How often to look where the system cannot tell."""
+"""Seconds between polls on systems without process descriptors."""
 
 
 def main() -> None:
-    """Wait until the parent or the server has ended, and leave neither the server nor this process behind."""
+    """Wait until the parent or the server has ended, then end the server and this process."""
     server, parent = os.getppid(), int(sys.argv[1])
     try:
         watched = [os.pidfd_open(server), os.pidfd_open(parent)]

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 ANY_HOST = ("", "0.0.0.0")
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-"""glibc then keeps the memory of a decode step's tensors instead of faulting it in anew at each step,
-which took longer than the arithmetic for the largest of them."""
+"""With this, glibc keeps the memory of a decode step's tensors for the next step.
+
+Without it, page faults took longer than the arithmetic of the largest tensors."""
 
 
 class ServerError(AgentrigError):
@@ -73,13 +74,13 @@ class LLMServer:
     """A server process; a context manager that starts and stops it.
 
     Attributes:
-        api_key: The key that every request must bring, made anew for each server.
+        api_key: The key that every request must have; new for each server.
         port: The port that it listens on.
 
     Args:
         settings: See `ServerSettings`.
         environment: Variables to set for the process where they are unset.
-        log: File for what it writes to its standard error; None for one without a name.
+        log: File for its standard error; None for an unnamed one.
         start_timeout_s: Longest wait for the model to load.
     """
 
@@ -130,7 +131,7 @@ class LLMServer:
         """
         self._log = self._open_log()
         self._channel, theirs = Channel.pair()
-        # -P: a file of the current folder that has the name of a module must not be run.
+        # -P: never import modules from the current folder.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "agentrig_grpo.server", str(theirs.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
@@ -138,7 +139,7 @@ class LLMServer:
             stderr=self._log,
             pass_fds=[theirs.fileno()],
             env=self._environment,
-            # Ctrl-C goes to the terminal's whole group, and a run still needs its server to end well.
+            # Ctrl-C signals the terminal's whole process group, and a run needs its server until its end.
             start_new_session=True,
         )
         theirs.close()
@@ -157,7 +158,7 @@ class LLMServer:
     def _ask(
         self, message: dict[str, Any], timeout_s: float, what: str, *, descriptor: int | None = None
     ) -> dict[str, Any]:
-        """Send a message over the private line and return the answer; a server that gives none is stopped."""
+        """Send a message over the channel and return the answer. A server that does not answer is stopped."""
         assert self._channel is not None
         try:
             self._channel.send(message, descriptor=descriptor)
@@ -168,7 +169,7 @@ class LLMServer:
         except (EOFError, OSError):
             assert self._process is not None
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(5)  # its end of the line is closed a moment before its status is known
+                self._process.wait(5)  # its end of the channel closes just before its exit status is known
             self.stop()
             code = self._process.returncode
             raise ServerError(f"the LLM server has died, asked to {what} (exit status {code}){self._tail()}") from None
@@ -183,7 +184,7 @@ class LLMServer:
     def swap(self, weights: Mapping[str, torch.Tensor], version: int, *, timeout_s: float = 600.0) -> None:
         """Give the server new weights; returns when it samples with them.
 
-        They go through memory without a name, over a line that only these two processes hold.
+        They are sent in unnamed shared memory, over a channel that only these two processes have.
 
         Args:
             weights: Names, as in the model's own files, to tensors on any device.
@@ -202,9 +203,7 @@ class LLMServer:
         try:
             descriptor, tensors = transfer.pack(weights, getattr(torch, self.settings.dtype))
         except OSError as error:
-            raise ServerError(
-                f"there is no room for a copy of the weights on their way to the server: {error}"
-            ) from None
+            raise ServerError(f"there is not enough memory to send the weights to the server: {error}") from None
         message = {"version": version, "tensors": tensors}
         try:
             answer = self._ask(message, timeout_s, "take its new weights", descriptor=descriptor)
@@ -236,7 +235,7 @@ class LLMServer:
         if self._process is None:
             return
         if self._process.poll() is None:
-            self._process.kill()  # it has nothing to save, and leaves other signals to its run
+            self._process.kill()  # it has nothing to save
             self._process.wait()
         if self._channel is not None:
             self._channel.close()
@@ -247,7 +246,7 @@ class LLMServer:
             self._log = None
 
     def _tail(self, lines: int = 15) -> str:
-        """Return the end of what the process wrote; the file's own position is the process's, and stays."""
+        """Return the last lines of the log, without moving the file position, which the process uses."""
         if self._log is None:
             return self._last_words
         size = os.fstat(self._log.fileno()).st_size

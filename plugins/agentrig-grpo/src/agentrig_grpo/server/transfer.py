@@ -1,4 +1,4 @@
-"""New weights on their way to the server: packed into memory without a name, and read from it."""
+"""Transfer of new weights to the server through unnamed shared memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch  # noqa: TID253  (only who holds weights imports this module)
+import torch  # noqa: TID253  (imported with the weights only)
 
 ALIGNED = 64
 """Each tensor begins at a multiple of this, in bytes."""
 
 
 def pack(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> tuple[int, list[dict[str, Any]]]:
-    """Copy weights into memory that only its descriptor leads to; it is gone when its last holder is.
+    """Copy weights into unnamed memory. It is freed when its last descriptor is closed.
 
     Args:
         weights: Names to tensors, on any device.
@@ -46,9 +46,9 @@ def pack(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> tuple[int, 
 
 
 def unpack(descriptor: int, entries: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Return the tensors that `pack` laid down, without copying them; they keep the memory. Closes the descriptor."""
+    """Return the tensors that `pack` wrote, without a copy; they keep the memory alive. Closes the descriptor."""
     try:
-        # A private mapping: nothing that happens to these tensors reaches the sender.
+        # A private mapping: changes to these tensors do not reach the sender.
         memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size, access=mmap.ACCESS_COPY)
     finally:
         os.close(descriptor)
@@ -71,7 +71,7 @@ def _memory(size: int) -> int:
         with tempfile.TemporaryFile(prefix="agentrig-weights-") as file:
             descriptor = os.dup(file.fileno())
     try:
-        # Now, where a lack of room is an error; later, in the middle of a copy, it would be a signal that kills.
+        # Allocate now: a lack of memory is an error here, but a fatal signal during the copy.
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(descriptor, 0, size)
         else:
