@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PLUGINS := $(sort $(wildcard plugins/agentrig-*))
 READY := $(VENV)/.ready
 
-.PHONY: setup train test docs bench lint lock clean
+.PHONY: setup train test docs bench lint dev lock clean
 
 setup: $(READY)
 
@@ -37,6 +37,10 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+dev: setup
+	$(BIN)/pre-commit install
 
 docs: setup
 	$(BIN)/python -m pytest -q tests/docs
