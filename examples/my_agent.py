@@ -14,7 +14,7 @@ from agentrig import AgentSpec, hookimpl
 
 
 def schema_of(database):
-    """Return a line for each table, in the form that the small model of `mini` knows."""
+    """Return a line for each table, in the format that the small model of `mini` was trained on."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         columns = {t: [row[1] for row in connection.execute(f'PRAGMA table_info("{t}")')] for t in tables}

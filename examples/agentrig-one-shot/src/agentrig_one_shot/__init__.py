@@ -21,7 +21,7 @@ def client_of(base_url: str, api_key: str) -> Any:
 
 
 def schema_of(database: str) -> str:
-    """Return a line for each table, as the small model of `mini` was taught to read it."""
+    """Return a line for each table, in the format that the small model of `mini` was trained on."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid").fetchall()
         lines = []

@@ -1,4 +1,4 @@
-"""`ascend` as agentrig's contract wants it."""
+"""The hardware `ascend`: implements agentrig's hardware contract."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Ascend(Hardware):
     verl_platform: str | None = "huawei"
     dtypes: Sequence[str] = ("bfloat16", "float32")
     attention: Sequence[str] = ("flash_attention_2", "sdpa", "eager")
-    # There is no flash_attn package for NPUs: transformers and verl take torch_npu's kernels in its place.
+    # There is no flash_attn package for NPUs: transformers and verl use torch_npu's kernels instead.
     flash_attention: str = "torch_npu"
     algorithms: Sequence[str] = ("verl",)
     torch_cure: str = f"install the torch_npu that matches torch to the patch level, and {SET_ENV}"
@@ -86,7 +86,7 @@ class Ascend(Hardware):
         context = context or Context()
         variables: dict[str, str] = {}
         verl, vllm = context.versions.get("verl"), context.versions.get("vllm")
-        # verl sets the port ranges itself since 0.7.1, to auto; a range of the user's has to win.
+        # verl sets the port ranges to auto since 0.7.1; the user's own range wins.
         if verl is None or fits(verl, "<0.7.1") or self.config.socket_ports != "auto":
             variables["HCCL_HOST_SOCKET_PORT_RANGE"] = self.config.socket_ports
             variables["HCCL_NPU_SOCKET_PORT_RANGE"] = self.config.socket_ports

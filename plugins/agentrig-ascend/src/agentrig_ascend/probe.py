@@ -1,4 +1,4 @@
-"""What Ascend NPUs are here: device files, `npu-smi`, CANN, environment; never torch or torch_npu."""
+"""Finds Ascend NPUs: device files, `npu-smi`, CANN, environment; never torch or torch_npu."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def device_files(dev: Path = Path("/dev")) -> list[str]:
 def parse_smi(text: str) -> list[Npu]:
     """Read the table of `npu-smi info`.
 
-    Two rows stand for a chip: number, name and health; then its bus address, and memory as `used / total`
+    Each chip has two rows: number, name and health; then its bus address, and memory as `used / total`
     in MiB in the last column (HBM). The table of processes below has no bus addresses.
     """
     npus: list[Npu] = []
@@ -140,7 +140,7 @@ def probe(environ: Mapping[str, str], dev: Path = Path("/dev"), root: Path = Pat
 
 
 def visible(count: int, value: str | None) -> tuple[list[int], list[str]]:
-    """Return the ids that `ASCEND_RT_VISIBLE_DEVICES` lets through, of `count`, and what is wrong with its value."""
+    """Return the ids, of `count`, that `ASCEND_RT_VISIBLE_DEVICES` selects, and what is wrong with its value."""
     if value is None:
         return list(range(count)), []
     setting = f"ASCEND_RT_VISIBLE_DEVICES={value}"

@@ -1,7 +1,7 @@
 """Sets of versions that their makers publish for Ascend, and where their requirements contradict each other.
 
 The algorithm `verl` drives verl 0.9 only: older ones lack `verl.trainer.ppo.v1`, so their sets are history. They are
-kept so that the doctor knows one when it meets it.
+kept so that the doctor recognizes them.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def check_flash_attention(situation: Situation) -> Iterator[Finding]:
 
 
 def check_unwanted_ascend(situation: Situation) -> Iterator[Finding]:
-    """Would vLLM take this NVIDIA host for an Ascend one? vllm-ascend registers itself wherever it is installed."""
+    """Would vLLM detect this NVIDIA host as an Ascend one? vllm-ascend registers itself on every host."""
     if not situation.uses("cuda"):
         return
     points = importlib.metadata.entry_points(group="vllm.platform_plugins")

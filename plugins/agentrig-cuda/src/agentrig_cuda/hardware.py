@@ -1,4 +1,4 @@
-"""`cuda` as agentrig's contract wants it."""
+"""The hardware `cuda`: implements agentrig's hardware contract."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Cuda(Hardware):
     def _attention(self) -> Sequence[str]:
         if self.config.attention != "auto":
             return (self.config.attention,)
-        # By metadata: whether it loads is for the doctor to say.
+        # By metadata only: the doctor checks whether it loads.
         found = installed(["flash-attn"]).get("flash-attn", "").startswith("2.")
         return (*(("flash_attention_2",) if found else ()), "sdpa", "eager")
 

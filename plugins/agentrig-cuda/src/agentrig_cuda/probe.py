@@ -1,4 +1,4 @@
-"""What NVIDIA GPUs are here: device files, `nvidia-smi`, NVML, environment; never torch."""
+"""Finds NVIDIA GPUs: device files, `nvidia-smi`, NVML, environment; never torch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ask_smi(environ: Mapping[str, str]) -> tuple[ToolAnswer, list[Gpu]]:
 
 
 def ask_nvml() -> tuple[list[Gpu], str]:
-    """Return the GPUs as NVML lists them, and what became of asking."""
+    """Return the GPUs that NVML lists, and a line of evidence."""
     try:
         import pynvml  # type: ignore[import-untyped]
     except ImportError:
@@ -80,7 +80,7 @@ def ask_nvml() -> tuple[list[Gpu], str]:
 
 
 def visible(gpus: list[Gpu], value: str | None) -> list[Gpu]:
-    """Return the GPUs that `CUDA_VISIBLE_DEVICES` lets through, in its order, as CUDA reads it.
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` selects, in its order, as CUDA reads it.
 
     CUDA stops at the first entry that it does not know, so `0,9,1` on two GPUs shows only the first.
     """
@@ -90,7 +90,7 @@ def visible(gpus: list[Gpu], value: str | None) -> list[Gpu]:
     for part in (p.strip() for p in value.split(",")):
         match = [g for g in gpus if part == str(g.index) or (part.startswith("GPU-") and g.uuid.startswith(part))]
         if part.startswith("MIG-"):
-            match = gpus[:1]  # an instance of one of them; which one only the driver knows
+            match = gpus[:1]  # a MIG instance of one of them; only the driver knows which
         if len(match) != 1:
             break
         seen += match

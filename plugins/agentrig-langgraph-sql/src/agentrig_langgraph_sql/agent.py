@@ -35,9 +35,7 @@ class SqlAgentConfig:
     reply_truncate: int = setting(
         4096, help="greatest length of a query or of a check's remarks in the next prompt, in characters", ge=64
     )
-    max_tokens: int = setting(
-        2048, help="most new tokens a call; where the endpoint's sampling sets fewer, that holds", ge=1
-    )
+    max_tokens: int = setting(2048, help="most new tokens per call; a lower limit of the endpoint wins", ge=1)
     query_timeout_s: float = setting(5.0, help="a query is stopped after so many seconds", gt=0)
     max_rows: int = setting(1000, help="most rows of a result that are fetched", ge=1)
     llm_timeout_s: float = setting(600.0, help="each try of a call to the model fails after so many seconds", gt=0)

@@ -34,7 +34,7 @@ class Result:
     Attributes:
         columns: The names of the result's columns.
         rows: The first rows, as many as were asked for.
-        more: There were more rows than the budget lets through.
+        more: There were more rows than the budget allows.
         error: What was wrong with the query, or None.
     """
 
@@ -71,7 +71,7 @@ class Result:
             kept += 1
         rows = max(0, kept - len(head))
         note = f"... (cut off: {rows} of {total} rows shown)"
-        # Where not even one row fits, the beginning of it is better than nothing.
+        # If not even one row fits, return its beginning.
         return "\n".join([*lines[:kept], note]) if rows else cut(whole, limit, note)
 
 
@@ -181,7 +181,7 @@ def run_query(
 
 
 def _within(fetched: Sequence[Sequence[Any]], max_rows: int, max_chars: int) -> list[Sequence[Any]]:
-    """Return the first rows, as many as the budgets let through."""
+    """Return the first rows, as many as the budgets allow."""
     rows: list[Sequence[Any]] = []
     for row in fetched[:max_rows]:
         if max_chars <= 0:

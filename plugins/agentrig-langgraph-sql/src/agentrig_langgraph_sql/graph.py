@@ -80,7 +80,7 @@ def build_graph(llm: LLM | None = None, *, limits: Limits | None = None, prompts
         llm: The model that the nodes ask. None when each call brings its own:
             `graph.invoke(question, context={"llm": llm})`, which saves compiling the graph again for each.
         limits: What a question may cost.
-        prompts: What the model is told and how its replies are read.
+        prompts: The prompts, and how replies are parsed.
     """
     limits = limits or Limits()
 

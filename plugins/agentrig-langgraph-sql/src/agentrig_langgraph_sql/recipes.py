@@ -26,13 +26,13 @@ MINI = RecipeSpec(
             "use": "grpo",
             "model": "mini",
             "steps": 52,
-            # Many tasks with few rollouts each: every step meets many wordings.
+            # Many tasks with few rollouts each: every step has many wordings.
             "tasks_per_step": 96,
             "group_size": 4,
             "lr": 2e-4,
-            # AdamW's first updates are as large as later ones while its averages still mean little.
+            # AdamW's first updates are full-size although its averages are still noisy.
             "warmup_steps": 20,
-            # The model is cheap to update next to what a rollout costs, so each step's rollouts are used twice.
+            # Updates are cheap compared with rollouts, so each step makes two passes over its rollouts.
             "ppo_epochs": 2,
             "mini_batches": 2,
             "scale_rewards": True,
@@ -55,7 +55,7 @@ SPIDER = RecipeSpec(
         "adapter": {"use": "agent-match", "match": "write"},
         "algorithm": {
             "use": "grpo",
-            # No model is shipped that could answer Spider's questions; training stops with this name in its message.
+            # No shipped model can answer Spider's questions. Training stops with this name in its message.
             "model": "NAME-A-MODEL-DIRECTORY",
             "tasks_per_step": 32,
             "group_size": 4,

@@ -1,4 +1,4 @@
-"""What the model is told of a database: its schema as text, in one of three forms, within a length.
+"""The schema of a database as text for the prompt, in one of three styles, up to a length.
 
 Sample rows, where they are asked for, follow their table in a comment, as LangChain's `get_table_info()` shows them.
 """
@@ -92,7 +92,7 @@ def tables_of(connection: sqlite3.Connection, *, sample_rows: int = 0) -> list[T
 
 
 def _first_rows(connection: sqlite3.Connection, name: str, n: int) -> Sequence[Sequence[Any]]:
-    """Return a table's first rows; none where a value is longer than the connection lets through."""
+    """Return a table's first rows; none if a value is longer than the connection allows."""
     mark = '"' + name.replace('"', '""') + '"'
     try:
         return connection.execute(f"SELECT * FROM {mark} LIMIT {n}").fetchall()

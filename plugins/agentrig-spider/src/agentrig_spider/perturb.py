@@ -1,4 +1,4 @@
-"""Perturbed copies of databases: other rows under the same schema, so that lucky answers lose.
+"""Perturbed copies of databases: other rows under the same schema, so queries that match by chance fail.
 
 A query that is right is right on every database of its schema; one that returns the right rows by
 chance (another table with as many rows, a filter that happens to keep the same rows) rarely stays
@@ -26,7 +26,7 @@ REPLACED = 0.4
 """Share of a column's cells that get another value of the same column (or, for numbers, of its range)."""
 
 REMOVED, ADDED = 0.25, 0.25
-"""Largest shares of a table's rows that are removed and added; the actual ones are drawn for each table."""
+"""Largest shares of a table's rows that are removed and added; the actual shares are sampled for each table."""
 
 MAX_CHANGED_ROWS = 5_000
 """Most rows of a table that are touched, and fifty times the number of rows removed."""
@@ -34,12 +34,12 @@ MAX_CHANGED_ROWS = 5_000
 
 @attrs.frozen(kw_only=True)
 class Table:
-    """What of a table may change.
+    """The parts of a table that may change.
 
     Attributes:
         name: Its name.
         columns: All columns that can be written.
-        free: Columns that belong to no key; any value of the column may stand in any row.
+        free: Columns that belong to no key; any row may have any value of the column.
         references: Single columns that point to another table: their own values may trade places.
         serial: The column of an INTEGER PRIMARY KEY, or None.
         growing: Whether rows can be added: every unique key is the serial one, and that points nowhere.
@@ -94,7 +94,7 @@ def perturb(source: str | os.PathLike[str], target: str | os.PathLike[str], *, s
 
 
 def _text(data: bytes) -> str | bytes:
-    """Keep text that is no UTF-8 as bytes rather than fail."""
+    """Decode UTF-8; return other text as bytes instead of failing."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -122,7 +122,7 @@ def _change(connection: sqlite3.Connection, dice: random.Random) -> dict[str, in
     done = {"removed": 0, "added": 0, "replaced": 0}
     connection.execute("PRAGMA foreign_keys = OFF")
     connection.execute("BEGIN")
-    for name, _ in triggers:  # they would answer to every change
+    for name, _ in triggers:  # they would run at every change
         connection.execute(f"DROP TRIGGER {_name(name)}")
     for table in list(_tables(connection)):
         done["removed"] += _remove(connection, table, dice)
@@ -233,7 +233,7 @@ def _remove(connection: sqlite3.Connection, table: Table, dice: random.Random) -
 
 
 def _add(connection: sqlite3.Connection, table: Table, dice: random.Random) -> int:
-    """Add rows that are made of other rows' values; a new serial key where there is one."""
+    """Add rows made of other rows' values, with a new serial key if there is one."""
     rowids = _rowids(connection, table)
     most = min(round(len(rowids) * ADDED), MAX_CHANGED_ROWS // 50)
     if not table.growing or most < 1:

@@ -116,7 +116,7 @@ class ExecMatch:
             budget_s: A smaller time limit than `timeout_s`, for each item.
         """
         budget = self.timeout_s if budget_s is None else min(self.timeout_s, budget_s)
-        # What is no text may not be hashable; by its place it is at least told apart.
+        # A prediction that is not text may not be hashable, so its position is the key.
         keys = [tuple(map(str, item)) if isinstance(item[0], str) else index for index, item in enumerate(items)]
         scores: dict[Hashable, Score] = {}
         slow: dict[Hashable, tuple[str, str, str | os.PathLike[str]]] = {}
@@ -144,7 +144,7 @@ class ExecMatch:
             return Score.invalid(_plain(str(error)))
         except NeedsWorker:
             raise
-        except Exception as error:  # a fault of this reward must not look like the policy's
+        except Exception as error:  # an error of this reward must not count against the policy
             return Score.invalid(_plain(f"the reward failed: {type(error).__name__}: {error}"))
 
     def _score(
@@ -153,7 +153,7 @@ class ExecMatch:
         started = time.monotonic()
         deadline = started + budget
         if not isinstance(predicted, str):
-            raise Unsound(f"the prediction is no text but {type(predicted).__name__}; the agent must return SQL as str")
+            raise Unsound(f"the prediction is of type {type(predicted).__name__}; the agent must return SQL as str")
         query = self._rules.read_gold(gold)
         paths = databases(database)
         if self.mode == "strict":
@@ -172,7 +172,7 @@ class ExecMatch:
             return _verdict(1.0, "the prediction is the gold query")
         for (path, mark), result in zip(suite, golds, strict=True):
             assert result.fetched is not None
-            # One row more than the gold's shows that there are too many.
+            # One row more than the gold query's is enough to see a mismatch.
             max_rows = len(result.fetched.rows) + 1
             try:
                 fetched = self._run(path, mark, text, max_rows, deadline, workers)

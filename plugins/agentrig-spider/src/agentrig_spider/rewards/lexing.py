@@ -2,7 +2,7 @@
 
 The official evaluator hands every query to the `sqlparse` package, keeps the first statement, and
 joins its tokens again without those that read `distinct`. Only two things of that parser ever
-matter: where tokens begin and end, and where the first statement ends. Both come from its lexical
+matter: where tokens start and end, and where the first statement ends. Both come from its lexical
 rules, which are restated here as one regular expression (`tests/test_spider_exec_lexing.py`
 compares the two on generated text). Most queries hold neither `distinct` nor an inner `;` and need
 no lexing at all.

@@ -1,4 +1,4 @@
-"""When two results are the same, decided in polynomial time for all but contrived ones.
+"""Compares two results, in polynomial time except for contrived ones.
 
 Both results are lists of tuples as `sqlite3` returns them: cells are None, int, float, str or bytes.
 Equality of cells is Python's (1 == 1.0, 1 != '1').
@@ -95,7 +95,7 @@ def permutable(
         return False
     if Counter(map(tuple, gold)) == Counter(map(tuple, predicted)):
         return True
-    # Columns whose values nobody else has come first: they leave no choice and tell rows apart.
+    # Columns with unique values come first: they have one candidate and separate the rows.
     order = sorted(range(len(gold_columns)), key=lambda index: classes[gold_signatures[index]])
     candidates = [
         [other for other, signature in enumerate(predicted_signatures) if signature == gold_signatures[index]]
@@ -152,7 +152,7 @@ def arrangeable(
 
 
 def _signature(column: Sequence[Hashable]) -> Hashable:
-    """Return what any permutation of rows leaves alone: the bag of a column's values."""
+    """Return what no permutation of rows changes: the multiset of a column's values."""
     return frozenset(Counter(column).items())
 
 

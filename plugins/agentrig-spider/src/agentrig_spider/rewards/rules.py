@@ -1,4 +1,4 @@
-"""What the two modes share: the errors, and what a mode decides."""
+"""The errors, and the interface of a mode, shared by both modes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Unsound(Exception):
 
 
 class Refused(Exception):
-    """The prediction is no answer whatever it returns; the message says why."""
+    """The prediction is not a valid answer, whatever it returns; the message says why."""
 
 
 @attrs.frozen
 class Query:
-    """A query as a mode reads it.
+    """A query as parsed by a mode.
 
     Attributes:
         text: What is run.
@@ -36,7 +36,7 @@ class Query:
 
 
 class Rules(Protocol):
-    """What a mode decides."""
+    """The interface of a mode."""
 
     def read_gold(self, sql: str) -> Query:
         """Read a gold query.

@@ -77,7 +77,7 @@ class ExecMatchReward:
                 return Score.invalid(f"task {task.id} has no text {where}[{key!r}], which this reward needs")
         if not isinstance(outcome.answer, str):
             return Score.invalid(
-                f"the answer is no text but {type(outcome.answer).__name__}; the agent must return SQL as str"
+                f"the answer is of type {type(outcome.answer).__name__}; the agent must return SQL as str"
             )
         changed = self._changed(task.input["database"])
         return Score.invalid(changed) if changed else None

@@ -1,4 +1,4 @@
-"""The shape of a query by SQLite's own lexical rules: where its clauses begin, at which depth."""
+"""The shape of a query by SQLite's own lexical rules: where its clauses start, and at which depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mode `strict`: one SELECT, compared by what its gold means rather than by what its text looks like."""
+"""Mode `strict`: a single SELECT, compared by the meaning of its gold query instead of its text."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Strict:
             raise Refused(f"the prediction is not a single SELECT: {error}") from None
 
     def run_gold(self, query: Query, run: Run, max_rows: int) -> Gold:
-        """Run it, and once more with what tells which of its rows tie."""
+        """Run it, and run it again with the sort keys, to find rows that tie."""
         fetched = run(query.text, max_rows)
         assert isinstance(query, StrictQuery)
         assert query.select is not None
@@ -115,7 +115,7 @@ def _ties(select: Select, fetched: Fetched, run: Run) -> Ties:
         groups.append(groups[-1] + (key != last) if groups else 0)
         last = key
     ties = Ties(rows=[row[:width] for row in keyed.rows], groups=groups, offset=offset)
-    # A query with another plan may pick other rows (bare columns of a GROUP BY); then it tells nothing.
+    # A query with another plan may pick other rows (bare columns of a GROUP BY); then its result is not used.
     own = Counter(zip(groups[offset:], fetched.rows, strict=False))
     return ties if own <= Counter(zip(groups, ties.rows, strict=True)) else exact
 

@@ -26,7 +26,7 @@ def rows_of(domain: Domain, rng: random.Random) -> tuple[list[Row], list[Row]]:
     """Return the rows of parent and child, in the order of `columns`.
 
     Labels and numbers are all different within a table; the values of a category, and the children
-    of a parent, are spread unevenly, so that the most common one stands out.
+    of a parent, are spread unevenly, so one is clearly the most common.
     """
     parents = [(i + 1, *row) for i, row in enumerate(_own_rows(domain.parent, rng))]
     weights = [1 + 6 * rng.random() ** 3 for _ in parents]

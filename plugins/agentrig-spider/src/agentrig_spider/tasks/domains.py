@@ -56,7 +56,7 @@ class Table:
     Attributes:
         name: The table; its plural in questions ends in `s`.
         label: The column that names a row.
-        labels: The words that the label is drawn from.
+        labels: The words that the label is sampled from.
         categories: Its text columns.
         numbers: Its number columns.
         rows: So many rows.

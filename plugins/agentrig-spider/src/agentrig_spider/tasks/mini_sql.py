@@ -95,7 +95,7 @@ def cache_folder() -> Path:
 
 
 def generate(target: Path, *, seed: int) -> None:
-    """Make all files of one seed at `target`; two processes may do so at once, and a crash leaves nothing there."""
+    """Make all files of one seed at `target`; safe with several processes; a crash leaves nothing behind."""
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -105,7 +105,7 @@ def generate(target: Path, *, seed: int) -> None:
         try:
             made.rename(target)
         except OSError:
-            if not target.is_dir():  # else another process was faster, with the same bytes
+            if not target.is_dir():  # else another process has written the same bytes
                 raise
     finally:
         shutil.rmtree(made, ignore_errors=True)

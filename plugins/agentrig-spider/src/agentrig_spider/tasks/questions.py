@@ -1,4 +1,4 @@
-"""Questions of `mini-sql`: drawn from intents, kept when a slightly wrong query would give another result."""
+"""Questions of `mini-sql`: sampled from intents, kept if slightly wrong queries give other results."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Wording:
 
 @attrs.frozen
 class Question:
-    """A question before it is put in words.
+    """A question before it is worded.
 
     Attributes:
         intent: Its kind.
@@ -100,7 +100,7 @@ def fill(template: str, fields: Mapping[str, str], conditions: Sequence[Conditio
 
 
 def draw(domain: Domain, intent: Intent, rows: Mapping[str, Sequence[Any]], rng: random.Random) -> Question:
-    """Return a question of one kind with arguments at random.
+    """Return a question of one kind with random arguments.
 
     Args:
         domain: The database.
@@ -155,7 +155,7 @@ def _condition(
     label: bool = False,
     without: str = "",
 ) -> Condition:
-    """Return a condition at random, not on the column `without`; `label` allows the table's label for `is`."""
+    """Return a random condition, not on the column `without`; `label` allows the table's label for `is`."""
     kind = rng.choice(kinds)
     if kind == "is":
         if label and rng.random() < 0.5:
@@ -167,7 +167,7 @@ def _condition(
     number = rng.choice([n for n in table.numbers if n.name != without])
     values = sorted(rows[f"{table.name}.{number.name}"])
     inner = values[len(values) // 5 : -len(values) // 5]
-    # No row has the bound itself, so that words like "past" leave nothing open.
+    # No row has the bound itself, so words like "past" are not ambiguous.
     bounds = [x for x in range(inner[0], inner[-1]) if x not in set(values)]
     value = str(rng.choice(bounds))
     return Condition(kind, number.name, value)
@@ -178,7 +178,7 @@ def _names(table: Table) -> list[str]:
 
 
 def _column(table: Table, taken: set[str], rng: random.Random) -> str:
-    """Return a column at random, the label half of the time."""
+    """Return a random column; half of the time, the label."""
     free = [name for name in _names(table) if name not in taken]
     return table.label if table.label in free and rng.random() < 0.5 else rng.choice(free)
 
@@ -229,7 +229,7 @@ def _swaps(table: Table, domain: Domain, question: Question) -> dict[str, list[s
         "k": [str(k - 1), str(k + 1)],
         "v": others,
         "pc": _names(domain.parent),
-        # A wrong table is an error where it lacks the column, and no error where it has it.
+        # A wrong table is an error only if it lacks the column.
         "t": [domain.parent.name, domain.child.name] if "p" not in _GAP.findall(question.intent.sql) else [],
     }
 
@@ -260,7 +260,7 @@ def run(connection: sqlite3.Connection, sql: str) -> list[tuple[Any, ...]] | Non
 
 
 def discriminates(question: Question, domain: Domain, connection: sqlite3.Connection) -> bool:
-    """Return whether the gold query gives something, one thing only, and no mutant gives the same."""
+    """Return whether the gold query has exactly one result, and no mutant has the same."""
     gold = run(connection, question.sql)
     if not gold or gold in ([(0,)], [(None,)]) or _tied(question.sql, connection):
         return False
@@ -279,7 +279,7 @@ def _key(rows: list[tuple[Any, ...]], ordered: bool) -> list[str]:
 
 
 def _tied(sql: str, connection: sqlite3.Connection) -> bool:
-    """Return whether the first of the groups by size is a matter of luck."""
+    """Return whether the largest groups tie, so that their order is arbitrary."""
     if "GROUP BY" not in sql or "LIMIT" not in sql:
         return False
     counts = run(connection, re.sub(r"SELECT .*? FROM", "SELECT count ( * ) FROM", sql).replace("LIMIT 1", "LIMIT 2"))
@@ -298,7 +298,7 @@ def values_of(domain: Domain, connection: sqlite3.Connection) -> dict[str, list[
 def questions_of(domain: Domain, connection: sqlite3.Connection, scale: int, rng: random.Random) -> list[Question]:
     """Return a database's questions, no gold query twice, `scale * intent.share` of each intent if there are as many.
 
-    They come intent by intent, in the order in which they were drawn.
+    They come intent by intent, in the order in which they were sampled.
     """
     rows = values_of(domain, connection)
     found: list[Question] = []

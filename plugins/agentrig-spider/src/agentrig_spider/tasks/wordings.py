@@ -19,7 +19,7 @@ class Intent:
         name: Unique.
         sql: The gold query; gaps as the frames', and `where` for a condition.
         frames: The wordings. A gap in `<…>` that is empty for a question rules the wording out for it.
-        share: How often it is drawn, relative to the others.
+        share: How often it is sampled, relative to the others.
     """
 
     name: str
