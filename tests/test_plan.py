@@ -128,6 +128,30 @@ def test_keys_of_automatic_hardware_are_checked_before_it_is_looked_for(toy_plan
     assert (plan.components["hardware"].spec.name, plan.configs["hardware"].threads) == ("cpu", 2)
 
 
+def test_automatic_hardware_takes_a_key_by_its_former_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plugin = tmp_path / "renamed_hardware.py"
+    plugin.write_text(
+        "import attrs\n"
+        "from agentrig import HardwareSpec, hookimpl, setting\n"
+        "from agentrig.hardware import Hardware, Probe\n"
+        "@attrs.frozen(kw_only=True)\n"
+        "class Config:\n"
+        '    cores: int = setting(1, help="cores", former="workers")\n'
+        "@attrs.frozen(kw_only=True)\n"
+        "class Renamed(Hardware):\n"
+        '    name: str = "renamed"\n'
+        '    torch_device: str = "cpu"\n'
+        "    def probe(self):\n"
+        '        return Probe(available=True, evidence=("always",))\n'
+        "@hookimpl\n"
+        "def register_hardware():\n"
+        '    yield HardwareSpec(name="renamed", summary="x", config=Config, build=lambda config: Renamed())\n'
+    )
+    plan = resolve("mini", overrides=["hardware.use=auto", "hardware.workers=3"], files=[str(plugin)])
+    assert plan.configs["hardware"].cores == 3
+    assert "workers is now called cores" in caplog.text
+
+
 def test_a_value_that_nobody_could_mean_gets_no_advice(toy_plan: Callable[..., Plan]) -> None:
     for override in (
         "algorithm.steps=three",

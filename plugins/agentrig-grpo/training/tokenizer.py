@@ -5,7 +5,7 @@ are merged whole, first without and then with a space before them. Any other tex
 smaller pieces, down to bytes; numbers into their digits.
 
 Text is cut by Qwen2's own pattern: for every model of type `qwen2` transformers 5, and with it vLLM,
-puts that pattern in the place of the one in `tokenizer.json`, so any other would hold in agentrig alone.
+replaces the pattern in `tokenizer.json` with it, so any other would hold in agentrig alone.
 """
 
 from __future__ import annotations

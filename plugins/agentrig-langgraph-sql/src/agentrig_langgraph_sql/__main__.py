@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         "--sample-rows", type=int, default=3, choices=range(4), help="rows of each table to show (default: 3)"
     )
     parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature (default: 0)")
-    parser.add_argument("--max-tokens", type=int, default=2048, help="most new tokens a call (default: 2048)")
+    parser.add_argument("--max-tokens", type=int, default=2048, help="most new tokens per call (default: 2048)")
     parser.add_argument("--prompts", choices=sorted(PRESETS), default="full", help="preset of prompts (default: full)")
     parser.add_argument("--graph", action="store_true", help="print the graph as Mermaid and stop; asks no model")
     return parser
