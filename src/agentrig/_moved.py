@@ -128,6 +128,8 @@ agentrig.workers > agentrig.runners.jobs
     AgentPlan Job Result
 agentrig.workers > agentrig.runners.processes
     PRELOAD Pool worker_main
+agentrig.report.text > agentrig.figures
+    counted percent
 agentrig_grpo.advantages > agentrig.credit
     EPSILON LARGEST group_advantages
 agentrig_verl.credit > agentrig.credit

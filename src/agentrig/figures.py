@@ -1,4 +1,4 @@
-"""Figures: accuracy, means and intervals."""
+"""Figures: accuracy, means and intervals, and how shares and counts are written."""
 
 from __future__ import annotations
 
@@ -47,3 +47,19 @@ def wilson(right: float, n: int) -> tuple[float, float]:
     middle = (share + z2 / 2) / (1 + z2)
     half = Z95 / (1 + z2) * math.sqrt(share * (1 - share) / n + z2 / (4 * n))
     return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
+
+
+NOTHING = "–"
+"""The text for a missing value, in displays and reports."""
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """Return a fraction in percent, without the sign; a dash for None."""
+    return NOTHING if share is None else f"{100 * share:.{digits}f}"
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Return `3 (2 deadline, 1 llm-error)`, or `0`."""
+    total = sum(counts.values())
+    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if n)
+    return f"{total} ({kinds})" if kinds else str(total)

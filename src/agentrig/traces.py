@@ -43,6 +43,12 @@ ATTRIBUTES: Mapping[str, str] = {
 Lightning emits, or a tracer of its own records, have what these give them."""
 
 
+def node_of(attributes: Mapping[str, Any]) -> str | None:
+    """Return the graph node's (or agent's) name from a span's attributes, when the span stands for one."""
+    name = attributes.get(NODE) or attributes.get("agent.name")
+    return name if isinstance(name, str) else None
+
+
 @attrs.frozen(kw_only=True)
 class Span:
     """One recorded operation.
@@ -68,8 +74,7 @@ class Span:
     @property
     def node(self) -> str | None:
         """The graph node's (or agent's) name, when the span stands for one."""
-        name = self.attributes.get(NODE) or self.attributes.get("agent.name")
-        return name if isinstance(name, str) else None
+        return node_of(self.attributes)
 
 
 @attrs.frozen(kw_only=True, slots=False)

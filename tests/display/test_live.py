@@ -18,6 +18,7 @@ from run_dirs import rollout_of, write_run
 from agentrig import Score
 from agentrig.display import LiveDisplay
 from agentrig.display.live import final_line
+from agentrig.figures import counted
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.plugins.loading import load
 
@@ -233,3 +234,9 @@ def test_the_mean_reward_stands_beside_accuracy(tmp_path: Path):
             assert expected in text
     finally:
         shown.close()
+
+
+def test_the_final_line_and_the_report_count_failures_alike(tmp_path: Path) -> None:
+    failures = {"llm-error": 1, "deadline": 1, "agent-error": 2}
+    assert f"failed {counted(failures)}" in final_line({"failures": failures}, tmp_path)
+    assert counted(failures) == "4 (2 agent-error, 1 deadline, 1 llm-error)"

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrig import hookimpl
+from agentrig.figures import counted, percent
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -174,7 +175,7 @@ class LiveDisplay:
             done = int(m.get("step") or self._first_step - 1)
             rows = [
                 ("reward", self._reward()),
-                ("accuracy", "" if m.get("accuracy") is None else _percent(m["accuracy"])),
+                ("accuracy", "" if m.get("accuracy") is None else _share(m["accuracy"])),
                 ("validation", self._validated()),
                 ("speed", _speed(m)),
                 ("time", _split(m)),
@@ -207,7 +208,7 @@ class LiveDisplay:
             parts = [
                 f"step {done:>{width}}{of}",
                 f"reward {self._reward()}",
-                "" if m.get("accuracy") is None else f"accuracy {_percent(m['accuracy'])}",
+                "" if m.get("accuracy") is None else f"accuracy {_share(m['accuracy'])}",
                 "" if validation is None else f"validation {_measured(validation, m.get('validation_reward'))}",
                 _speed(m),
                 _split(m),
@@ -247,7 +248,7 @@ def final_line(summary: Mapping[str, Any], directory: Path) -> str:
     )
     failed = _counted(Counter(summary.get("failures") or {}))
     parts = [
-        f"accuracy {_percent(before)} → {_percent(after)}{gain}",
+        f"accuracy {_share(before)} → {_share(after)}{gain}",
         _rewards(summary.get("reward") or {}),
         "solved" if summary.get("solved") else "",
         f"{summary.get('steps', '?')} steps in {_clock(summary.get('wall_s') or 0.0)}",
@@ -265,7 +266,7 @@ def _rewards(reward: Mapping[str, Any]) -> str:
 
 def _measured(accuracy: float, reward: float | None) -> str:
     """Format an accuracy and the mean reward."""
-    return _percent(accuracy) + ("" if reward is None else f" (reward {reward:.3f})")
+    return _share(accuracy) + ("" if reward is None else f" (reward {reward:.3f})")
 
 
 def _bar(done: int, steps: int | None, elapsed: float, eta: float | None) -> Table:
@@ -279,8 +280,8 @@ def _bar(done: int, steps: int | None, elapsed: float, eta: float | None) -> Tab
     return line
 
 
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}%"
+def _share(share: float | None) -> str:
+    return percent(share) if share is None else f"{percent(share)}%"
 
 
 def _speed(m: Mapping[str, Any]) -> str:
@@ -299,8 +300,7 @@ def _split(m: Mapping[str, Any]) -> str:
 
 
 def _counted(failures: Counter[str]) -> str:
-    total = failures.total()
-    return f"{total} ({', '.join(f'{n} {kind}' for kind, n in failures.most_common())})" if total else ""
+    return counted(failures) if failures.total() else ""
 
 
 def _clock(seconds: float) -> str:

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from agentrig.figures import NOTHING, percent
 from agentrig.report import figures, table
 from agentrig.report.findings import failures_by_kind, findings
 from agentrig.report.plots import audits
 from agentrig.report.reading import RunData, mapping, number
 from agentrig.report.samples import before_after, reward_disagreements
-from agentrig.report.text import NOTHING, count, duration, figure, percent, plain
+from agentrig.report.text import count, duration, figure, plain
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from agentrig.report.reading import is_correct, mapping, number
-from agentrig.traces import LLM_CALL, NODE
+from agentrig.traces import LLM_CALL, node_of
 
 SAMPLE_COLUMNS = (
     "id", "task_id", "failure", "message", "status", "value", "correct", "components", "details", "input", "answer",
@@ -107,10 +107,10 @@ def steps_of(spans: Any) -> list[Step]:
     name, are left out: they add no information.
     """
     found = [s for s in spans if isinstance(s, Mapping)] if isinstance(spans, list) else []
-    nodes = [s for s in found if _node(s)]
+    nodes = [s for s in found if node_of(_attributes(s))]
     around = {s.get("parent") for s in nodes if isinstance(_attributes(s).get("output"), Mapping)}
     leaves = [s for s in nodes if s.get("id") not in around and (s.get("error") or _has_output(s))]
-    steps = [_step(s, str(_node(s)), _attributes(s).get("output")) for s in leaves]
+    steps = [_step(s, str(node_of(_attributes(s))), _attributes(s).get("output")) for s in leaves]
     if steps:
         return steps
     return [_step(s, "call", {"reply": reply_of(_attributes(s))}) for s in found if s.get("name") == LLM_CALL]
@@ -126,11 +126,6 @@ def reply_of(attributes: Mapping[str, Any]) -> str:
 
 def _attributes(span: Mapping[str, Any]) -> Mapping[str, Any]:
     return mapping(span.get("attributes"))
-
-
-def _node(span: Mapping[str, Any]) -> str | None:
-    name = _attributes(span).get(NODE) or _attributes(span).get("agent.name")
-    return name if isinstance(name, str) else None
 
 
 def _has_output(span: Mapping[str, Any]) -> bool:

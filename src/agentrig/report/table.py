@@ -8,9 +8,10 @@ from typing import Any
 
 import attrs
 
+from agentrig.figures import NOTHING, counted, percent
 from agentrig.report import figures
 from agentrig.report.reading import RunData, mapping, number, read_run
-from agentrig.report.text import NOTHING, counted, percent, plain
+from agentrig.report.text import plain
 
 COLUMNS = {
     "run": "Run",

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from agentrig._moved import former
+from agentrig.figures import NOTHING
 from agentrig.report.reading import number
-
-NOTHING = "–"
-"""The text for a missing value."""
-
-
-def percent(share: float | None, digits: int = 1) -> str:
-    """Return a fraction in percent, without the sign; a dash for None."""
-    return NOTHING if share is None else f"{100 * share:.{digits}f}"
 
 
 def plain(value: float | None, digits: int) -> str:
     """Return a number with `digits` decimals; a dash for None."""
     return NOTHING if value is None else f"{value:.{digits}f}"
-
-
-def counted(counts: Mapping[str, int]) -> str:
-    """Return `3 (2 deadline, 1 llm-error)`, or `0`."""
-    total = sum(counts.values())
-    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if n)
-    return f"{total} ({kinds})" if kinds else str(total)
 
 
 def count(value: Any) -> str:
@@ -51,3 +37,6 @@ def figure(value: float | None) -> str:
     if value is None:
         return NOTHING
     return count(round(value)) if abs(value) >= 1000 else f"{value:.3g}"
+
+
+__getattr__ = former(__name__)
