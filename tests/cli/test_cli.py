@@ -262,7 +262,7 @@ def test_train_prints_its_summary(here: Path, model: ModelServer, toy_file: str)
     assert summary == json.loads((here / "runs" / "one" / "summary.json").read_text())
     assert 'match = "write"' in (here / "runs" / "one" / "config.toml").read_text()
     again = invoke("train", *words, "--json")
-    assert (again.exit_code, "go on with it by --resume" in again.stderr) == (1, True)
+    assert (again.exit_code, "continue it with --resume" in again.stderr) == (1, True)
 
     exported = invoke("export", "runs/one", "model")
     assert exported.exit_code == 0, exported.output

@@ -41,14 +41,14 @@ def resume(run: Path) -> None:
         (
             "manifest.json",
             '{"recipe": ',
-            r"manifest\.json is damaged: .*\. Put it back from a copy, or remove it: only the",
+            r"manifest\.json is damaged: .*\. Restore it from a copy, or remove it: only the",
         ),
-        ("manifest.json", "[1]", r"manifest\.json is damaged: it holds list in place of an object"),
-        ("summary.json", "\x00\x00", r"summary\.json is damaged: .*\. Remove it: the run's next end writes it again"),
+        ("manifest.json", "[1]", r"manifest\.json is damaged: it holds a list, not an object"),
+        ("summary.json", "\x00\x00", r"summary\.json is damaged: .*\. Remove it: the run writes it again when it ends"),
         (
             "progress.json",
             "{'a': 1}",
-            r"progress\.json is damaged: .*\. Put it back from a copy: it holds the accuracy",
+            r"progress\.json is damaged: .*\. Restore it from a copy: it holds the accuracy",
         ),
         ("config.toml", "[run\n", r"config\.toml is not TOML"),
         (
@@ -81,7 +81,7 @@ def test_what_the_words_say_helps(run: Path) -> None:
     (run / "metrics.jsonl").write_text(json.dumps({"step": line["step"]}) + "\n")  # a line without its figures
     resume(run)
     assert json.loads((run / "summary.json").read_text())["complete"] is True
-    assert "metrics.jsonl has no line of step 1" in (run / "manifest.json").read_text()
+    assert "metrics.jsonl has no line for step 1" in (run / "manifest.json").read_text()
     assert (run / "rollouts" / "notes.parquet").exists()
 
 
@@ -106,7 +106,7 @@ def test_a_full_disk(toy_plan: MakePlan, small_disk: Path, caplog: pytest.LogCap
     filler = small_disk / "filler"
     filler.write_bytes(b"x" * (940 << 10))
     with pytest.raises(
-        RunFileError, match=r"disk/toy/\S+ cannot be written: the disk is full.*Free some space and go on"
+        RunFileError, match=r"disk/toy/\S+ cannot be written: the disk is full.*Free some space and continue"
     ):
         train(plan)
     assert not [r for r in caplog.records if r.exc_info]  # no traceback
@@ -143,7 +143,7 @@ def test_impossible_places(toy_plan: MakePlan, tmp_path: Path, place: str) -> No
 
 def test_a_place_that_may_only_be_read(toy_plan: MakePlan, small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(RunFileError, match=r"cannot be written: Read-only file system\. Give yourself the right"):
+    with pytest.raises(RunFileError, match=r"cannot be written: Read-only file system\. Get write permission"):
         train(toy_plan(*SHORT, f"run.directory={small_disk}"))
 
 

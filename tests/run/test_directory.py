@@ -34,7 +34,7 @@ def test_a_run_has_its_configuration_and_is_not_overwritten(toy_plan: Callable[.
     created = RunDirectory.create(plan)
     assert created.path.name == "toy"
     assert 'use = "toy-number"' in (created.path / "config.toml").read_text()
-    with pytest.raises(ConfigError, match=r"there is a run in .*toy already; go on with it by --resume"):
+    with pytest.raises(ConfigError, match=r"toy already has a run; continue it with --resume"):
         RunDirectory.create(plan)
     assert RunDirectory.create(toy_plan("run.name=''")).path.name.startswith("toy-20")
 
@@ -163,8 +163,8 @@ def test_a_resumed_run_says_what_is_not_as_it_was(toy_plan: Callable[..., Plan])
     after["components"]["reward"]["version"] = "2"
     after["hardware"] = {"name": "cuda"}
     assert manifest_changes(before, after) == [
-        "the train tasks (split train) are not those that this run began with",
-        "reward toy-parity is 2 now; this run began with -",
-        "this run began on cpu and goes on on cuda",
+        "the train tasks (split train) have changed since this run started",
+        "reward toy-parity is 2 now; this run started with -",
+        "this run started on cpu and continues on cuda",
     ]
     assert manifest_changes({}, after) == []

@@ -195,7 +195,7 @@ def test_gradients_that_are_not_finite_end_a_run_at_the_second_of_them(tmp_path:
     (tmp_path / "poisoned.py").write_text(POISONED)
     words = ["train", "mini", "--plugin", "poisoned.py", "--algorithm", "poisoned", "run.name=a", *TINY]
     done = agentrig(*words, "algorithm.steps=5", cwd=tmp_path, ok=False)
-    assert "step 2: grad_norm nan; once more in the next step ends the run" in done.stderr
+    assert "step 2: grad_norm nan; the run stops if that happens again in the next step" in done.stderr
     assert "agentrig: steps 2 and 3: grad_norm nan: updates with such gradients" in done.stderr
     lines = lines_of(tmp_path / "runs" / "a")
     assert [line["algorithm"]["weight_change"] > 0 for line in lines] == [True, False, False]

@@ -60,7 +60,7 @@ def test_two_resumes_at_once_are_refused(finished: Path) -> None:
     before = content(finished)
     other = RunDirectory(finished)
     other.lock()
-    with pytest.raises(RunInUse, match=f"a run is at work in .*toy: process {os.getpid()} on"):
+    with pytest.raises(RunInUse, match=f"a run is active in .*toy: process {os.getpid()} on"):
         train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
     assert content(finished) == before
     other.release()
@@ -76,7 +76,7 @@ def test_lost_and_damaged_lines_are_said(finished: Path) -> None:
     warnings = read_past(RunDirectory(finished)).warnings
     assert [w.split(":")[0] for w in warnings[:1]] == ["metrics.jsonl"]
     assert "line 1 and 4 cannot be read" in warnings[0]
-    assert "has no line of step 1 and 2, though the checkpoint is of step 3" in warnings[1]
+    assert "has no line for step 1 and 2, but the checkpoint is of step 3" in warnings[1]
     assert "has step 3 more than once" in warnings[2]
     assert "no file of the training rollouts of step 2" in warnings[3]
     train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_the_algorithm_cannot_read_is_told_with_its_cure(finis
 def test_without_a_checkpoint_before_it_there_is_no_command_to_offer(finished: Path) -> None:
     checkpoints.Checkpoints(finished / "checkpoints").drop_after(2)
     shorten(finished / "checkpoints" / "step-00002")
-    with pytest.raises(CheckpointDamaged, match="There is no checkpoint before it"):
+    with pytest.raises(CheckpointDamaged, match="There is no earlier checkpoint"):
         read_past(RunDirectory(finished))
 
 
@@ -165,7 +165,7 @@ def test_directories_of_other_versions_are_refused_in_words(finished: Path) -> N
     config = (finished / "config.toml").read_text()
     (finished / "manifest.json").write_text(json.dumps({**facts, "agentrig": "0.0.9"}))
     (finished / "config.toml").write_text(config.replace("[runners]", "[runners]\nspeed = 3"))
-    with pytest.raises(ConfigError, match=r'no key "speed"[\s\S]*config\.toml is of agentrig 0\.0\.9'):
+    with pytest.raises(ConfigError, match=r'no key "speed"[\s\S]*agentrig 0\.0\.9 wrote .*config\.toml'):
         resume_plan(finished)
     (finished / "config.toml").write_text(config)
     (finished / "manifest.json").write_text(json.dumps({**facts, "agentrig": "9.1", "format": 2}))

@@ -132,7 +132,7 @@ def test_a_run_from_start_to_end(model: ModelServer, toy_plan: MakePlan, tmp_pat
         (['tasks.do=["raise", "", ""]'], "4 of 12 train rollouts failed (limit 25%, run.failure_limit)"),
         (['tasks.do=["typed"]', "run.failure_limit=1.0"], "12 x no-plan: for example AgentFailure: there is no plan"),
         (["reward.invalid=true"], "12 x reward-invalid: for example the judge is out"),
-        (["algorithm.change=nan"], "the weights' change is nan: training has diverged"),
+        (["algorithm.change=nan"], "the weight change is nan: training has diverged"),
     ],
 )
 def test_a_run_that_would_learn_nothing_stops_in_its_first_step(

@@ -77,7 +77,7 @@ def test_updates_that_are_not_finite_are_warned_of_and_end_the_run_when_they_sta
 
 @pytest.mark.parametrize("change", [math.nan, math.inf])
 def test_weights_that_are_not_finite(change: float) -> None:
-    with pytest.raises(RunStopped, match=r"step 3: the weights' change is (nan|inf): training has diverged. Lower"):
+    with pytest.raises(RunStopped, match=r"step 3: the weight change is (nan|inf): training has diverged. Lower"):
         followed([line(1), line(2), line(3, weight_change=change)])
 
 

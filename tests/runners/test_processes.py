@@ -161,7 +161,7 @@ def test_answers_that_cannot_leave_their_process_fail_at_once(model: ModelServer
     assert "answered with Unwritable: OSError: the rows are gone" in found["unwritable"].message
     assert "RecursionError" in found["nested"].message
     assert "it has 11000002 characters of JSON, 10000000 are allowed" in found["huge"].message
-    assert "what the rollout recorded cannot leave its process" in found["unsendable"].message
+    assert "the rollout's result cannot be sent from its process" in found["unsendable"].message
     assert "Speechless: (its message raised RuntimeError)" in found["speechless"].message
     assert "the plan is missing (its kind 'a very long text" in found["long-kind"].message
     assert "no short name" in found["long-kind"].message

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: each comes under its name whole, and says of itself what it must hold."""
+"""The checkpoints of a run: each one is saved atomically and has a list of its files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError
 from agentrig.run.files import flush, flush_tree, write_whole
 
 KEPT_CHECKPOINTS = 2
-"""How many of the latest checkpoints stay, beside those that the algorithm asked to keep."""
+"""How many of the latest checkpoints are kept, in addition to those that the algorithm asked to keep."""
 
 LIST = ".files.json"
 """In each checkpoint: path to size in bytes, of all its other files."""
 
 ASIDE = ("part", "old", "gone")
-"""Ends of the names that a checkpoint has while it is written, replaced or removed: `.step-00003.part`."""
+"""Suffixes of a checkpoint's name while it is written, replaced or removed: `.step-00003.part`."""
 
 
 class Checkpoints:
@@ -40,7 +40,7 @@ class Checkpoints:
     def latest(self) -> tuple[Path | None, int]:
         """Return the latest checkpoint and its step, or (None, 0).
 
-        When `latest` names one that is gone, the newest that is there counts: each came under its name whole.
+        If the checkpoint named by `latest` is gone, this is the newest one; every named checkpoint is complete.
         """
         steps = self.steps()
         with contextlib.suppress(FileNotFoundError):
@@ -52,7 +52,7 @@ class Checkpoints:
         """Return the checkpoint of a step.
 
         Raises:
-            ConfigError: There is none; the message has those that are there.
+            ConfigError: There is none; the message lists the existing ones.
         """
         if step not in self.steps():
             there = ", ".join(map(str, self.steps())) or "none"
@@ -91,7 +91,7 @@ class Checkpoints:
             self._remove(s)
 
     def recover(self) -> None:
-        """Put right what a crash left in the middle of `save`: nothing whole is lost, nothing half stays."""
+        """Clean up after a crash during `save`: keep complete checkpoints, remove incomplete ones."""
         for old in self.folder.glob(".step-*.old"):
             target = self.folder / old.name.removeprefix(".").removesuffix(".old")
             if not target.exists():
@@ -114,13 +114,13 @@ class Checkpoints:
 
 
 def verify(checkpoint: Path) -> None:
-    """Look whether a checkpoint's files are all there and as long as they must be; reads no weights.
+    """Check that all files of a checkpoint exist and have the right size; reads no weights.
 
     Raises:
         CheckpointDamaged: A file is missing, or shorter or longer than when it was saved.
     """
     sizes: dict[str, int] = {}
-    with contextlib.suppress(FileNotFoundError):  # of an earlier version
+    with contextlib.suppress(FileNotFoundError):  # checkpoints of earlier versions have no list
         try:
             sizes = json.loads((checkpoint / LIST).read_text("utf-8"))
         except ValueError:
@@ -140,7 +140,7 @@ def verify(checkpoint: Path) -> None:
 
 
 def _safetensors_bytes(file: Path) -> int:
-    """Return how long a safetensors file says that it is; 0 when it has no header that can be read."""
+    """Return the size of a safetensors file according to its header; 0 if the header cannot be read."""
     with file.open("rb") as data:
         length = int.from_bytes(data.read(8), "little")
         if length > file.stat().st_size:
@@ -155,10 +155,10 @@ def _safetensors_bytes(file: Path) -> int:
 
 @contextmanager
 def reading(checkpoint: Path) -> Iterator[None]:
-    """Name a checkpoint in whatever goes wrong while an algorithm reads it.
+    """Turn exceptions while an algorithm reads a checkpoint into errors that name the checkpoint.
 
     Raises:
-        CheckpointDamaged: In place of what was raised in the block, unless that is an error of agentrig's own.
+        CheckpointDamaged: Replaces the block's exception, unless that is an `AgentrigError`.
     """
     try:
         yield

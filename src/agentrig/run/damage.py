@@ -1,4 +1,4 @@
-"""What goes wrong with the files of a run directory, in words: which file, what is wrong, what to do."""
+"""Errors of the files of a run directory: the message says which file, what is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from typing import Any
 from agentrig.errors import AgentrigError, RunFileError
 
 FULL = 1 << 16
-"""A disk with fewer free bytes is full; libraries that write weights do not always say so."""
+"""A disk with fewer free bytes counts as full; libraries that write weights do not always report it."""
 
 CURES: Mapping[str, str] = {
-    "manifest.json": "Put it back from a copy, or remove it: only the record of versions and data is lost",
-    "summary.json": "Remove it: the run's next end writes it again",
-    "progress.json": "Put it back from a copy: it holds the accuracy that was measured before training",
+    "manifest.json": "Restore it from a copy, or remove it: only the record of versions and data is lost",
+    "summary.json": "Remove it: the run writes it again when it ends",
+    "progress.json": "Restore it from a copy: it holds the accuracy that was measured before training",
     "error.json": "Remove it: it only says how the run ended",
-    "config.toml": "Put it back from a copy, for example from the section config of manifest.json",
+    "config.toml": "Restore it from a copy, for example from the section config of manifest.json",
 }
 """What to do about a damaged file, by its name."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say in words what keeps a file or folder of a run from being written.
+    """Turn errors while a file or folder of a run is written into clear messages.
 
     Raises:
-        RunFileError: In place of an `OSError`, and of whatever a library raises on a full disk.
+        RunFileError: Replaces an `OSError`, and any exception of a library on a full disk.
     """
     try:
         yield
@@ -48,15 +48,15 @@ def _wrong(error: Exception, full: bool) -> str:
     code = error.errno if isinstance(error, OSError) else None
     if full or code in (errno.ENOSPC, errno.EDQUOT):
         return (
-            "the disk is full, or your share of it. Free some space and go on with `agentrig train --resume RUN`: "
-            "what was written before is whole"
+            "the disk is full, or your quota is used up. Free some space and continue with "
+            "`agentrig train --resume RUN`: everything written before is intact"
         )
     what = os.strerror(code) if code else f"{type(error).__name__}: {error}"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{what}. Give yourself the right to write there, or say where runs are made by run.directory=DIR"
+        return f"{what}. Get write permission there, or choose another folder: run.directory=DIR"
     if code in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL):
-        return f"{what}. No folder can be made there: say where runs are made by run.directory=DIR"
-    return f"{what}. Look at the disk (dmesg, df); what was written before is whole"
+        return f"{what}. No folder can be created there: choose another one with run.directory=DIR"
+    return f"{what}. Check the disk (dmesg, df); everything written before is intact"
 
 
 def _is_full(path: Path) -> bool:
@@ -70,14 +70,14 @@ def _is_full(path: Path) -> bool:
 
 @contextmanager
 def reading(path: Path, cure: str = "") -> Iterator[None]:
-    """Say in words what keeps a file of a run from being read; that it is not there is left to the caller.
+    """Turn errors while a file of a run is read into clear messages; `FileNotFoundError` is left to the caller.
 
     Args:
         path: The file.
-        cure: What to do; by default what `CURES` has for its name.
+        cure: What to do; by default the entry of `CURES` for its name.
 
     Raises:
-        RunFileError: In place of what the block raised.
+        RunFileError: Replaces the block's exception.
     """
     try:
         yield
@@ -88,7 +88,7 @@ def reading(path: Path, cure: str = "") -> Iterator[None]:
         what = (wrong or type(error).__name__).splitlines()[0]
         verb = "cannot be read" if isinstance(error, OSError) else "is damaged"
         raise RunFileError(
-            f"{path} {verb}: {what}. {cure or CURES.get(path.name, 'Remove it, or put it back')}"
+            f"{path} {verb}: {what}. {cure or CURES.get(path.name, 'Remove it, or restore it from a copy')}"
         ) from error
 
 
@@ -105,5 +105,5 @@ def read_object(path: Path) -> dict[str, Any]:
             return {}
         value = json.loads(text)
         if not isinstance(value, dict):
-            raise ValueError(f"it holds {type(value).__name__} in place of an object")
+            raise ValueError(f"it holds a {type(value).__name__}, not an object")
         return value

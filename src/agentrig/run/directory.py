@@ -1,4 +1,4 @@
-"""The run directory: everything that happened in a run, on disk."""
+"""The run directory: all files of a run."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from agentrig.run.rows import _schema, row_of
 from agentrig.text import storable
 
 ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
-"""What a file of rollouts is called: `MODE-STEP.parquet`; others in that folder are somebody's own."""
+"""Name of a rollout file: `MODE-STEP.parquet`; other files in that folder belong to the user."""
 
 LONGEST_NAME = 200
-"""Bytes of a run's name; file systems end at 255, and files beside it have longer ones."""
+"""Longest run name in bytes; file systems allow 255, and some file names are longer than the run's name."""
 
 
 class RunDirectory:
     """One run's files; see `docs/report.md` for each.
 
     Args:
-        path: The directory; made when it is not there.
+        path: The directory; created if it does not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,11 +48,11 @@ class RunDirectory:
 
     @classmethod
     def create(cls, plan: Plan) -> RunDirectory:
-        """Make a fresh directory for a run, locked; runs without a `run.name` that start at once get one each.
+        """Create and lock a new run directory; runs without a `run.name` that start together get different ones.
 
         Raises:
-            ConfigError: The name would not do, or a run of that name is there already.
-            RunInUse: A run of that name is just being made.
+            ConfigError: The name is not valid, or a run of that name exists.
+            RunInUse: Another process is creating a run of that name.
         """
         parent = Path(plan.run.directory)
         name = run_name(plan)
@@ -62,7 +62,7 @@ class RunDirectory:
         _check_vacant(path)
         run = cls(path)
         run.lock()
-        _check_vacant(path)  # another one may have come and gone since
+        _check_vacant(path)  # another run may have started and ended in between
         run.write("config.toml", to_toml(plan.as_dict()))
         return run
 
@@ -70,24 +70,24 @@ class RunDirectory:
         """Keep other runs out of this directory until `release`, or until this process ends.
 
         Raises:
-            RunInUse: A living process works in it; the message says which.
+            RunInUse: Another running process uses it; the message says which.
         """
         with writing(self._lock.path):
             taken = self._lock.take()
         if not taken:
-            raise RunInUse(f"a run is at work in {self.path}: {self._lock.holder()}. Wait for its end, or end it")
+            raise RunInUse(f"a run is active in {self.path}: {self._lock.holder()}. Wait until it ends, or stop it")
 
     def release(self) -> None:
-        """Let other runs into this directory."""
+        """Allow other runs to use this directory."""
         self._lock.release()
 
     def write(self, name: str, text: str) -> None:
-        """Write a file whole or not at all; it is on the disk when this returns."""
+        """Write a file atomically; it is on the disk when this returns."""
         with writing(self.path / name):
             write_whole(self.path / name, storable(text))
 
     def write_json(self, name: str, value: Any) -> None:
-        """Write a JSON file whole or not at all."""
+        """Write a JSON file atomically."""
         self.write(name, json.dumps(value, indent=2, default=str) + "\n")
 
     def read_json(self, name: str) -> Any:
@@ -108,9 +108,9 @@ class RunDirectory:
         return read_metrics(self.path / "metrics.jsonl")[0]
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
-        """Forget what happened after a step's checkpoint, for a resumed run; return the metrics that stay.
+        """Delete everything after a step's checkpoint, for a resumed run; return the remaining metrics.
 
-        What was measured at the end of the run, after that checkpoint, goes too.
+        The measurement at the end of the run, after that checkpoint, is deleted too.
         """
         kept = [line for line in self.metrics() if line["step"] <= step]
         self.checkpoints.drop_after(step)
@@ -123,17 +123,17 @@ class RunDirectory:
         return kept
 
     def measured(self, step: int) -> dict[str, int]:
-        """Return how many rollouts nothing was learned from, by failure; `""` for those without.
+        """Return how many rollouts were only measured, by failure; `""` for those without a failure.
 
         Args:
-            step: Of its checkpoint; what `rewind` would forget is not counted.
+            step: The checkpoint's step; rollouts that `rewind` would delete are not counted.
         """
         import pyarrow.parquet as pq
 
         found: Counter[str] = Counter()
         for file in (self.path / "rollouts").glob("*.parquet"):
             if ROLLOUTS.fullmatch(file.name) and not file.name.startswith("train-") and _stays(file, step):
-                with reading(file, "Remove it: its rollouts then go uncounted among the run's failures"):
+                with reading(file, "Remove it: its rollouts are then missing from the run's failure counts"):
                     kinds = pq.read_table(file, columns=["failure"])["failure"].to_pylist()
                 found.update(kind or "" for kind in kinds)
         return dict(found)
@@ -141,13 +141,13 @@ class RunDirectory:
     def write_rollouts(
         self, rollouts: Sequence[Rollout], *, mode: str, step: int, audits: Mapping[str, Score] | None = None
     ) -> None:
-        """Write a step's rollouts as Parquet; private parts of tasks stay out.
+        """Write a step's rollouts as Parquet, without the private parts of tasks.
 
         Args:
-            rollouts: All of a mode and step.
-            mode: Of the rollouts.
-            step: Of the rollouts.
-            audits: Rollout id to the score of the audit reward, where there is one.
+            rollouts: All rollouts of a mode and step.
+            mode: Their mode.
+            step: Their step.
+            audits: Rollout id to the score of the audit reward, if there is one.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -170,19 +170,19 @@ class RunDirectory:
 
 
 def run_name(plan: Plan) -> str:
-    """Return the name of a new run's directory: `run.name`, or one of recipe and time.
+    """Return the name of a new run's directory: `run.name`, or recipe and time.
 
     Raises:
-        ConfigError: It is no plain name of a folder.
+        ConfigError: It is not a valid folder name.
     """
     name = plan.run.name or f"{plan.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     wrong = None
     if any(c in name for c in {"/", "\\", os.sep}):
-        wrong = "it holds a path; say where runs are made by run.directory"
+        wrong = "it contains a path; set the folder with run.directory"
     elif name in (".", "..") or name.startswith((".", "-")):
         wrong = 'it begins with "." or "-"'
     elif name != name.strip() or not name.isprintable():
-        wrong = "it holds blanks at an end, or characters that cannot be shown"
+        wrong = "it starts or ends with a space, or has characters that cannot be printed"
     elif len(os.fsencode(name)) > LONGEST_NAME:
         wrong = f"it is longer than {LONGEST_NAME} bytes"
     if wrong:
@@ -192,13 +192,11 @@ def run_name(plan: Plan) -> str:
 
 def _check_vacant(path: Path) -> None:
     if (path / "config.toml").exists():
-        raise ConfigError(
-            f"there is a run in {path} already; go on with it by --resume {path}, or give another run.name"
-        )
+        raise ConfigError(f"{path} already has a run; continue it with --resume {path}, or set another run.name")
 
 
 def _own_folder(parent: Path, name: str) -> Path:
-    """Make a folder that nobody else has made: of that name, or with -2, -3 … behind it."""
+    """Create a new folder with that name, or with the suffix -2, -3 … if it exists."""
     for n in itertools.count(1):
         path = parent / (name if n == 1 else f"{name}-{n}")
         with contextlib.suppress(FileExistsError):
@@ -208,7 +206,7 @@ def _own_folder(parent: Path, name: str) -> Path:
 
 
 def _stays(file: Path, step: int) -> bool:
-    """Whether a file of rollouts is of the time before a step's checkpoint; the end's measurement is after it."""
+    """Whether a rollout file was written before a step's checkpoint; the final measurement comes after it."""
     mode, _, of = file.stem.rpartition("-")
     return int(of) < step if mode == "report" and step else int(of) <= step
 

@@ -1,4 +1,4 @@
-"""Measuring without learning: `agentrig eval` and `agentrig dev`."""
+"""Evaluation without training: `agentrig eval` and `agentrig dev`."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from agentrig.run.training import make_scorer
 from agentrig.tasks import Task
 
 CHUNK = 256
-"""Rollouts that are under way at once; bounds memory, not speed."""
+"""Number of rollouts that run at once; bounds memory, not speed."""
 
 
 @attrs.frozen(kw_only=True)
 class Evaluation:
-    """What an evaluation found.
+    """The result of an evaluation.
 
     Attributes:
-        accuracy: Share of the judged rollouts that are correct (docs/rewards.md); None when none could be judged.
+        accuracy: Share of the scored rollouts that are correct (docs/rewards.md); None if `n` is 0.
         ci95: Its Wilson interval.
-        reward: Mean reward of the judged rollouts; None when none could be judged.
-        n: Judged rollouts; failures are not among them.
+        reward: Mean reward of the scored rollouts; None if `n` is 0.
+        n: Number of scored rollouts, without failures.
         failures: Kind to count.
         wall_s: Seconds from the first rollout to the last.
         rollouts_per_s: All rollouts over `wall_s`.
-        databases: Per database (or other `db_id` of the input): right and judged.
-        rollouts: All of them, when asked for.
+        databases: Per database (or other `db_id` of the input): correct and scored rollouts.
+        rollouts: All rollouts, with `keep`.
     """
 
     accuracy: float | None
@@ -58,7 +58,7 @@ class Evaluation:
     rollouts: Sequence[Rollout] = attrs.field(default=(), repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `agentrig eval --json` prints."""
+        """Return the object that `agentrig eval --json` prints."""
         return {
             "accuracy": self.accuracy,
             "ci95": list(self.ci95) if self.ci95 else None,
@@ -87,7 +87,7 @@ def evaluate(
         tasks: What to run.
         endpoint: A model server; None for the plan's algorithm, serving `checkpoint`.
         checkpoint: A Hugging Face directory; None for the algorithm's starting model.
-        temperature: Sampling temperature; 0 is greedy, None the endpoint's own.
+        temperature: Sampling temperature; 0 is greedy, None keeps the endpoint's.
         keep: Keep the rollouts in the result.
         each: Called with every rollout as it ends.
     """
@@ -127,7 +127,7 @@ def evaluate(
 
 
 class _Figures:
-    """Adds rollouts up."""
+    """Accumulates the results of rollouts."""
 
     def __init__(self) -> None:
         self.start = self.end = 0.0
@@ -167,11 +167,11 @@ class _Figures:
 
 
 def eval_tasks(plan: Plan, split: str | None, limit: int = 0, *, role: str = "report") -> tuple[str, Sequence[Task]]:
-    """Return a split's name and tasks; of the role's split by default.
+    """Return a split's name and tasks; by default those of the role's split.
 
     Raises:
         ConfigError: There is no such split, or it has no tasks.
-        PluginError: A row is no sound `Task`.
+        PluginError: A row is not a valid `Task`.
     """
     tasks = task_set(plan)
     name = split or split_of(plan, tasks, role)
@@ -184,7 +184,7 @@ def eval_tasks(plan: Plan, split: str | None, limit: int = 0, *, role: str = "re
 
 
 def prediction(rollout: Rollout) -> dict[str, Any]:
-    """Return the line of `--save`: what was answered and how it was judged."""
+    """Return the line of `--save`: the answer and its score."""
     return {
         "task_id": rollout.task.id,
         "db_id": rollout.task.input.get("db_id"),

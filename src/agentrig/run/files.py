@@ -1,4 +1,4 @@
-"""Files that outlive a crash of the machine: written aside, flushed to the disk, then renamed."""
+"""Files that survive a crash of the machine: written under a temporary name, flushed, then renamed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 NOT_FOR_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
-"""What file systems answer that cannot flush a folder: some network ones."""
+"""Errors of file systems that cannot flush a folder, such as some network file systems."""
 
 
 def flush(path: Path) -> None:
@@ -35,14 +35,14 @@ def flush_tree(folder: Path) -> None:
 
 
 def put(part: Path, target: Path) -> None:
-    """Give a finished file its name: afterwards the old content or the new is there, whole, whatever crashes."""
+    """Rename a finished file to its final name, so that a crash leaves either the old or the new content."""
     flush(part)
     os.replace(part, target)
     flush(target.parent)
 
 
 def write_whole(target: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     part = target.with_name(f".{target.name}.part")
     part.write_text(text, "utf-8")
     put(part, target)

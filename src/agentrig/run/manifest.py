@@ -15,7 +15,7 @@ from agentrig.plan import Plan
 from agentrig.tasks import Task, fingerprint
 
 FORMAT = 1
-"""Of run directories; a later one is refused. Manifests of the first version name none."""
+"""Format version of run directories; later formats are rejected. Manifests of the first version have none."""
 
 PACKAGES = (
     "torch", "transformers", "agentlightning", "langgraph", "langchain-openai", "openai", "verl", "vllm", "ray",
@@ -58,19 +58,19 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
 
 
 def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return warnings about what a resumed run does not find as it was: data, plugins, hardware."""
+    """Return warnings about what has changed since a resumed run started: data, plugins, hardware."""
     changes = []
     for role, now in after["data"].items():
         was = before.get("data", {}).get(role, now)
         if was["fingerprint"] != now["fingerprint"]:
-            changes.append(f"the {role} tasks (split {now['split']}) are not those that this run began with")
+            changes.append(f"the {role} tasks (split {now['split']}) have changed since this run started")
     versions = {kind: c["version"] for kind, c in before.get("components", {}).items()}
     for kind, c in after["components"].items():
         if versions.get(kind, c["version"]) != c["version"]:
-            changes.append(f"{kind} {c['name']} is {c['version']} now; this run began with {versions[kind]}")
+            changes.append(f"{kind} {c['name']} is {c['version']} now; this run started with {versions[kind]}")
     hardware = before.get("hardware", after["hardware"])["name"]
     if hardware != after["hardware"]["name"]:
-        changes.append(f"this run began on {hardware} and goes on on {after['hardware']['name']}")
+        changes.append(f"this run started on {hardware} and continues on {after['hardware']['name']}")
     return changes
 
 

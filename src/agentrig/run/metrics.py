@@ -1,4 +1,4 @@
-"""What is counted over a step's rollouts: failures and nodes."""
+"""Counts over a step's rollouts: failures and nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def count_nodes(rollouts: Sequence[Rollout]) -> dict[str, dict[str, int]]:
 
 
 def reason_of(rollout: Rollout) -> str:
-    """Return why a rollout failed, in words."""
+    """Return why a rollout failed, as text."""
     if rollout.outcome.failure is not None:
         return rollout.outcome.message or rollout.outcome.failure
     details = rollout.score.details if rollout.score is not None else {}

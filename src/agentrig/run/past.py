@@ -1,4 +1,4 @@
-"""What a resumed run builds upon, and the one moment in which resuming changes its directory."""
+"""The state that a resumed run continues from, and the step at which resuming changes its directory."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from agentrig.run.directory import RunDirectory, read_metrics
 from agentrig.run.manifest import FORMAT
 
 NEEDED = ("failures", "algorithm", "time_s", "step_s", "rollouts", "transitions_per_rollout")
-"""What a line of `metrics.jsonl` must have for the run's totals."""
+"""The keys that a line of `metrics.jsonl` needs for the run's totals."""
 
 
 @attrs.frozen(kw_only=True)
 class Past:
-    """What a run directory holds of the time before a checkpoint.
+    """What a run directory has from before a checkpoint.
 
     Attributes:
-        checkpoint: Where the run goes on from; None when it starts anew.
-        step: Of the checkpoint; 0 without one.
+        checkpoint: The checkpoint to resume from; None if the run starts from the beginning.
+        step: The checkpoint's step; 0 without one.
         lines: The lines of `metrics.jsonl` up to that step.
         progress: The held-out measurements up to that step.
-        measured: Rollouts that nothing was learned from, by failure; `""` for those without.
+        measured: Number of rollouts that were only measured, by failure; `""` for those without a failure.
         warnings: What is lost or damaged.
-        ended: The run had come to its end here and is made longer: its guards begin their counts anew.
+        ended: The run had ended at this step and is extended: its guards restart their counts.
     """
 
     checkpoint: Path | None = None
@@ -43,11 +43,11 @@ class Past:
 
 
 def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
-    """Read what a run goes on from; nothing in its directory is changed but what a crash left half done.
+    """Read the state that a run resumes from; changes nothing, except for cleaning up after a crash.
 
     Args:
         run: The run directory, locked.
-        from_step: Go on from this step's checkpoint; None for the latest.
+        from_step: Resume from this step's checkpoint; None for the latest.
 
     Raises:
         ConfigError: There is no checkpoint of that step.
@@ -64,7 +64,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
     lines = [line for line in lines if line["step"] <= step and set(NEEDED) <= line.keys()]
     summary = run.read_json("summary.json")
     progress = dict(run.read_json("progress.json")) if step else {}
-    progress.pop("after", None)  # of an end that this run had before it was made longer
+    progress.pop("after", None)  # from an earlier end of this run, before it was extended
     return Past(
         checkpoint=checkpoint,
         step=step,
@@ -77,13 +77,13 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
 
 
 def begin(run: RunDirectory, plan: Plan, facts: Mapping[str, Any], past: Past) -> None:
-    """Make the directory that of the resumed run; called once its plan has really started.
+    """Update the directory for the resumed run; called once the run has actually started.
 
-    That is when the checkpoint is read, algorithm and agent are built and the model is served. Until then a run
-    that cannot go on keeps its configuration, its summary and all its figures. The order is such that a crash in
-    the middle leaves a run that can be resumed.
+    That is when the checkpoint is read, algorithm and agent are built and the model is served. A run that fails
+    before that keeps its configuration, its summary and all its metrics. After a crash in the middle of this
+    function, the run can still be resumed.
     """
-    for name in ("error.json", "summary.json"):  # of an end that is no longer one
+    for name in ("error.json", "summary.json"):  # from the previous end of the run
         (run.path / name).unlink(missing_ok=True)
     run.rewind(past.step)
     if past.progress:
@@ -93,28 +93,28 @@ def begin(run: RunDirectory, plan: Plan, facts: Mapping[str, Any], past: Past) -
 
 
 def check_format(run: Path, facts: Mapping[str, Any]) -> None:
-    """Refuse a run directory of a later version.
+    """Reject a run directory of a later version.
 
     Raises:
-        ConfigError: It is one; the message names the version that wrote it.
+        ConfigError: It has a later format; the message names the version that wrote it.
     """
     found = facts.get("format", FORMAT)
     if not isinstance(found, int) or found > FORMAT:
         raise ConfigError(
             f"{run} was written by agentrig {facts.get('agentrig', '(no version)')} in format {found}; this version "
-            f"reads formats up to {FORMAT}. Go on with the version that wrote it"
+            f"reads formats up to {FORMAT}. Use the version that wrote it"
         )
 
 
 def with_cure(error: CheckpointDamaged, run: RunDirectory) -> CheckpointDamaged:
-    """Return the error with what to do: go on from the checkpoint before, or start anew."""
+    """Return the error with advice: resume from the previous checkpoint, or start a new run."""
     of = error.checkpoint.name.removeprefix("step-")
     before = [s for s in run.checkpoints.steps() if of.isdecimal() and s < int(of)]
     cure = (
-        f"The checkpoint before is that of step {before[-1]}; to go on from there: "
+        f"The previous checkpoint is that of step {before[-1]}; to resume from it: "
         f"agentrig train --resume {run.path} --from-step {before[-1]}"
         if before
-        else "There is no checkpoint before it; put the file back, or start a new run"
+        else "There is no earlier checkpoint; restore the file, or start a new run"
     )
     error.args = (f"{error}\n  Nothing in {run.path} was changed. {cure}",)
     return error
@@ -125,14 +125,14 @@ def _losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: in
     found = []
     if damaged:
         found.append(
-            f"metrics.jsonl: line {_numbers(damaged)} cannot be read: cut short by a crash, or damaged since; left out"
+            f"metrics.jsonl: line {_numbers(damaged)} cannot be read (truncated by a crash, or damaged) and is ignored"
         )
     counts = Counter(line["step"] for line in lines)
     lost = [s for s in range(1, step + 1) if not counts[s]]
     if lost:
         found.append(
-            f"metrics.jsonl has no line of step {_numbers(lost)}, though the checkpoint is of step {step}: the report "
-            "and the summary leave them out"
+            f"metrics.jsonl has no line for step {_numbers(lost)}, but the checkpoint is of step {step}: the report "
+            "and the summary leave these steps out"
         )
     twice = sorted(s for s, n in counts.items() if n > 1)
     if twice:
@@ -146,7 +146,7 @@ def _lost_rollouts(run: RunDirectory, step: int) -> list[str]:
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """Write numbers in words' order, the first eight of them: `1, 2 and 5`."""
+    """Format a list of numbers, at most eight of them: `1, 2 and 5`."""
     shown = [str(n) for n in numbers[:8]]
     if len(numbers) > len(shown):
         return f"{', '.join(shown)} … ({len(numbers)} in all)"

@@ -1,4 +1,4 @@
-"""Resuming: the plan of a run directory, to go on with it."""
+"""Resuming: the plan of an existing run directory."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 
 
 def resume_plan(directory: Path, *, overrides: Sequence[str] = (), from_step: int | None = None) -> Plan:
-    """Return the plan of a run directory, to go on with it.
+    """Return the plan of a run directory, to resume the run.
 
     Args:
         directory: The run directory.
         overrides: `section.key=value`.
-        from_step: The step of the checkpoint to go on from; then a run that has ended may be run again from there.
+        from_step: The step of the checkpoint to resume from; a run that has ended can then run again from there.
 
     Raises:
-        ConfigError: It is no run directory, or of a later version, or one whose settings this version has not; or the
-            run has ended and nothing is to be different.
+        ConfigError: It is not a run directory, or its format is later than this version, or this version does not
+            have its settings; or the run has ended and no override extends it.
     """
     if not (directory / "config.toml").is_file():
         raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
@@ -44,7 +44,7 @@ def resume_plan(directory: Path, *, overrides: Sequence[str] = (), from_step: in
     except ConfigError as error:
         if overrides or facts.get("agentrig", agentrig_version()) == agentrig_version():
             raise
-        raise ConfigError(f"{error}\n  {directory}/config.toml is of agentrig {facts['agentrig']}") from None
+        raise ConfigError(f"{error}\n  agentrig {facts['agentrig']} wrote {directory}/config.toml") from None
     summary = run.read_json("summary.json")
     steps = getattr(plan.configs["algorithm"], "steps", None)
     ended = from_step is None and bool(summary.get("complete"))
@@ -53,10 +53,10 @@ def resume_plan(directory: Path, *, overrides: Sequence[str] = (), from_step: in
         more = (
             "algorithm.steps=N"
             if steps is not None
-            else f"KEY=VALUE, the key that says so for algorithm {name} (agentrig plugins show {name})"
+            else f"KEY=VALUE, the key that sets it for algorithm {name} (agentrig plugins show {name})"
         )
         raise ConfigError(
-            f"{directory} has ended: its {summary['steps']} steps are done. To train on, say how many there shall be "
-            f"in all: agentrig train --resume {directory} {more}"
+            f"{directory} has ended: its {summary['steps']} steps are done. To continue training, set the total number "
+            f"of steps: agentrig train --resume {directory} {more}"
         )
     return attrs.evolve(plan, recipe=facts.get("recipe", directory.name))

@@ -11,7 +11,7 @@ from agentrig.traces import Span
 
 
 def _span(s: Span) -> dict[str, Any]:
-    # not attrs.asdict: it would copy every token id one by one
+    # not attrs.asdict, which would copy every token id
     return {
         "id": s.id,
         "parent": s.parent,
@@ -34,7 +34,7 @@ def _verdict(score: Score) -> dict[str, Any]:
 
 
 def row_of(r: Rollout, audit: Score | None = None) -> dict[str, Any]:
-    """Return a rollout as a row of the Parquet files; its task's private part stays out."""
+    """Return a rollout as a row of the Parquet files, without its task's private part."""
     score = r.score
     return {
         "id": r.id,

@@ -1,4 +1,4 @@
-"""The session: what a run lends to its algorithm, and where its figures are gathered."""
+"""The session: what a run passes to its algorithm, and where its metrics are collected."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class RunSession:
     Args:
         plan: The run's configuration.
         engine: Runs the agent, scores and adapts.
-        runtime: What the engine works on.
+        runtime: The runtime that the engine uses.
         run: The run directory, rewound to its last checkpoint.
         hardware: What the algorithm runs on.
         train_tasks: The training split.
         validation_tasks: The validation split.
         report_tasks: The held-out split.
         audit: The reward that is only logged, or None.
-        past: What a resumed run goes on from.
-        begin: Called once the plan has really started.
+        past: The state that a resumed run continues from.
+        begin: Called once the run has actually started.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class RunSession:
         self._warned = self._constrained = self._unseen = False
 
     def begin(self, steps: int | None = None) -> None:
-        """Note that the plan has really started, and tell the observers; only the first call does anything.
+        """Note that the run has actually started, and notify the observers; only the first call has an effect.
 
-        `plan_steps` does it, which algorithms call once the checkpoint is read and the model is served; else the
-        first rollouts, or the algorithm's end. Only then a resumed run changes its directory.
+        `plan_steps` calls it; algorithms call that once the checkpoint is read and the model is served. Otherwise the
+        first rollouts or the end of the algorithm call it. A resumed run changes its directory only then.
         """
         if self.begun:
             return
@@ -124,10 +124,10 @@ class RunSession:
     # --- what algorithms call ---------------------------------------------------------------------
 
     def plan_steps(self, steps: int) -> None:
-        """Tell the observers that the run starts, and how long it will be.
+        """Notify the observers of the run's start and its number of steps.
 
         Raises:
-            ConfigError: A resumed run has more steps already.
+            ConfigError: A resumed run already has more steps.
         """
         if self.first_step > steps + 1:
             raise ConfigError(
@@ -145,7 +145,7 @@ class RunSession:
         mode: Mode = "train",
         on_groups: OnGroups | None = None,
     ) -> list[Rollout]:
-        """Run, score, adapt, check and file a batch of rollouts."""
+        """Run, score, adapt, check and store a batch of rollouts."""
         self.begin()
         start = time.perf_counter()
         sampling = (endpoint if isinstance(endpoint, Endpoint) else endpoint[0]).sampling
@@ -156,7 +156,7 @@ class RunSession:
         self._failures.update(count_failures(rollouts))
         if mode == "train":
             reward = sum(r.reward_s for r in rollouts)
-            # The reward judges beside the rollouts; it is charged its own seconds, at most the whole.
+            # Rewards are computed while rollouts run; their own seconds count, at most the whole wall time.
             self._step_time["reward"] += min(reward, wall)
             self._step_time["rollout"] += max(0.0, wall - reward)
             self._step_rollouts += rollouts
@@ -175,12 +175,12 @@ class RunSession:
         return rollouts
 
     def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
-        """Measure the accuracy on the validation split; before the first step, it is kept as that of the start."""
+        """Measure the accuracy on the validation split; before the first step, it is the starting accuracy."""
         if not self.validation_tasks:
             return None
         rollouts = self.rollouts(self.validation_tasks, n=1, endpoint=endpoint, step=step, mode="validation")
         self.measured = found = Measurement.of(rollouts)
-        if step < self.first_step:  # it belongs to no line; in a resumed run it is the checkpoint's, not the start's
+        if step < self.first_step:  # not part of a step; in a resumed run it measures the checkpoint, not the start
             if self.first_step == 1:
                 self._progress["validation_before"] = found.accuracy
                 self._progress["validation_reward_before"] = found.reward
@@ -193,7 +193,7 @@ class RunSession:
     def report(
         self, endpoint: Endpoint | Sequence[Endpoint], *, when: Literal["before", "after"], step: int
     ) -> float | None:
-        """Measure the held-out accuracy; a resumed run keeps what it measured before its first step."""
+        """Measure the held-out accuracy; a resumed run reuses the measurement from before its first step."""
         if when in self._progress and when == "before":
             kept = self._progress[when]
             self.measured = Measurement(accuracy=kept["accuracy"], reward=kept.get("reward"), n=kept["n"])
@@ -210,13 +210,13 @@ class RunSession:
         return found.accuracy
 
     def end_step(self, step: int, *, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> None:
-        """Close a step: write its line, tell the observers, check that the weights moved."""
+        """Close a step: write its line, notify the observers, check that the weights changed."""
         if "weight_change" not in metrics:
             raise AgentrigError("end_step needs metrics['weight_change'], the L2 norm of the step's change of weights")
         self._guards.check(self._close_step(step, metrics, time_s))
 
     def end_foreign(self, rollouts: Sequence[Rollout]) -> None:
-        """File what an algorithm rolled out that does not know this session (Agent Lightning's own)."""
+        """Store the rollouts of an algorithm that does not use this session (Agent Lightning's own)."""
         self.begin()
         self._run.write_rollouts(rollouts, mode="train", step=1, audits=self._audited(rollouts))
         self._failures.update(count_failures(rollouts))
@@ -274,7 +274,7 @@ class RunSession:
         }
 
     def _audited(self, rollouts: Sequence[Rollout]) -> dict[str, Score]:
-        """Let the audit reward judge what did not fail: rollout id to its score, which nothing learns from."""
+        """Score the rollouts that did not fail with the audit reward; return rollout id to score."""
         if self._audit is None:
             return {}
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a run and an evaluation set up alike: hardware, runners, engine."""
+"""The setup that a run and an evaluation share: hardware, runners, engine."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 
 def ready_hardware(plan: Plan) -> Hardware:
-    """Build the hardware, refuse it when it is broken, and set its environment.
+    """Build the hardware, check that it works, and set its environment.
 
     Raises:
-        ConfigError: Algorithm and hardware do not go together.
-        HardwareError: It is not there, or broken; never replaced by another.
+        ConfigError: The algorithm and the hardware do not support each other.
+        HardwareError: It is not available, or broken; agentrig never falls back to other hardware.
     """
     hardware: Hardware = plan.build("hardware")
     spec: Any = plan.components["algorithm"].spec
@@ -54,14 +54,14 @@ def ready_hardware(plan: Plan) -> Hardware:
 def make_engine(
     plan: Plan, *, scorer: Scorer, adapter: Adapter, algorithm: Algorithm | None = None, pool: Pool | None = None
 ) -> tuple[RolloutEngine, Runtime]:
-    """Return the rollout engine and the runtime that it works on; imports Agent Lightning.
+    """Return the rollout engine and its runtime; imports Agent Lightning.
 
     Args:
-        plan: The run's.
+        plan: The run's plan.
         scorer: The reward.
-        adapter: From traces to triplets.
-        algorithm: Asked for a pool of its own (`Algorithm`).
-        pool: What `first_runner` gave; it is closed where the algorithm has its own.
+        adapter: Converts traces to triplets.
+        algorithm: May have its own pool (see `Algorithm`).
+        pool: The pool from `first_runner`; closed if the algorithm has its own.
     """
     from agentrig.runners.engine import RolloutEngine
     from agentrig.runners.runtime import Runtime
@@ -82,7 +82,7 @@ def make_engine(
 
 
 def make_pool(plan: Plan, make: Callable[..., Pool] = Pool) -> Pool:
-    """Return the pool of a plan's runners; none is started."""
+    """Return the pool of a plan's runners, without starting any."""
     spec: Any = plan.components["agent"].spec
     pool: Pool = make(
         agent_plan(plan),
@@ -96,7 +96,7 @@ def make_pool(plan: Plan, make: Callable[..., Pool] = Pool) -> Pool:
 
 
 FIRST_RUNNER_S = 5.0
-"""How long a run waits for its first runner to build the agent; an agent that takes longer is built beside the rest."""
+"""Seconds that a run waits for its first runner to build the agent; a slower build continues in the background."""
 
 
 @contextmanager
@@ -104,9 +104,9 @@ def first_runner(plan: Plan) -> Iterator[Pool]:
     """Start one runner, which builds the agent, before Agent Lightning, the algorithm and its server start.
 
     The agent is built in a runner and never in this process: its imports take seconds and hundreds of MB, it may
-    start threads, and what it does to its process must not reach the reward's. A runner has to build it anyway, and
-    is kept; so a run pays nothing for learning early that an agent cannot be built. An algorithm with a pool
-    of its own (Ray's actors) needs its cluster first: the runner here is then only the trial.
+    start threads, and its side effects would reach the reward. The run keeps this runner, so finding out early that
+    an agent cannot be built costs nothing. An algorithm with its own pool (Ray's actors) needs its cluster first;
+    then this runner only tests the build.
 
     Yields:
         The pool, with one runner; closed at the end.

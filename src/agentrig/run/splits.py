@@ -1,4 +1,4 @@
-"""Splits: which one serves which role, loaded and looked at row by row before anything else starts."""
+"""Splits: which split has which role; all rows are loaded and checked before anything else starts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ WITHOUT = {
 
 
 def task_set(plan: Plan) -> Tasks:
-    """Build a plan's task set and look at what it says of its splits.
+    """Build a plan's task set and check its `splits` and `roles`.
 
     Raises:
-        PluginError: `splits` or `roles` is missing, or names what is not there.
+        PluginError: `splits` or `roles` is missing or wrong.
     """
     tasks: Tasks = plan.build("tasks")
     who = _who(plan)
@@ -51,22 +51,22 @@ def task_set(plan: Plan) -> Tasks:
 
 
 def split_of(plan: Plan, tasks: Tasks, role: str) -> str:
-    """Return the split that serves a role: the run's own choice, else the task set's; '' for none."""
+    """Return the split of a role: from the run's settings, else from the task set; '' for none."""
     return str(getattr(plan.run, role) or tasks.roles.get(role, ""))
 
 
 def load_split(plan: Plan, tasks: Tasks, split: str, *, key: str = "") -> Sequence[Task]:
-    """Load a split and look at every row.
+    """Load a split and check every row.
 
     Args:
-        plan: Whose task set it is.
-        tasks: What `task_set` returned.
-        split: Its name.
-        key: The setting that chose it, for the message.
+        plan: The plan of the task set.
+        tasks: The task set from `task_set`.
+        split: The split's name.
+        key: The setting that selected it, for the message.
 
     Raises:
         ConfigError: The task set has no such split.
-        PluginError: `load` raised, or a row is no sound `Task`; names task set, split, row and field.
+        PluginError: `load` raised, or a row is not a valid `Task`; the message names task set, split, row and field.
     """
     if split not in tasks.splits:
         hint = nearest(split, tasks.splits)
@@ -88,11 +88,11 @@ def load_splits(plan: Plan, roles: Sequence[str] = ROLES) -> dict[str, tuple[str
     """Load the tasks of each role.
 
     Returns:
-        Role to the split's name and its tasks; a role that no split serves has the name '' and no tasks.
+        Role to the split's name and its tasks; a role without a split has the name '' and no tasks.
 
     Raises:
-        ConfigError: The task set has no such split, or nothing to learn from.
-        PluginError: A row is no sound `Task`.
+        ConfigError: The task set has no such split, or there are no training tasks.
+        PluginError: A row is not a valid `Task`.
     """
     tasks = task_set(plan)
     read: dict[str, Sequence[Task]] = {}
@@ -114,7 +114,7 @@ def load_splits(plan: Plan, roles: Sequence[str] = ROLES) -> dict[str, tuple[str
 
 
 def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any) -> list[str]:
-    """Return warnings about splits that are empty or share tasks, or a run that is steered by test data."""
+    """Return warnings about splits that are empty or share tasks, and about validation on test data."""
     warnings = []
     held_out = getattr(tasks, "held_out", ("test",))
     validation = splits["validation"][0]
@@ -181,7 +181,7 @@ def _problem(task: Any) -> str | None:
 
 
 def json_problem(value: Any, path: str) -> str | None:
-    """Say which part of a value is no JSON value, and what to write; None when all are."""
+    """Say which part of a value is not JSON, and what to write instead; None if all parts are."""
     if value is None or isinstance(value, bool | int):
         return None
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""A run from start to end: `train` is the whole pipeline, in the order in which the data goes."""
+"""A run from start to end: `train` is the whole pipeline, in the order of the data flow."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ log = logging.getLogger(__name__)
 
 
 def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = None) -> dict[str, Any]:
-    """Train: load tasks, bring agent and algorithm up, roll out and learn, write everything down.
+    """Train: load tasks, start agent and algorithm, run rollouts and updates, write the run directory.
 
     Args:
-        plan: What `agentrig.plan.resolve` returned.
-        resume: A run directory to go on with; `plan` must then come from its `config.toml`. Nothing in it changes
-            before the run has really started again.
-        from_step: Go on from the checkpoint of this step, and forget what came after it; None for the latest.
+        plan: The plan from `agentrig.plan.resolve`.
+        resume: A run directory to resume; `plan` must then come from its `config.toml`. Its files change
+            only after the run has actually started again.
+        from_step: Resume from the checkpoint of this step and delete everything after it; None for the latest.
 
     Returns:
         The content of `summary.json`.
 
     Raises:
-        agentrig.errors.RunStopped: The run would have learned nothing; the message says what was seen.
-        agentrig.errors.AgentrigError: Something that the user can mend.
-        agentrig.processes.ends.Interrupted: Ctrl-C, SIGTERM or SIGHUP; the step under way was finished and a
-            checkpoint is there.
+        agentrig.errors.RunStopped: The run would have learned nothing; the message says what was observed.
+        agentrig.errors.AgentrigError: An error that the user can fix.
+        agentrig.processes.ends.Interrupted: Ctrl-C, SIGTERM or SIGHUP; the current step was finished and a
+            checkpoint was saved.
     """
     with ExitStack() as ending:
-        ending.enter_context(handling(interrupt))  # later, and as long as there is something to save: RunSignals
+        ending.enter_context(handling(interrupt))  # replaced by RunSignals once there is something to save
         ending.enter_context(temporary_files())
         return _train(plan, resume, from_step, ending)
 
@@ -58,7 +58,7 @@ def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = Non
 def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitStack) -> dict[str, Any]:
     start = time.perf_counter()
 
-    # The directory of a run that goes on is nobody else's from here on.
+    # Lock the directory of a resumed run.
     run, past = None, Past()
     if resume is None:
         run_name(plan)
@@ -68,20 +68,20 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         ending.callback(run.release)
         past = read_past(run, from_step=from_step)
 
-    # Hardware first: its variables must stand before torch is imported by whomever.
+    # Hardware first: its environment variables must be set before anything imports torch.
     hardware = ready_hardware(plan)
 
     # Tasks.
     splits = load_splits(plan)
     warnings = split_warnings(splits, plan.build("tasks"))
 
-    # Reward and adapter, and the agent in the first runner: what can't be built ends the run before it has begun.
+    # Reward and adapter, and the agent in the first runner: the run fails here if one of them can't be built.
     scorer = make_scorer(plan)
     audit = audit_scorer(plan) if plan.run.audit else None
     adapter = plan.build("adapter")
     pool = ending.enter_context(first_runner(plan))
 
-    from agentrig.run.session import RunSession  # brings Agent Lightning, which takes seconds
+    from agentrig.run.session import RunSession  # imports Agent Lightning, which takes seconds
 
     # The run directory: new, or changed by `begin_again` once the run has started.
     facts = manifest(plan, hardware, splits)
@@ -98,7 +98,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         ending.callback(run.release)
         run.write_json("manifest.json", facts)
 
-    # The algorithm, and what rolls out for it.
+    # The algorithm, and the engine that runs its rollouts.
     algorithm: Algorithm = plan.build("algorithm")
     engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool)
 
@@ -110,7 +110,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
 
     def body() -> None:
         algorithm.run(session)
-        session.begin()  # of an algorithm that planned nothing and rolled nothing out
+        session.begin()  # for an algorithm without plan_steps and rollouts
 
     session = RunSession(
         plan=plan,
@@ -126,7 +126,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         begin=begin_again if resume else lambda: None,
     )
 
-    # Roll out and learn, until the algorithm is done.
+    # Run rollouts and updates until the algorithm is done.
     signals = RunSignals(session, runtime.abort)
     ending.enter_context(handling(signals))
     complete, ended = False, None
@@ -164,7 +164,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
 
 @contextmanager
 def noted() -> Iterator[None]:
-    """Log that a file cannot be written while something else ends the run, which must not be hidden by it."""
+    """Log a write error instead of raising it, so that it does not hide the error that ended the run."""
     try:
         yield
     except RunFileError as error:
@@ -172,14 +172,14 @@ def noted() -> Iterator[None]:
 
 
 def make_scorer(plan: Plan) -> Scorer:
-    """Return what judges by the plan's reward, and says what is correct by its rules."""
+    """Return the scorer for the plan's reward, with the plan's correctness rules."""
     spec: Any = plan.components["reward"].spec
     correctness = Correctness(run_at=plan.run.correct_at, reward_at=spec.correct_at)
     return Scorer(plan.build("reward"), budget_s=plan.run.reward_budget_s, correctness=correctness)
 
 
 def audit_scorer(plan: Plan) -> Scorer:
-    """Return what judges by the reward that is only logged, with its own defaults."""
+    """Return the scorer for the audit reward, with the reward's default settings."""
     component = plan.registry.find("reward", plan.run.audit)
     spec: Any = component.spec
     correctness = Correctness(reward_at=spec.correct_at)

@@ -1,6 +1,6 @@
-"""The guards that look at several steps: what they count is rebuilt from the lines of metrics.
+"""The guards over several steps: their counts are rebuilt from the lines of metrics.
 
-So a resumed run tolerates what an unbroken one does, and no guard keeps a count of its own.
+A resumed run therefore stops under the same conditions as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from agentrig.run.guards import check_rewards, same_reward
 log = logging.getLogger(__name__)
 
 SAME_REWARDS = 3
-"""So many steps running may not all have one and the same reward."""
+"""Number of steps in a row with a single reward value that stops the run."""
 
 SOLVED = 3
-"""After so many steps running in which every rollout got the same reward and is correct, the tasks are solved."""
+"""Number of steps in a row, with every rollout correct and the same reward, after which the tasks are solved."""
 
 UNCHANGED = 2
-"""So many steps running may not leave the weights unchanged."""
+"""Number of steps in a row with unchanged weights that stops the run."""
 
 NOT_FINITE = 2
-"""So many steps running may not have a loss or gradient that is not finite."""
+"""Number of steps in a row with a non-finite loss or gradient that stops the run."""
 
 
 @attrs.define
 class Guards:
-    """How many steps running, up to the last one that ended, were of a kind that ends a run when it stays.
+    """Counts of consecutive steps, up to the latest one, with a condition that stops a run if it persists.
 
     Attributes:
-        same_rewards: All rollouts of the step got one and the same reward.
-        all_correct: They did, and all of them are correct.
-        unchanged: The steps that did not change the weights. A step of one and the same reward has nothing to
-            learn from, so it does not count here, neither for nor against.
-        not_finite: Loss or gradient norm was NaN or infinite.
+        same_rewards: Steps in which all rollouts got the same reward.
+        all_correct: Steps in which, in addition, all rollouts are correct.
+        unchanged: The steps that did not change the weights. Steps in which all rollouts got the same reward
+            are skipped: there is nothing to learn from them.
+        not_finite: Steps in which the loss or the gradient norm was NaN or infinite.
     """
 
     same_rewards: int = 0
@@ -51,7 +51,7 @@ class Guards:
 
     @classmethod
     def after(cls, lines: Sequence[Mapping[str, Any]]) -> Guards:
-        """Return the guards as they are after the steps of these lines of `metrics.jsonl`."""
+        """Return the guards after the steps of these lines of `metrics.jsonl`."""
         guards = cls()
         for line in lines:
             guards.add(line)
@@ -76,18 +76,18 @@ class Guards:
         return self.all_correct >= SOLVED
 
     def judge(self, rollouts: Sequence[Rollout], *, step: int) -> bool:
-        """Look at the rewards of a step under way, before anything is learned from them.
+        """Check the rewards of the current step, before they are trained on.
 
         Args:
-            rollouts: The step's, all that there are up to now.
+            rollouts: All rollouts of the step so far.
             step: The training step.
 
         Returns:
             Whether the tasks are solved with this step.
 
         Raises:
-            RunStopped: All rollouts got the same reward: in the first step at once, later when that stays and they
-                are not correct.
+            RunStopped: All rollouts got the same reward: in the first step immediately, later if that persists and
+                they are not correct.
         """
         if not same_reward(rollouts):
             return False
@@ -97,17 +97,17 @@ class Guards:
         return correct and self.all_correct + 1 >= SOLVED
 
     def check(self, line: Mapping[str, Any]) -> None:
-        """Stop when the update of the step that was added last, or those before it too, did nothing or diverged.
+        """Stop when the updates of the latest steps changed nothing or diverged.
 
         Raises:
-            RunStopped: The message says what was seen and what to change.
+            RunStopped: The message says what was observed and what to change.
         """
         step, figures = line["step"], canonical(line["algorithm"])
         change = figures.get("weight_change", 1.0)
         found = ", ".join(_not_finite(figures))
         if not math.isfinite(change):
             raise RunStopped(
-                f"step {step}: the weights' change is {change}: training has diverged. Lower the learning rate "
+                f"step {step}: the weight change is {change}: training has diverged. Lower the learning rate "
                 "(algorithm.lr) or the gradient norm; the last good checkpoint is in checkpoints/."
             )
         if self.not_finite >= NOT_FINITE:
@@ -118,7 +118,7 @@ class Guards:
                 "checkpoint is in checkpoints/."
             )
         if found:
-            log.warning("step %d: %s; once more in the next step ends the run", step, found)
+            log.warning("step %d: %s; the run stops if that happens again in the next step", step, found)
         if len(self.unchanged) >= UNCHANGED:
             steps = " and ".join(map(str, self.unchanged[-UNCHANGED:]))
             raise RunStopped(

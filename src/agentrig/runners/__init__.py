@@ -1,1 +1,1 @@
-"""Runners: the processes that run agents, and what moves rollouts in and out of them."""
+"""Runners: the processes that run agents, and the code that moves rollouts in and out of them."""

@@ -1,4 +1,4 @@
-"""One attempt: calls the agent in this thread and types what comes of it."""
+"""One attempt: calls the agent in this thread and returns a typed result."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ CLIENTS = ("openai", "anthropic", "httpx", "httpx2", "httpcore", "httpcore2")
 """Packages whose exceptions mean that a call to the model failed."""
 
 KIND = re.compile(r"[A-Za-z0-9_.-]{1,40}")
-"""What a failure's kind looks like: the name of a row in tables and of a key in `summary.json`."""
+"""Valid failure kinds: they are used in tables and as keys in `summary.json`."""
 
 ANSWER_LIMIT = 10_000_000
 """Longest answer, in characters of JSON."""
 
 
 def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = None) -> Result:
-    """Run one rollout in this thread; failures come back typed.
+    """Run one rollout in this thread; exceptions become typed failures.
 
     Args:
         agent: What `AgentSpec.build` returned.
         job: The rollout.
-        loop: What `running_loop` returned, for an `async` agent: all its rollouts in a process share
-            one, for a client that it keeps is bound to the loop of its first call. None for a loop of its own.
+        loop: The loop from `running_loop`, for an `async` agent. All its rollouts in a process share one loop,
+            because a client is bound to the loop of its first call. None for a new loop.
     """
     from agentrig.tracing.recording import recording
 
@@ -53,7 +53,7 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
                 waiting = _await(answer)
                 answer = asyncio.run_coroutine_threadsafe(waiting, loop).result() if loop else asyncio.run(waiting)
             outcome = Outcome(answer=json_values(answer))
-        except BaseException as error:  # CancelledError and its like too: in this thread nobody else would take them
+        except BaseException as error:  # BaseException: nothing else in this thread would handle a CancelledError
             outcome = _failed(error)
             recorder.fail(outcome.message)
     return Result(
@@ -62,7 +62,7 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
 
 
 def _failed(error: BaseException) -> Outcome:
-    """Return the outcome of a rollout whose agent let an exception out."""
+    """Return the outcome of a rollout whose agent raised an exception."""
     kind = failure_kind(error)
     message = words_of(error)
     if not KIND.fullmatch(kind):
@@ -76,7 +76,7 @@ def json_values(answer: Any) -> Any:
     """Return an answer as the JSON values that the reward gets; lone surrogates become U+FFFD.
 
     Raises:
-        AgentFailure: It is something else, too long, or nested too deep to leave the process; of the kind `bad-answer`.
+        AgentFailure: It is not JSON, too long, or nested too deep to be pickled; the kind is `bad-answer`.
     """
     try:
         text = json.dumps(answer)
@@ -100,12 +100,12 @@ def packed(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = None
     try:
         return pickle.dumps(run_agent(agent, job, loop))
     except BaseException as error:
-        message = f"what the rollout recorded cannot leave its process: {words_of(error)}"
+        message = f"the rollout's result cannot be sent from its process: {words_of(error)}"
         return pickle.dumps(job.failed("agent-error", message, started))
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop that runs in a thread of its own, for `run_agent`."""
+    """Return an event loop that runs in a new thread, for `run_agent`."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="loop", daemon=True).start()
     return loop
@@ -114,12 +114,12 @@ def running_loop() -> asyncio.AbstractEventLoop:
 async def _await(awaitable: Any) -> Any:
     try:
         return await awaitable
-    except SystemExit as error:  # let out, it would end the loop of all rollouts
+    except SystemExit as error:  # otherwise it would end the event loop of all rollouts
         raise AgentFailure(f"the agent called sys.exit({error.code!r})") from error
 
 
 def failure_kind(error: BaseException) -> str:
-    """Return the failure kind of an exception that an agent let out."""
+    """Return the failure kind of an exception that an agent raised."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

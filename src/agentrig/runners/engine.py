@@ -23,7 +23,7 @@ class RolloutEngine:
     Args:
         runtime: Runs the agent.
         scorer: The reward.
-        adapter: From a trace to triplets.
+        adapter: Converts a trace to triplets.
         on_rollout: Called with every finished rollout.
     """
 
@@ -51,9 +51,10 @@ class RolloutEngine:
     ) -> list[Rollout]:
         """Run the agent n times on each task; the n rollouts of a task are side by side in the result.
 
-        The reward judges what has ended while the rest still runs. Every rollout comes back once,
-        failures included. Of several endpoints a whole group gets the same one, in turn: that balances
-        the servers and lets each cache its groups' prompts. For `on_groups` see `Session.rollouts`.
+        Finished rollouts are scored while others still run. Every rollout is returned once, failures
+        included. With several endpoints, groups are assigned in turn, and a whole group uses the same
+        one: this balances the load and lets each server cache its groups' prompts. For `on_groups` see
+        `Session.rollouts`.
         """
         endpoints = [endpoint] if isinstance(endpoint, Endpoint) else list(endpoint)
         work = [(task, f"{mode}-{step}-{i}") for i, task in enumerate(tasks) for _ in range(n)]
@@ -76,7 +77,7 @@ class RolloutEngine:
         return [done[i] for i in ids]
 
     def _drain(self) -> list[Result]:
-        """Wait for a result, then take all that are there."""
+        """Wait for a result, then return all that are available."""
         found = [self._runtime.results.get()]
         while not self._runtime.results.empty():
             found.append(self._runtime.results.get())
@@ -88,7 +89,7 @@ class RolloutEngine:
     def judge(
         self, results: Sequence[Result], waiting: Mapping[str, tuple[Task, str]], *, step: int, mode: Mode
     ) -> list[Rollout]:
-        """Score and adapt results, and tell who watches; `waiting` gives the task and the group of each id."""
+        """Score and adapt results, and call `on_rollout`; `waiting` has the task and the group of each id."""
         start = time.perf_counter()
         answered = [r for r in results if r.outcome.failure is None]
         scores = dict(
@@ -120,7 +121,7 @@ class RolloutEngine:
         return rollouts
 
     def _adapt(self, rollout: Rollout) -> Rollout:
-        """Add the triplets of a rollout that did not fail; an adapter that raises makes it fail."""
+        """Add the triplets of a rollout that did not fail; if the adapter raises, the rollout fails."""
         if rollout.failure is not None:
             return rollout
         try:

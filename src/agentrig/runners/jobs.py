@@ -1,4 +1,4 @@
-"""Jobs: what crosses over to a runner process, and what comes back."""
+"""Jobs: the data sent to a runner process, and the result that it returns."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 @attrs.frozen(kw_only=True)
 class AgentPlan:
-    """How a runner process gets its agent: by name, so that nothing but plain values crosses over.
+    """How a runner process builds its agent: by name, so that only plain values are sent.
 
     Attributes:
-        name: The agent's.
+        name: The agent's name.
         config: Its settings.
         files: Plugin files to load.
         block: Plugins not to load.
@@ -52,14 +52,14 @@ class AgentPlan:
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """One rollout to run; `input` is all that a runner learns of the task."""
+    """One rollout to run; of the task, a runner gets only `input`."""
 
     id: str
     input: Mapping[str, Any]
     endpoint: Endpoint
 
     def failed(self, kind: str, message: str, started: float) -> Result:
-        """Return the result of a job that its runner could not end; `started` is of the monotonic clock."""
+        """Return the failed result of a job that did not finish; `started` is on the monotonic clock."""
         duration = time.monotonic() - started
         return Result(
             id=self.id,
@@ -72,7 +72,7 @@ class Job:
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """What became of a job. `start` is Unix time, `duration_s` the agent's wall time."""
+    """The result of a job. `start` is Unix time, `duration_s` the agent's wall time."""
 
     id: str
     outcome: Outcome

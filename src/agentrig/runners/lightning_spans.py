@@ -82,7 +82,7 @@ def _text(content: Any) -> str:
 
 
 def from_lightning(rollout_id: str, spans: Sequence[LightningSpan]) -> Trace:
-    """Return Agent Lightning's spans as a trace, for tracers of theirs."""
+    """Return Agent Lightning's spans as a trace, for Agent Lightning's tracers."""
     found = [
         Span(
             id=s.span_id,
@@ -126,8 +126,8 @@ def lightning_llm(endpoint: Endpoint, *, ours: bool = True) -> LLM:
 
     Args:
         endpoint: The model's server.
-        ours: Keep among the sampling parameters what a resource has no place for. A user's agent must not
-            see it: it may pass them all on to its client.
+        ours: Whether to store agentrig's extra fields in the sampling parameters. A user's agent must not get
+            them: it may pass all sampling parameters to its client.
     """
     extra = {"agentrig": {"headers": dict(endpoint.headers), "token_ids": endpoint.token_ids}} if ours else {}
     return LLM(

@@ -38,17 +38,17 @@ W = TypeVar("W", bound=Worker)
 
 
 class BasePool(abc.ABC, Generic[W]):
-    """Runners with a queue in front; used from one thread, `submit` and `wake` from any.
+    """Runners with a job queue; used from one thread, except `submit` and `wake`.
 
-    A pool says how its runners are started, handed a job, waited for and killed.
+    A subclass defines how its runners are started, given a job, waited for and killed.
 
     Args:
         plan: The agent.
         n: Runners.
-        threads: Rollouts at once in each.
-        deadline_s: Wall seconds for a rollout. A runner that holds an overdue one is killed; the
-            overdue rollout is a failure `deadline`, its neighbours in that runner start again.
-        retries: How often a rollout is started again when its runner died; then it is `runner-died`.
+        threads: Concurrent rollouts in each runner.
+        deadline_s: Time limit of a rollout in seconds. If a rollout exceeds it, its runner is killed and the
+            rollout fails with `deadline`; the other rollouts of that runner are restarted.
+        retries: How often a rollout is restarted when its runner died; after that it fails with `runner-died`.
 
     Attributes:
         replaced: How many runners were replaced.
@@ -75,18 +75,18 @@ class BasePool(abc.ABC, Generic[W]):
 
     @abc.abstractmethod
     def _send(self, worker: W, job: Job) -> bool:
-        """Hand a runner a job; False when it is dead, which `_listen` then notices."""
+        """Send a job to a runner; False if the runner is dead, which `_listen` then handles."""
 
     @abc.abstractmethod
     def _listen(self, timeout_s: float) -> list[Result]:
-        """Wait for something to happen, and tell `_built`, `_ended` and `_bury` of it; return what they return."""
+        """Wait for events, pass them to `_built`, `_ended` and `_remove_dead`, and return their results."""
 
     @abc.abstractmethod
     def _kill(self, worker: W) -> None:
-        """End a runner, and let go of what its pool held of it."""
+        """End a runner, and release its resources."""
 
     def start(self) -> None:
-        """Start the runners that are missing; they build the agent on their own time."""
+        """Start the missing runners; they build the agent in the background."""
         while len(self._workers) < self._n:
             self._workers.append(self._spawn())
 
@@ -107,7 +107,7 @@ class BasePool(abc.ABC, Generic[W]):
         end = time.monotonic() + timeout_s
         while not any(w.ready for w in self._workers) and (left := end - time.monotonic()) > 0:
             self._listen(left)
-            if not self._workers:  # it died, and is not yet known to do so always
+            if not self._workers:  # it died, but may work the next time
                 self._workers.append(self._spawn())
         return any(w.ready for w in self._workers)
 
@@ -130,10 +130,10 @@ class BasePool(abc.ABC, Generic[W]):
         return []
 
     def poll(self, timeout_s: float) -> list[Result]:
-        """Hand out jobs, wait for something to happen, and return what has ended.
+        """Send jobs to runners, wait for events, and return the finished results.
 
         Raises:
-            AgentrigError: The agent cannot be built, or there is no place for the runners.
+            AgentrigError: The agent cannot be built, or there are no resources for the runners.
         """
         self._dispatch()
         results = self._listen(timeout_s)
@@ -166,7 +166,7 @@ class BasePool(abc.ABC, Generic[W]):
     def _fits(self, worker: W, job: Job) -> bool:
         """Whether a runner that is ready may take a job now.
 
-        A job whose runner died runs alone the next time, so that it can take none along.
+        A job whose runner died runs alone the next time, so that other jobs do not die with it.
         """
         limit = 1 if job.id in self._lost else self._threads
         return len(worker.jobs) < limit and not self._lost.keys() & worker.jobs.keys()
@@ -178,19 +178,19 @@ class BasePool(abc.ABC, Generic[W]):
         self.built.set()
 
     def _ended(self, worker: W, result: Result) -> list[Result]:
-        """Note a result; return it, unless nobody waits for it any more."""
+        """Note a result; return it, unless its job has already failed."""
         if worker.jobs.pop(result.id, None) is None:
             return []
         self._lost.pop(result.id, None)
         return [result]
 
-    def _bury(self, worker: W, early: str, died: Callable[[int], str]) -> list[Result]:
-        """Forget a runner that died; its rollouts start again, or are returned as failures once too often lost.
+    def _remove_dead(self, worker: W, early: str, died: Callable[[int], str]) -> list[Result]:
+        """Remove a runner that died; restart its rollouts, or return them as failures if they have no retries left.
 
         Args:
             worker: The runner.
-            early: What an error adds when too many died before they had built the agent.
-            died: The failure's message, for how often a rollout was lost.
+            early: Added to the error if too many runners died before they had built the agent.
+            died: Returns the failure's message for the number of times that a rollout was lost.
         """
         self._workers.remove(worker)
         self.replaced += 1
@@ -232,7 +232,7 @@ class BasePool(abc.ABC, Generic[W]):
                 reason = f"the rollout ran past its deadline of {self._deadline_s:g} s and its runner was killed"
                 failed.append(job.failed("deadline", reason, started))
                 self._lost.pop(job_id, None)
-            self._waiting.extendleft(job for job, _ in worker.jobs.values())  # innocent: not counted as lost
+            self._waiting.extendleft(job for job, _ in worker.jobs.values())  # not their fault: not counted as lost
             log = logging.getLogger(type(self).__module__)
             log.warning("%s killed: %d rollouts past their deadline", worker.title, len(overdue))
         return failed

@@ -42,7 +42,7 @@ PRELOAD = (
     "langchain_core.callbacks.base",
     "langchain_core.tracers.context",
 )
-"""What every runner imports; those that are not installed are passed over."""
+"""Modules that every runner imports; those that are not installed are skipped."""
 
 
 def worker_main(
@@ -55,7 +55,7 @@ def worker_main(
     threading.Thread(target=_leave_with_run, name="run", daemon=True).start()
     confine(plan.environment, environment, absent)
     try:
-        install()  # now, so that no rollout's deadline pays for its imports
+        install()  # here, so that its imports do not count towards a rollout's deadline
         agent = plan.build()
     except BaseException as error:
         own = isinstance(error, AgentrigError)
@@ -227,12 +227,12 @@ class Pool(BasePool[_Worker]):
         return results
 
     def _died(self, worker: _Worker) -> list[Result]:
-        """Bury a process that ended, with its exit code."""
+        """Remove a process that ended, and log its exit code."""
         worker.process.join()
         worker.pipe.close()
         end_families([worker.process.pid], [worker.mark])
         code = f"(exit code {worker.process.exitcode})"
-        failed = self._bury(
+        failed = self._remove_dead(
             worker,
             early=f" {code}; run `agentrig dev` with runners.n=1 to see why",
             died=lambda times: f"the runner process died {code}, {times} times",

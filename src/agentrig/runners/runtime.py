@@ -1,7 +1,7 @@
-"""The only door to Agent Lightning 0.3: its Trainer, store and runner, around our pool of processes.
+"""The integration with Agent Lightning 0.3: its Trainer, store and runner, around agentrig's pool of processes.
 
 Agent Lightning's store keeps rollouts, attempts, spans and resources; its Trainer brings up an algorithm
-and a runner and takes them down. The runner here is a `Runner` of theirs that hands rollouts to a `Pool`.
+and a runner and shuts them down. The runner here is an Agent Lightning `Runner` that sends rollouts to a `Pool`.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ IDLE_POLL_S = 0.02
 """How long the runner sleeps when there is nothing to do; Agent Lightning's own polls every 5 s."""
 
 UNWIND_S = 5.0
-"""How long an interrupted body may take to let go of its server and the like."""
+"""Seconds that an interrupted body may take to shut down its server and other resources."""
 
 MODES = {"train": "train", "validation": "val", "report": "test", "dev": "val"}
 
 
 class Store(InMemoryLightningStore):
-    """Agent Lightning's in-memory store, which can also forget, so that long runs stay flat."""
+    """Agent Lightning's in-memory store, with a method that deletes finished rollouts to bound memory."""
 
     def __init__(self) -> None:
         # The default estimator walks every token id of every span; the store forgets anyway.
@@ -170,10 +170,10 @@ class PoolRunner(Runner[Any]):
 
 
 class _Body(Algorithm):
-    """Lets our code be what Agent Lightning's Trainer takes for its algorithm.
+    """Wraps a function as the algorithm of Agent Lightning's Trainer.
 
-    It runs in a thread that can be abandoned: one that is stuck, in a server's start or an update, must not keep a
-    run that is told to end.
+    It runs in a thread that can be abandoned, so that a thread that is stuck, for example in a server's start or an
+    update, does not stop the run from ending.
     """
 
     def __init__(self, body: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The scorer: runs a reward on batches, and outlives one that raises or hangs."""
+"""The scorer: runs a reward on batches, and handles rewards that raise or hang."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRACE_S = 1.0
 
 
 class Scorer:
-    """Runs a reward on batches in threads, and outlives a reward that raises or hangs.
+    """Runs a reward on batches in threads, and handles a reward that raises or hangs.
 
     Args:
         reward: What `RewardSpec.build` returned.

@@ -151,7 +151,9 @@ class RayPool(BasePool[_Actor]):
     def _died(self, actor: _Actor, error: Exception) -> list[Result]:
         """Remove a dead actor. Its rollouts start again or fail, with the first line of Ray's error."""
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        failed = self._bury(actor, early=f": {error}", died=lambda times: f"the runner died {times} times: {reason}")
+        failed = self._remove_dead(
+            actor, early=f": {error}", died=lambda times: f"the runner died {times} times: {reason}"
+        )
         again = len(actor.jobs) - len(failed)
         log.warning("%s died; %d rollouts start again, %d failed: %s", actor.title, again, len(failed), reason)
         return failed
