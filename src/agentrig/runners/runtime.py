@@ -79,14 +79,22 @@ class Store(InMemoryLightningStore):
                 await collections.evict_spans_for_rollout(rollout_id)
                 attempts = await collections.attempts.query(filter={"rollout_id": {"exact": rollout_id}})
                 await collections.attempts.delete(list(attempts.items))
-                collections.attempts._items.pop(rollout_id, None)  # deleting them leaves their empty dict
                 rollout = await collections.rollouts.get({"rollout_id": {"exact": rollout_id}})
                 if rollout is not None:
                     await collections.rollouts.delete([rollout])
-                self._completion_events.pop(rollout_id, None)
-                self._start_time_by_rollout.pop(rollout_id, None)
-                self._span_bytes_by_rollout.pop(rollout_id, None)
-                self._running_rollout_ids.discard(rollout_id)
+                drop_private(self, rollout_id)
+
+
+def drop_private(store: InMemoryLightningStore, rollout_id: str) -> None:
+    """Drop what the store's private attributes hold about a deleted rollout; its public methods leave it there.
+
+    Only this function uses private attributes of the store. `tests/runners/test_store_attributes.py` fails when they change.
+    """
+    store.collections.attempts._items.pop(rollout_id, None)  # deleting the attempts leaves their empty dict
+    store._completion_events.pop(rollout_id, None)
+    store._start_time_by_rollout.pop(rollout_id, None)
+    store._span_bytes_by_rollout.pop(rollout_id, None)
+    store._running_rollout_ids.discard(rollout_id)
 
 
 class PoolRunner(Runner[Any]):
