@@ -88,7 +88,7 @@ class Store(InMemoryLightningStore):
 def drop_private(store: InMemoryLightningStore, rollout_id: str) -> None:
     """Drop what the store's private attributes hold about a deleted rollout; its public methods leave it there.
 
-    Only this function uses private attributes of the store. `tests/runners/test_store_attributes.py` fails when they change.
+    Only this function uses private attributes of the store. `tests/runners/test_store.py` fails when they change.
     """
     store.collections.attempts._items.pop(rollout_id, None)  # deleting the attempts leaves their empty dict
     store._completion_events.pop(rollout_id, None)
