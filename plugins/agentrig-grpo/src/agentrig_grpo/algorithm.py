@@ -110,7 +110,7 @@ class Grpo:
             if config.final == "best" and best.trained and best.step != step:
                 kept = f"step {best.step}" if best.step else "the start: no step did better"
                 figures = best.accuracy, best.reward
-                log.warning("ending with the weights of %s: validation accuracy %.3f, mean reward %.4g", kept, *figures)
+                log.warning("ending with the weights of %s, validation accuracy %.3f, mean reward %.4g", kept, *figures)
                 learner.load_weights(best.trained)
                 server.swap(checkpoint.weights(learner.model), best.step)
                 self._save(session, step, learner, tokenizer, best, dtype, keep=True)
