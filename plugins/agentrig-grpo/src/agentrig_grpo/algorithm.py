@@ -49,7 +49,7 @@ class Grpo:
         """Train until `steps` are done, the tasks are solved or the user asked to end."""
         config = self.config
         if config.final == "best" and not config.validate_every:
-            raise ConfigError('[algorithm] final = "best" needs validation: set validate_every above 0')
+            raise ConfigError('[algorithm] final = "best" needs validation, and validate_every = 0 turns it off')
         source = model_directory(config.model)
         dtype = check_device(session.hardware, config.dtype)
         check_context(source, max_length=config.max_length, max_tokens=config.max_tokens)
