@@ -43,6 +43,7 @@ def rows(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def walk(command: click.Command, parent: click.Context | None, name: str) -> Iterator[tuple[click.Command, Any]]:
     """Yield a command and those below it, each with its context."""
+    command._help_option = None  # click keeps the one of the first context that asked, whose names may be others
     context = click.Context(command, info_name=name, parent=parent, **command.context_settings)
     yield command, context
     if isinstance(command, click.Group):
