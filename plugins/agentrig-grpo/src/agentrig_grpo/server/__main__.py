@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import os
 import signal
@@ -142,15 +143,18 @@ def _take_weights(channel: Channel, api: Any, loop: asyncio.AbstractEventLoop) -
         except (EOFError, OSError):
             os._exit(0)
         answer = {"version": message["version"]}
+        weights: dict[str, Any] | None = None
         try:
             if descriptor is None:
                 raise ValueError("no weights came with the message")
             weights = transfer.unpack(descriptor, message["tensors"])
             asyncio.run_coroutine_threadsafe(api.take_weights(weights, message["version"]), loop).result()
-            del weights  # or their memory would be held until the next ones come
         except Exception as error:
             log.exception("new weights are refused")
             answer["error"] = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+        weights = None  # or their memory would be held until the next ones come
+        if "error" in answer:
+            gc.collect()  # the error's traceback and its futures hold one another, and with them the refused weights
         channel.send(answer)
 
 
