@@ -362,7 +362,7 @@ def test_an_error_is_told_with_its_place_in_the_agent() -> None:
     def agent(task_input: Any, endpoint: Endpoint) -> Any:
         return os.path.join("x", task_input["a"])
 
-    assert re.search(r"^TypeError: .* \(test_workers\.py:\d+ in agent\)$", run(agent).outcome.message)
+    assert re.search(r"^TypeError: .* \(test_processes\.py:\d+ in agent\)$", run(agent).outcome.message)
 
 
 @pytest.mark.parametrize(
