@@ -11,7 +11,7 @@ and at every run's end:
 
 - each step is in `metrics.jsonl` once, and each has its file of training rollouts, with every rollout once;
 - no process is left that the run has started, nothing in shared memory, and in the temporary folder (its own `TMPDIR`)
-  nothing after an end that could be tidy, and nothing of earlier launches once the next one has ended;
+  nothing of a launch that could tidy up, and nothing at all once a launch has reached its own end;
 - the exit status is that of the signal.
 
 Prints the figures as JSON; exit status 1, with the seed's history, when something is wrong.
@@ -69,6 +69,7 @@ class Kills:
     rng: random.Random
     counts: Counter[str] = attrs.field(factory=Counter)
     history: list[str] = attrs.field(factory=list)
+    earlier: set[Path] = attrs.field(factory=set)
     number: int = 1
 
     @property
@@ -93,6 +94,7 @@ class Kills:
         if aim is not None:
             environment["KILLS_AIM"] = json.dumps(aim)
         self.counts["launches"] += 1
+        self.earlier = set(self.tmp.iterdir())  # of killed launches: one that is struck early has not removed them yet
         with (self.folder / "log").open("wb") as log:
             return subprocess.Popen(
                 command, cwd=self.folder, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -137,7 +139,8 @@ class Kills:
             time.sleep(0.1)
         if left:
             raise Wrong(f"processes are left: {[p.cmdline() for p in left]}")
-        if status >= 0 and (files := list(self.tmp.iterdir())):
+        files = set(self.tmp.iterdir()) - (self.earlier if number is not None else set())
+        if status >= 0 and files:
             raise Wrong(f"temporary files are left: {files}")
         if memory := list(Path("/dev/shm").glob("*agentrig*")):
             raise Wrong(f"shared memory is left: {memory}")
