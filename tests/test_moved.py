@@ -1,12 +1,24 @@
 """Every import path of 0.1 works until 0.3, and says where the name is now."""
 
 import importlib
+import json
+import resource
+import signal
 import subprocess
 import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from rollouts import rollout
 
-from agentrig._moved import MOVED, RENAMED
+from agentrig._moved import ENDED, MOVED, RENAMED
+from agentrig.doctor.situation import Situation
+from agentrig.errors import RunStopped
+from agentrig.plan import Plan
 
 NAMES = [(old, name, new) for old, names in MOVED.items() for name, new in names.items()]
 
@@ -38,3 +50,123 @@ def test_a_from_import_warns_at_the_users_line() -> None:
 def test_a_name_that_never_was_is_an_import_error() -> None:
     with pytest.raises(ImportError, match="no_such_name"):
         exec("from agentrig.config import no_such_name")
+
+
+LISTED = Path(__file__).parent / "data" / "public_names_0.1.json"
+"""Made by `tests/support/public_names.py`, of version 0.1."""
+
+IMPORT_ALL = """
+    import importlib, json, sys, warnings
+
+    failed = []
+    for module, names in json.loads(sys.stdin.read()).items():
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of what it imports in turn
+                importlib.import_module(module)
+        except Exception as error:
+            failed.append(f"{module}: {type(error).__name__}: {error}")
+            continue
+        for name in names:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    exec(f"from {module} import {name}", {})
+            except Exception as error:
+                failed.append(f"{module}.{name}: {type(error).__name__}: {error}")
+    print(json.dumps(failed))
+"""
+
+
+def failed_imports(names: dict[str, list[str]]) -> list[str]:
+    """Import each name of each module in a process of its own; return what went wrong."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(IMPORT_ALL)],
+        input=json.dumps(names), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    failed: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return failed
+
+
+def test_every_public_name_of_0_1_can_be_imported() -> None:
+    """With a DeprecationWarning at most, in the core and in all plugins."""
+    names = json.loads(LISTED.read_text())
+    assert (len(names), sum(map(len, names.values()))) == (148, 853)
+    assert {name.partition(".")[0] for name in names} > {"agentrig", "agentrig_grpo", "agentrig_verl"}
+    assert failed_imports(names) == []
+
+
+def test_a_missing_name_is_seen() -> None:
+    found = failed_imports({"agentrig.tasks": ["Task", "no_such"], "agentrig.no_such": ["x"]})
+    assert [text.partition(":")[0] for text in found] == ["agentrig.tasks.no_such", "agentrig.no_such"]
+
+
+@pytest.fixture
+def ended() -> Callable[[str, str], Any]:
+    def get(module: str, name: str) -> Any:
+        found = importlib.import_module(module)
+        found.__dict__.pop(name, None)
+        with pytest.warns(DeprecationWarning, match=f"{module}.{name} works until agentrig 0.3: ") as warned:
+            value = getattr(found, name)
+        advice = str(warned[0].message).partition("0.3: ")[2]
+        assert advice == ENDED[module, name]
+        for path in (word for word in advice.split() if word.startswith("agentrig")):  # what it names is there
+            where, _, of = path.rpartition(".")
+            try:
+                assert hasattr(importlib.import_module(where), of)
+            except ModuleNotFoundError:  # a method
+                where, _, cls = where.rpartition(".")
+                assert hasattr(getattr(importlib.import_module(where), cls), of)
+        return value
+
+    return get
+
+
+@pytest.mark.parametrize(("module", "name"), ENDED, ids=[".".join(e) for e in ENDED])
+def test_what_has_no_successor_is_there_with_advice(ended: Callable[[str, str], Any], module: str, name: str) -> None:
+    assert ended(module, name) is getattr(importlib.import_module("agentrig._former"), name)
+
+
+def test_the_former_guards_stop_as_they_did(ended: Callable[[str, str], Any]) -> None:
+    check_weights, check_finite = ended("agentrig.checks", "check_weights"), ended("agentrig.checks", "check_finite")
+    check_weights([], step=1)
+    check_weights([0.1, 0.0], step=2)
+    check_weights([0.0, 0.1, 0.0], step=3)
+    with pytest.raises(RunStopped, match="steps 2 and 3 changed no weight"):
+        check_weights([0.1, 0.0, 0.0], step=3)
+    with pytest.raises(RunStopped, match="step 2: the weight change is nan"):
+        check_weights([0.1, float("nan")], step=2)
+    assert check_finite({"loss": 1.0, "weight_change": 0.0}, 1, step=2) == 0
+    assert check_finite({"gradient_norm": float("inf")}, 0, step=2) == 1
+    with pytest.raises(RunStopped, match="steps 2 and 3: loss nan"):
+        check_finite({"loss": float("nan")}, 1, step=3)
+
+
+def test_the_former_accuracy_counts_full_marks(ended: Callable[[str, str], Any]) -> None:
+    accuracy_of = ended("agentrig.session", "accuracy_of")
+    assert accuracy_of([rollout(1.0), rollout(0.5), rollout(None)]) == 0.5
+    assert accuracy_of([rollout(None)]) is None
+
+
+def test_the_first_ctrl_c_still_ends_the_run_after_its_step(ended: Callable[[str, str], Any]) -> None:
+    interrupt_stops = ended("agentrig.run", "interrupt_stops")
+    aborted: list[BaseException] = []
+    session = SimpleNamespace(stopping=False, begun=True, runtime=SimpleNamespace(abort=aborted.append))
+    with interrupt_stops(session):
+        signal.raise_signal(signal.SIGINT)
+        assert (session.stopping, aborted) == (True, [])
+        signal.raise_signal(signal.SIGINT)
+    assert isinstance(aborted[0], KeyboardInterrupt)
+
+
+def test_the_former_audit_reward_and_checks(ended: Callable[[str, str], Any], toy_plan: Callable[..., Plan]) -> None:
+    plan = toy_plan("run.audit=toy-parity")
+    assert callable(ended("agentrig.run", "audit_reward")(plan))
+    situation = Situation(hardware=None, plan=plan)
+    assert ended("agentrig.doctor.cluster", "uses_ray")(situation) is False
+    limit = ended("agentrig.doctor.place", "open_files")()
+    assert limit == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    (finding,) = ended("agentrig.doctor.place", "check_open_files")(situation)
+    assert (finding.check, finding.result) == ("open files", "ok")
+    assert ended("agentrig.plugins", "REGISTER_HOOKS")["agent"] == "register_agents"

@@ -130,6 +130,21 @@ agentrig.workers > agentrig.runners.processes
     PRELOAD Pool worker_main
 agentrig.report.text > agentrig.figures
     counted percent
+agentrig_spider.rewards.execution > agentrig_spider.rewards.exec_match
+    MAX_ROWS
+agentrig_spider.rewards.execution > agentrig_spider.sandbox.query
+    HEAP_BYTES MAX_FILE_BYTES MAX_RESULT_BYTES NeedsWorker QueryTimeout QueryTooLarge WorkerDied
+    looks_plain run_query
+agentrig_spider.rewards.guard > agentrig_spider.sandbox.guard
+    FORBIDDEN_FUNCTIONS Guard PLAIN_FUNCTIONS set_limits
+agentrig_spider.rewards.sandbox > agentrig_spider.sandbox.pool
+    GRACE_S KEEP_IDLE MAX_WORKERS READY UNCHARGED_START_S WORKERS Worker WorkerLost WorkerTimeout Workers
+agentrig_spider.rewards.sqlite > agentrig_spider.sandbox.connection
+    CHECKS Connection Escalate Fetched Fingerprint MAX_CELL_BYTES POOL Pool QueryFailed Row SLICE_S
+    STEPS_PER_CHECK fingerprint is_damage open_read_only read_only_uri
+agentrig_spider.rewards.worker > agentrig_spider.sandbox.worker
+    BASE_BYTES CELL_BYTES KILL_AFTER_S STEPS_PER_CHECK TYPE_CHECKING bound_memory guard main mapped_bytes
+    read_exactly run
 agentrig_grpo.advantages > agentrig.credit
     EPSILON LARGEST group_advantages
 agentrig_verl.credit > agentrig.credit
@@ -162,8 +177,24 @@ RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("agentrig.run.guards", "SERVERS_OWN"): ("agentrig.run.guards", "SERVER_DEFAULTS"),
     ("agentrig.checks", "DRAWN_BY"): ("agentrig.run.guards", "SAMPLING_FIELDS"),
     ("agentrig.checks", "SERVERS_OWN"): ("agentrig.run.guards", "SERVER_DEFAULTS"),
+    ("agentrig.config", "COMPONENT_SECTIONS"): ("agentrig.plugins.specs", "RUN_KINDS"),
+    ("agentrig.report.findings", "CONSTANT_LIMIT"): ("agentrig.report.findings", "ZERO_VARIANCE_LIMIT"),
 }
 """Former module and name to the present ones, where the name itself has changed."""
+
+ENDED: Mapping[tuple[str, str], str] = {
+    ("agentrig.checks", "check_finite"): "a session's end_step checks it",
+    ("agentrig.checks", "check_weights"): "a session's end_step checks it",
+    ("agentrig.doctor.cluster", "uses_ray"): "give the check to the spec of the component that needs Ray",
+    ("agentrig.doctor.place", "check_open_files"): "agentrig_verl.ray_checks.check_place looks at the limit",
+    ("agentrig.doctor.place", "open_files"): "resource.getrlimit(resource.RLIMIT_NOFILE)[0] gives it",
+    ("agentrig.plugins", "REGISTER_HOOKS"): "agentrig.plugins.specs.KINDS has the specs, each with its hook",
+    ("agentrig.run", "audit_reward"): "agentrig.run.training.audit_scorer builds it together with its scorer",
+    ("agentrig.run", "interrupt_stops"): "agentrig.processes.ends.RunSignals handles the signals of a run",
+    ("agentrig.session", "accuracy_of"): "agentrig.algorithms.Measurement.of counts what is correct",
+    ("agentrig_spider.rewards.sandbox", "START_S"): "a worker's start now has the query's own deadline",
+}
+"""Former module and name of what nothing replaces one to one, and what to use; `agentrig._former` has it until 0.3."""
 
 
 def former(module: str) -> Callable[[str], Any]:
@@ -171,17 +202,17 @@ def former(module: str) -> Callable[[str], Any]:
 
     def getattr_(name: str) -> Any:
         moved = MOVED.get(module, {})
+        advice = f"{module}.{name} is now {{new}}.{{new_name}}; the former path works until agentrig 0.3"
         if (module, name) in RENAMED:
             new, new_name = RENAMED[module, name]
+        elif (module, name) in ENDED:
+            new, new_name = "agentrig._former", name
+            advice = f"{module}.{name} works until agentrig 0.3: {ENDED[module, name]}"
         elif name in moved:
             new, new_name = moved[name], name
         else:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warnings.warn(
-            f"{module}.{name} is now {new}.{new_name}; the former path works until agentrig 0.3",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        warnings.warn(advice.format(new=new, new_name=new_name), DeprecationWarning, stacklevel=2)
         value = getattr(importlib.import_module(new), new_name)
         setattr(sys.modules[module], name, value)  # one warning a name
         return value

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import attrs
 
+from agentrig._moved import former
 from agentrig.doctor.devices import shape_of, workload
 from agentrig.findings import Finding, Situation
 from agentrig.hardware.memory import GB
@@ -120,3 +121,6 @@ def check_ports(situation: Situation) -> Iterator[Finding]:
     if not busy:
         named = ", ".join(f"{port} ({name})" for name, port in wanted.items())
         yield Finding(check="ports", result="ok", evidence=f"free: {named}" if named else "servers can listen here")
+
+
+__getattr__ = former(__name__)

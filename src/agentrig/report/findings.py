@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import attrs
 
+from agentrig._moved import former
 from agentrig.report import figures
 from agentrig.report.reading import RunData, mapping, number, rollout_rows
 from agentrig.report.samples import Pairs
@@ -156,3 +157,6 @@ def failures_by_kind(run: RunData, missing: list[str]) -> Failures:
         kinds=[Failed(kind=k, counts=counts[k], example=examples[k]) for k in order],
         rollouts=rollouts,
     )
+
+
+__getattr__ = former(__name__)

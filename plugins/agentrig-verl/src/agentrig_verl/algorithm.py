@@ -20,6 +20,7 @@ from agentrig.hardware import Hardware
 from agentrig.runners.jobs import AgentPlan
 from agentrig_verl import schema, symbols
 from agentrig_verl.checks import check, check_loggers
+from agentrig_verl.keys import attention as attention  # its path of 0.1, until 0.3
 from agentrig_verl.keys import changed, keys_of, served_with
 from agentrig_verl.pool import PlacedPool
 from agentrig_verl.schema import ACTOR, MODEL, ROLLOUT

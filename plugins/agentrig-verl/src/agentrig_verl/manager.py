@@ -10,6 +10,7 @@ import logging
 import re
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -65,6 +66,16 @@ def manager_context(context: ManagerContext) -> Iterator[None]:
         yield
     finally:
         _contexts.remove(context)
+
+
+def __getattr__(name: str) -> Any:
+    """Return what a former name stands for now, with a warning."""
+    now: dict[str, Any] = {"Loan": ManagerContext, "lend": manager_context}
+    if name not in now:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    text = f"{__name__}.{name} is now {__name__}.{now[name].__name__}; the former name works until agentrig 0.3"
+    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    return now[name]
 
 
 class LoopManager:
