@@ -1,0 +1,133 @@
+"""What each key of a run file does: how a test flips it, and what must then be seen.
+
+A table lists the keys of one component. `Flip` gives a key two values, looks at the real component with each, and says
+how the second look must differ from the first. The same rule must refuse two equal looks: a key without an effect
+cannot pass.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.plan import OWN_SECTIONS
+from agentrig.plugins.loading import load
+from agentrig.plugins.registry import Registry
+from agentrig.plugins.specs import RUN_KINDS
+from agentrig.settings import structure
+
+ROOT = Path(__file__).parents[3]
+Settings = Mapping[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class Flip:
+    """Two values of a key, and what they change.
+
+    Attributes:
+        a: The first value.
+        b: The second value.
+        look: Gets a component's settings, and returns what was observed with them.
+        shows: Whether the observations with `a` and `b` differ as the key's help says.
+        beside: Further settings of that component, the same for both looks.
+    """
+
+    a: Any
+    b: Any
+    look: Callable[[Settings], Any]
+    shows: Callable[[Any, Any], bool]
+    beside: Settings = attrs.field(factory=dict)
+
+    def check(self, place: str, key: str) -> None:
+        """Flip the key; raise `AssertionError` where it has no effect, or another than it claims."""
+        config = configs()[place]
+        for value in (self.a, self.b):
+            structure(config, {**self.beside, key: value}, owner=place, section=place.split(".")[0])
+        first, second = (self.look({**self.beside, key: value}) for value in (self.a, self.b))
+        for seen in (first, second):
+            assert not self.shows(seen, seen), f"{place} {key}: this test would pass for a key without an effect"
+        assert self.shows(first, second), (
+            f"{place} {key} does not do what it says ({attrs.fields_dict(config)[key].metadata['help']}).\n"
+            f"  {key} = {self.a!r}: {first!r:.500}\n  {key} = {self.b!r}: {second!r:.500}"
+        )
+
+
+@attrs.frozen
+class Elsewhere:
+    """A key whose effect shows only where it can't be looked at here.
+
+    Attributes:
+        test: The test that shows it: `FILE::FUNCTION`, from the root of the repository.
+        reason: Why it can't be shown here.
+    """
+
+    test: str
+    reason: str
+
+    def check(self, place: str, key: str) -> None:
+        """Raise `AssertionError` if there is no such test, or it doesn't name the key."""
+        file, _, name = self.test.partition("::")
+        tree = ast.parse((ROOT / file).read_text("utf-8"))
+        found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+        assert found, f"{place} {key}: there is no test {self.test}"
+        assert key in ast.unparse(found[0]), f"{place} {key}: {self.test} does not name it"
+        assert self.reason
+
+
+class Together:
+    """Keys that share one set-up: it runs twice, with every key's first and with every key's second value.
+
+    Args:
+        run: Gets the settings, and returns what all looks are taken from.
+        base: Settings of both runs.
+    """
+
+    def __init__(self, run: Callable[[Settings], Any], base: Settings | None = None) -> None:
+        self._run = cache(lambda second: run({**(base or {}), **{k: v[second] for k, v in self._keys.items()}}))
+        self._keys: dict[str, tuple[Any, Any]] = {}
+
+    def flip(self, key: str, a: Any, b: Any, look: Callable[[Any], Any], shows: Callable[[Any, Any], bool]) -> Flip:
+        """Return the entry of one key; `look` gets the run's result."""
+        self._keys[key] = (a, b)
+
+        def looked(settings: Settings) -> Any:
+            return look(self._run(int(settings[key] != a)))
+
+        return Flip(a=a, b=b, look=looked, shows=shows)
+
+
+@cache
+def registry() -> Registry:
+    """Return the plugins that are installed."""
+    return load(block=[], files=[])
+
+
+def first_party() -> set[str]:
+    """Return the distributions of this repository: the core's, and one for each folder of `plugins/`."""
+    return {"agentrig", *(folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_dir())}
+
+
+@cache
+def configs() -> dict[str, type]:
+    """Return the config class of each section of the run's own and of each first-party component."""
+    found: dict[str, type] = dict(OWN_SECTIONS)
+    for kind in RUN_KINDS:
+        for component in registry().components(kind):
+            if component.distribution in first_party():
+                found[f"{kind}.{component.spec.name}"] = component.spec.config
+    return found
+
+
+def config_of(place: str, settings: Settings) -> Any:
+    """Return a component's config object, as a run file with these settings has it."""
+    return structure(configs()[place], settings, owner=place, section=place.split(".")[0])
+
+
+def keys() -> set[tuple[str, str]]:
+    """Return all keys: section or component, and name."""
+    return {(place, name) for place, config in configs().items() for name in attrs.fields_dict(config)}
