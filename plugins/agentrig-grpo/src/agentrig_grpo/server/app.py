@@ -154,7 +154,7 @@ class Api:
             senders = [_Deltas(request, choice, self.chat) for choice in choices]
             first = protocol.head("chat.completion.chunk", self.model, self.engine.version)
             opening: dict[str, Any] = {"choices": [sender.opening() for sender in senders]}
-            if request.token_ids:
+            if request.return_token_ids:
                 opening["prompt_token_ids"] = choices[0].prompt
             yield _event({**first, **opening})
             while not all(sender.closed for sender in senders):
@@ -233,7 +233,7 @@ class _Deltas:
         }
         if self.chat_request.logprobs:
             item["logprobs"] = protocol.logprobs_of(request, self.chat, self.tokens)
-        if self.chat_request.token_ids:
+        if self.chat_request.return_token_ids:
             item["token_ids"] = request.tokens[self.tokens :]
         self.text, self.tokens = max(self.text, len(text)), len(request.tokens)
         self.closed = request.finish is not None

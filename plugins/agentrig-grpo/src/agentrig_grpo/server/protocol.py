@@ -6,14 +6,17 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, Literal, NewType, TypedDict
 
 import attrs
+import cattrs
 
 from agentrig.errors import nearest
 from agentrig_grpo.server import values
 from agentrig_grpo.server.chat import Chat, StopStrings
 from agentrig_grpo.server.engine import Request
+from agentrig_grpo.server.fields import Between, Unfit, converter, structure
 from agentrig_grpo.server.values import short
 
 IGNORED = frozenset(
@@ -40,7 +43,11 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
 STOP_LIMIT = 512
 """Most characters of a stop string: each is looked for after every token."""
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+Text = NewType("Text", str)
+"""A message's content: a string, or a list of text parts that are joined."""
+
+Stops = NewType("Stops", tuple[str, ...])
+"""Stop strings: one or a list of them."""
 
 
 class ApiError(Exception):
@@ -57,22 +64,62 @@ class ApiError(Exception):
         return json.dumps({"error": error}).encode()
 
 
-@attrs.frozen(kw_only=True)
-class ChatRequest:
-    """A checked request body."""
+class Message(TypedDict):
+    """One message. Its other fields, such as `name`, go to the chat template as they are."""
 
-    messages: list[dict[str, Any]]
-    max_tokens: int | None
-    temperature: float
-    top_p: float
-    n: int
-    seed: int | None
-    stop: tuple[str, ...]
-    logprobs: bool
-    top_logprobs: int
-    token_ids: bool
-    stream: bool
-    usage_in_stream: bool
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text
+
+
+@attrs.frozen(kw_only=True)
+class Addressed:
+    """A body as far as the model's name: who asks for another model is told so before anything else."""
+
+    model: str
+
+
+@attrs.frozen(kw_only=True)
+class ChatRequest(Addressed):
+    """A checked request body; the fields have their names there."""
+
+    messages: list[Message] = attrs.field()
+    max_completion_tokens: Annotated[int, Between(1)] | None = None
+    max_tokens: Annotated[int, Between(1)] | None = None
+    stop: Stops = Stops(())
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Between(0, 20)] = attrs.field(default=0)
+    stream: bool = False
+    stream_options: dict[str, Any] = attrs.field(factory=dict)
+    temperature: Annotated[float, Between(0, 2)] = 1.0
+    top_p: Annotated[float, Between(0, 1)] = attrs.field(default=1.0)
+    n: Annotated[int, Between(1, 128)] = 1
+    seed: Annotated[int, Between(-(2**63), 2**63 - 1)] | None = None
+    return_token_ids: bool = False
+
+    @messages.validator
+    def _some(self, field: Any, value: list[Message]) -> None:
+        if not value:
+            raise Unfit("is empty; send at least one", field.name)
+
+    @top_logprobs.validator
+    def _with_logprobs(self, field: Any, value: int) -> None:
+        if value and not self.logprobs:
+            raise Unfit("needs logprobs: true", field.name)
+
+    @top_p.validator
+    def _above_zero(self, field: Any, value: float) -> None:
+        if value == 0:
+            raise Unfit("must be greater than 0", field.name)
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens of a response; None means as many as the context has room for."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def usage_in_stream(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return bool(self.stream_options.get("include_usage"))
 
 
 def parse(body: bytes, *, model: str) -> ChatRequest:
@@ -83,120 +130,59 @@ def parse(body: bytes, *, model: str) -> ChatRequest:
     """
     try:
         data = values.read(body)
-    except values.BadValue as error:
+        if not isinstance(data, dict):
+            raise ApiError("the body must be a JSON object")
+        asked = structure(Addressed, data, _rules()).model
+        if asked != model:
+            raise ApiError(
+                f"the model {short(asked)} does not exist; this server has {model!r}",
+                param="model",
+                status=404,
+                code="model_not_found",
+            )
+        request = structure(ChatRequest, data, _rules())
+    except (values.BadValue, Unfit) as error:
         raise ApiError(str(error), param=error.where or None) from None
-    if not isinstance(data, dict):
-        raise ApiError("the body must be a JSON object")
-    fields = _Fields(data)
-    asked = fields.take("model", str, None)
-    if asked != model:
-        raise ApiError(
-            f"the model {short(asked)} does not exist; this server has {model!r}",
-            param="model",
-            status=404,
-            code="model_not_found",
-        )
-    messages = _messages(fields.take("messages", list, None))
-    limits = [fields.number(name, int, None, 1, None) for name in ("max_completion_tokens", "max_tokens")]
-    stop = data.pop("stop", None)
-    stops = [stop] if isinstance(stop, str) else stop or []
-    if (
-        not isinstance(stops, list)
-        or len(stops) > 16
-        or not all(isinstance(s, str) and 0 < len(s) <= STOP_LIMIT for s in stops)
-    ):
-        raise ApiError(
-            f"stop must be a string or up to 16 strings, none of them empty or longer than {STOP_LIMIT} characters",
-            param="stop",
-        )
-    logprobs = fields.take("logprobs", bool, False)
-    top_logprobs = fields.number("top_logprobs", int, 0, 0, 20)
-    if top_logprobs and not logprobs:
-        raise ApiError("top_logprobs needs logprobs: true", param="top_logprobs")
-    stream = fields.take("stream", bool, False)
-    options = fields.take("stream_options", dict, {})
-    request = ChatRequest(
-        messages=messages,
-        max_tokens=next((limit for limit in limits if limit is not None), None),
-        temperature=fields.number("temperature", float, 1.0, 0, 2),
-        top_p=fields.number("top_p", float, 1.0, 0, 1),
-        n=fields.number("n", int, 1, 1, 128),
-        seed=fields.number("seed", int, None, -(2**63), 2**63 - 1),
-        stop=tuple(stops),
-        logprobs=logprobs,
-        top_logprobs=top_logprobs,
-        token_ids=fields.take("return_token_ids", bool, False),
-        stream=stream,
-        usage_in_stream=bool(options.get("include_usage")),
-    )
-    if request.top_p == 0:
-        raise ApiError("top_p must be greater than 0", param="top_p")
     _refuse_others(data)
     return request
 
 
-class _Fields:
-    """Takes typed fields out of a body."""
-
-    def __init__(self, data: dict[str, Any]) -> None:
-        self.data = data
-
-    def take(self, name: str, type_: type, default: Any) -> Any:
-        value = self.data.pop(name, None)
-        if value is None:
-            if default is None:
-                raise ApiError(f"{name} is missing", param=name)
-            return default
-        if not isinstance(value, type_):
-            raise ApiError(f"{name} must be of type {type_.__name__}, not {type(value).__name__}", param=name)
-        return value
-
-    def number(self, name: str, type_: type, default: Any, low: float, high: float | None) -> Any:
-        value = self.data.pop(name, None)
-        if value is None:
-            return default
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
-        if not fits or (type_ is int and value != int(value)):
-            raise ApiError(f"{name} must be {'an integer' if type_ is int else 'a number'}", param=name)
-        if not low <= value or (high is not None and not value <= high):
-            bounds = f"at least {low}" if high is None else f"between {low} and {high}"
-            raise ApiError(f"{name} is {short(value)}; it must be {bounds}", param=name)
-        return type_(value)
+@cache
+def _rules() -> cattrs.Converter:
+    rules = converter()
+    rules.register_structure_hook(Text, _text)
+    rules.register_structure_hook(Stops, _stops)
+    return rules
 
 
-def _messages(messages: list[Any]) -> list[dict[str, Any]]:
-    if not messages:
-        raise ApiError("messages is empty; send at least one", param="messages")
-    checked = []
-    for i, message in enumerate(messages):
-        where = f"messages[{i}]"
-        if not isinstance(message, dict):
-            raise ApiError(f"{where} must be an object with role and content", param=where)
-        if message.get("role") not in ROLES:
-            raise ApiError(
-                f"{where}.role is {short(message.get('role'))}; use one of {', '.join(ROLES)}", param=f"{where}.role"
-            )
-        checked.append({**message, "content": _content(message.get("content"), f"{where}.content")})
-    return checked
-
-
-def _content(content: Any, where: str) -> str:
+def _text(content: Any, _: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(
         isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
     ):
         return "".join(part["text"] for part in content)
-    raise ApiError(f"{where} must be a string or a list of text parts", param=where)
+    raise Unfit("must be a string or a list of text parts")
+
+
+def _stops(stop: Any, _: Any) -> tuple[str, ...]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if (
+        not isinstance(stops, list)
+        or len(stops) > 16
+        or not all(isinstance(s, str) and 0 < len(s) <= STOP_LIMIT for s in stops)
+    ):
+        raise Unfit(f"must be a string or up to 16 strings, none of them empty or longer than {STOP_LIMIT} characters")
+    return tuple(stops)
 
 
 def _refuse_others(data: Mapping[str, Any]) -> None:
+    own = attrs.fields_dict(ChatRequest)
     for name, value in data.items():
-        if name in IGNORED:
+        if name in own or name in IGNORED:
             continue
         if name not in NEUTRAL:
-            known = [f.name for f in attrs.fields(ChatRequest)] + [*NEUTRAL, "return_token_ids", "model"]
-            near = nearest(name[:100], known)
+            near = nearest(name[:100], [*own, *NEUTRAL])
             raise ApiError(f"unknown field {short(name)}.{near}", param=name[:100], code="unknown_parameter")
         if value not in NEUTRAL[name]:
             raise ApiError(f"{name} = {short(value)} is not implemented by this server", param=name)
@@ -204,7 +190,7 @@ def _refuse_others(data: Mapping[str, Any]) -> None:
 
 def too_long(tokens: str, chat: ChatRequest, max_length: int) -> ApiError:
     """Return the error of a prompt of so many tokens, or of what is asked for beside it."""
-    asked = f" and {chat.max_tokens} tokens were asked for" if chat.max_tokens else ""
+    asked = f" and {chat.limit} tokens were asked for" if chat.limit else ""
     return ApiError(
         f"this model's context is {max_length} tokens; the prompt has {tokens}{asked}",
         param="messages",
@@ -219,12 +205,12 @@ def requests_of(chat: ChatRequest, prompt: tuple[int, ...], tokenizer: Chat, *, 
         ApiError: The prompt, or prompt and `max_tokens`, are longer than the model's context.
     """
     room = max_length - len(prompt)
-    if room < 1 or (chat.max_tokens or 0) > room:
+    if room < 1 or (chat.limit or 0) > room:
         raise too_long(str(len(prompt)), chat, max_length)
     return [
         Request(
             prompt=prompt,
-            max_tokens=chat.max_tokens or room,
+            max_tokens=chat.limit or room,
             # Below this a softmax overflows; the most likely token is what it would give.
             temperature=chat.temperature if chat.temperature >= 1e-5 else 0.0,
             top_p=chat.top_p,
@@ -248,11 +234,11 @@ def response(chat: ChatRequest, choices: Sequence[Request], tokenizer: Chat, *, 
             "logprobs": logprobs_of(choice, tokenizer) if chat.logprobs else None,
             "finish_reason": choice.finish,
         }
-        if chat.token_ids:
+        if chat.return_token_ids:
             item["token_ids"] = choice.tokens
         body["choices"].append(item)
     body["usage"] = usage(choices)
-    if chat.token_ids:
+    if chat.return_token_ids:
         body["prompt_token_ids"] = choices[0].prompt
     return json.dumps(body).encode()
 

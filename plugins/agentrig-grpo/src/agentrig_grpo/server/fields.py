@@ -1,0 +1,144 @@
+"""How the fields of a request's body become Python values: cattrs with JSON's own types, and errors for the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, is_typeddict
+
+import attrs
+import cattrs
+from cattrs.dispatch import StructureHook
+from cattrs.errors import AttributeValidationNote, BaseValidationError, IterableValidationError, IterableValidationNote
+from cattrs.gen.typeddicts import make_dict_structure_fn
+
+from agentrig_grpo.server.values import short
+
+T = TypeVar("T")
+
+
+class Unfit(Exception):
+    """A field's value does not fit.
+
+    Args:
+        words: What is wrong, to be read after the field's name.
+        where: The field, as `messages[0].role`. The rule of a type leaves it out: cattrs knows it.
+    """
+
+    def __init__(self, words: str, where: str = "") -> None:
+        super().__init__(f"{where} {words}")
+        self.words, self.where = words, where
+
+
+@attrs.frozen
+class Between:
+    """The bounds of a number, both included: `Annotated[int, Between(1, 128)]`."""
+
+    low: float
+    high: float | None = None
+
+
+def structure(cls: type[T], data: Mapping[str, Any], rules: cattrs.Converter) -> T:
+    """Build an attrs class from a JSON object. A field that is null counts as left out; fields of no name are ignored.
+
+    Raises:
+        Unfit: The first field of the class that does not fit.
+    """
+    try:
+        return rules.structure({name: value for name, value in data.items() if value is not None}, cls)
+    except BaseValidationError as error:
+        raise _first(error) from None
+
+
+def converter() -> cattrs.Converter:
+    """Return a converter that takes values as JSON has them: no text is read as a number, and no 1 as true."""
+    made = cattrs.Converter()
+    for type_ in (bool, str):
+        made.register_structure_hook(type_, _same)
+    made.register_structure_hook_factory(_is(dict), lambda type_: lambda value, _: _same(value, dict))
+    made.register_structure_hook_factory(_is(Literal), _choice)
+    made.register_structure_hook_factory(_is(Annotated), _number)
+    made.register_structure_hook_factory(_is(list), _list)
+    made.register_structure_hook_factory(is_typeddict, _object)
+    return made
+
+
+def _first(error: Exception) -> Unfit:
+    """Return the first of the errors that cattrs collected, with the place that its notes name."""
+    where = ""
+    while isinstance(error, BaseValidationError):
+        error = error.exceptions[0]
+        for note in getattr(error, "__notes__", ()):
+            if isinstance(note, AttributeValidationNote):
+                where += f".{note.name}" if where else note.name
+            elif isinstance(note, IterableValidationNote):
+                where += f"[{note.index}]"
+    if isinstance(error, KeyError):
+        return Unfit("is missing", where)
+    if isinstance(error, Unfit):
+        return Unfit(error.words, error.where or where)
+    raise error
+
+
+def _is(origin: Any) -> Callable[[Any], bool]:
+    return lambda type_: get_origin(type_) is origin
+
+
+def _same(value: Any, type_: type[T]) -> T:
+    if not isinstance(value, type_):
+        raise Unfit(f"must be of type {type_.__name__}, not {type(value).__name__}")
+    return value
+
+
+def _choice(type_: Any) -> StructureHook:
+    choices = get_args(type_)
+
+    def choice(value: Any, _: Any) -> Any:
+        if value not in choices:
+            raise Unfit(f"is {short(value)}; use one of {', '.join(choices)}")
+        return value
+
+    return choice
+
+
+def _number(type_: Any) -> StructureHook:
+    kind, bounds = get_args(type_)
+    wanted = "an integer" if kind is int else "a number"
+    limits = f"at least {bounds.low}" if bounds.high is None else f"between {bounds.low} and {bounds.high}"
+
+    def number(value: Any, _: Any) -> Any:
+        if not isinstance(value, int | float) or isinstance(value, bool) or (kind is int and value != int(value)):
+            raise Unfit(f"must be {wanted}, not {short(value)}")
+        if not bounds.low <= value or (bounds.high is not None and not value <= bounds.high):
+            raise Unfit(f"is {short(value)}; it must be {limits}")
+        return kind(value)
+
+    return number
+
+
+def _list(type_: Any, rules: cattrs.BaseConverter) -> StructureHook:
+    (kind,) = get_args(type_)
+    item = rules.get_structure_hook(kind)
+
+    def list_(value: Any, _: Any) -> Any:
+        items = []
+        for i, each in enumerate(_same(value, list)):
+            try:
+                items.append(item(each, kind))
+            except Exception as error:  # cattrs' own list goes on to the last item: seconds, where each is wrong
+                error.add_note(IterableValidationNote(f"item {i}", i, kind))
+                raise IterableValidationError("the first item that does not fit", [error], type_) from None
+        return items
+
+    return list_
+
+
+def _object(type_: Any, rules: cattrs.BaseConverter) -> StructureHook:
+    fields = make_dict_structure_fn(type_, rules)
+    names = tuple(type_.__annotations__)
+
+    def object_(value: Any, _: Any) -> Any:
+        if not isinstance(value, dict):
+            raise Unfit(f"must be an object with {' and '.join(names)}")
+        return fields({**dict.fromkeys(names), **value}, type_)
+
+    return object_

@@ -1,0 +1,116 @@
+"""A request's body, field by field: what is taken as it is, and what is refused under which name."""
+
+from __future__ import annotations
+
+import json
+from typing import NewType
+
+import attrs
+import pytest
+from agentrig_grpo.server.fields import Unfit, converter, structure
+from agentrig_grpo.server.protocol import ApiError, ChatRequest, parse
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def asked(**change):
+    return parse(json.dumps({**BODY, **change}).encode(), model="tiny")
+
+
+def refusal(**change):
+    with pytest.raises(ApiError) as caught:
+        asked(**change)
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize("name", [f.name for f in attrs.fields(ChatRequest)])
+def test_every_field_refuses_another_type_under_its_own_name(name):
+    for wrong in ({"a": 1} if name != "stream_options" else ["a"], [[1]], 1.5 if name != "temperature" else "1.5"):
+        if name == "top_p" and wrong == 1.5:
+            continue
+        error = refusal(**{name: wrong})
+        assert error.param in (name, f"{name}[0]")
+        assert str(error).startswith(f"{error.param} must be ")
+
+
+@pytest.mark.parametrize("name", [f.name for f in attrs.fields(ChatRequest)])
+def test_a_field_that_is_null_counts_as_left_out(name):
+    if name in BODY:
+        error = refusal(**{name: None})
+        assert (error.param, str(error)) == (name, f"{name} is missing")
+    else:
+        assert asked(**{name: None}) == asked()
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"n": "2"}, "n", "n must be an integer, not '2'"),
+        ({"n": True}, "n", "n must be an integer, not True"),
+        ({"n": 1.5}, "n", "n must be an integer, not 1.5"),
+        ({"temperature": "1"}, "temperature", "temperature must be a number, not '1'"),
+        ({"temperature": 10**400}, "temperature", "(401 characters); it must be between 0 and 2"),
+        ({"seed": 2**63}, "seed", f"it must be between {-(2**63)} and {2**63 - 1}"),
+        ({"logprobs": 1}, "logprobs", "logprobs must be of type bool, not int"),
+        ({"stream": "true"}, "stream", "stream must be of type bool, not str"),
+        ({"stop": ["a"] * 17}, "stop", "stop must be a string or up to 16 strings"),
+        ({"messages": {"role": "user"}}, "messages", "messages must be of type list, not dict"),
+        ({"messages": [*BODY["messages"], "hi"]}, "messages[1]", "must be an object with role and content"),
+        ({"messages": [*BODY["messages"], {"content": ""}]}, "messages[1].role", "is None; use one of system"),
+        ({"messages": [{"role": ["user"], "content": ""}]}, "messages[0].role", "is ['user']; use one of"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "must be a string or a list of text parts"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "text parts"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(change, param, words):
+    error = refusal(**change)
+    assert error.param == param
+    assert str(error).startswith(param)
+    assert words in str(error)
+
+
+def test_a_body_keeps_what_fits():
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
+    request = asked(
+        messages=[{"role": "tool", "content": parts, "tool_call_id": "7"}],
+        temperature=1,
+        n=2.0,
+        max_tokens=9,
+        stop="x",
+        stream_options={"include_usage": True},
+        user="me",
+        tools=[],
+    )
+    assert request.messages == [{"role": "tool", "content": "a b", "tool_call_id": "7"}]
+    assert (request.temperature, request.n, request.stop) == (1.0, 2, ("x",))
+    assert (type(request.temperature), type(request.n)) == (float, int)
+    assert (request.limit, request.usage_in_stream) == (9, True)
+    assert asked(max_tokens=9, max_completion_tokens=4).limit == 4
+
+
+def test_who_asks_for_another_model_is_told_so_before_anything_else():
+    with pytest.raises(ApiError, match="the model 'big' does not exist") as caught:
+        asked(model="big", n="2", messages=[])
+    assert (caught.value.status, caught.value.param) == (404, "model")
+
+
+def test_a_list_is_left_at_its_first_bad_item():
+    """A body of 30,000 bad messages must not hold the server for seconds."""
+    Item = NewType("Item", int)
+    calls = []
+
+    @attrs.frozen
+    class Body:
+        items: list[Item]
+
+    def refuse(value, _):
+        calls.append(value)
+        raise Unfit("is bad")
+
+    rules = converter()
+    attrs.resolve_types(Body, globals(), locals())
+    rules.register_structure_hook(Item, refuse)
+    with pytest.raises(Unfit, match=r"^items\[0\] is bad$"):
+        structure(Body, {"items": [5, 6, 7]}, rules)
+    assert calls == [5]
