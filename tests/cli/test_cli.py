@@ -19,7 +19,10 @@ from model_server import ModelServer
 
 from agentrig.cli.entry import main
 
-HEAVY = ("torch", "agentlightning", "transformers", "langchain", "langchain_core", "langgraph", "verl", "vllm", "ray")
+HEAVY = (
+    "torch", "agentlightning", "transformers", "langchain", "langchain_core", "langgraph", "verl", "vllm", "ray",
+    "numpy", "pandas", "pyarrow", "matplotlib",
+)  # fmt: skip
 
 
 def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
