@@ -27,6 +27,7 @@ from schemas import read_schemas, value_pool
 from templates import Asker
 
 from agentrig import Outcome, Task
+from agentrig.plan import resolve
 
 
 @pytest.fixture
@@ -219,3 +220,10 @@ def test_queries_are_taken_from_the_nodes_and_not_from_the_whole_graph():
     ]
     assert measures.outputs(spans, "query") == ["a", "b"]
     assert measures.outputs(spans, "correct") == [False]
+
+
+def test_the_run_file_has_what_its_figures_were_made_with():
+    """The recipe that it builds on may change; what the model was trained on may not."""
+    agent = resolve(str(FOLDER / "run.toml")).configs["agent"]
+    assert (agent.prompts, agent.table_info_truncate, agent.execution_truncate) == ("short", 2048, 64)
+    assert (agent.max_turns, agent.sample_rows) == (2, 0)
