@@ -89,6 +89,20 @@ def test_an_unharmed_run_is_resumed_without_a_word(finished: Path) -> None:
     assert read_past(RunDirectory(finished)).warnings == []
 
 
+def test_a_trained_model_is_not_measured_as_the_start(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (finished / "progress.json").unlink()
+    train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
+    said = "has no measurement from before step 1 (progress.json)"
+    assert said in caplog.text
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["accuracy"]["before"] is None
+    assert summary["reward"]["before"] is None
+    assert isinstance(summary["accuracy"]["after"], float)
+    assert any(said in warning for warning in summary["warnings"])
+    assert "before" not in json.loads((finished / "progress.json").read_text())
+    assert said in (finished / "report.html").read_text()
+
+
 def shorten(checkpoint: Path) -> None:
     (checkpoint / "number.json").write_text("{")
 

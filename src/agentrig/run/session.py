@@ -101,6 +101,7 @@ class RunSession:
             self._failures.update(line["failures"])
         self._failures.update({kind: count for kind, count in past.measured.items() if kind})
         self._measured = sum(past.measured.values())
+        self._warnings: list[str] = []
         self._warned = self._constrained = self._unseen = False
 
     def begin(self, steps: int | None = None) -> None:
@@ -193,12 +194,23 @@ class RunSession:
     def report(
         self, endpoint: Endpoint | Sequence[Endpoint], *, when: Literal["before", "after"], step: int
     ) -> float | None:
-        """Measure the held-out accuracy; a resumed run reuses the measurement from before its first step."""
+        """Measure the held-out accuracy; a resumed run reuses the measurement from before its first step.
+
+        If that is lost, the accuracy before training stays None: its model is trained already.
+        """
         if when in self._progress and when == "before":
             kept = self._progress[when]
             self.measured = Measurement(accuracy=kept["accuracy"], reward=kept.get("reward"), n=kept["n"])
             return self.measured.accuracy
         if not self._report_tasks:
+            return None
+        if when == "before" and self.first_step > 1:
+            self._warnings.append(
+                f"{self.directory} has no measurement from before step 1 (progress.json): the accuracy before training "
+                f"stays unknown, because the model has {self.first_step - 1} steps of training already"
+            )
+            log.warning("%s", self._warnings[-1])
+            self.measured = None
             return None
         rollouts = self.rollouts(
             self._report_tasks, n=1, endpoint=endpoint, step=0 if when == "before" else max(step, 1), mode="report"
@@ -269,7 +281,7 @@ class RunSession:
             "transitions_per_rollout": mean([line["transitions_per_rollout"] for line in self.lines]),
             "prompt_tokens": mean([line["prompt_tokens"] for line in self.lines if line["prompt_tokens"]]),
             "response_tokens": mean([line["response_tokens"] for line in self.lines if line["response_tokens"]]),
-            "warnings": [self.engine.scorer.correctness.warning] if self.engine.scorer.correctness.warning else [],
+            "warnings": [w for w in (self.engine.scorer.correctness.warning, *self._warnings) if w],
             "observer_errors": dict(self.plan.registry.observer_errors),
         }
 
