@@ -90,7 +90,14 @@ def test_swapping_forgets_the_recipes_own_keys(file: Callable[[str], str], toy_f
         ("algorithm.steps=-1", "'steps' must be >= 0: -1"),
         ("run.failure_limit=1.5", "'failure_limit' must be <= 1: 1.5"),
         ("run.sed=1", '[run] a run has no key "sed". Did you mean "seed"?'),
-        ("runners.m=1", '[runners] the runners has no key "m"'),
+        ("runners.m=1", '[runners] the pool of runners has no key "m".'),
+        ("runners.steps=1", 'has no key "steps". It is a key of [algorithm]: write algorithm.steps.'),
+        ("algorithm.deadline_s=9", 'has no key "deadline_s". It is a key of [runners]: write runners.deadline_s.'),
+        ("run.match=x", 'has no key "match". It is a key of [adapter]: write adapter.match.'),
+        (
+            "algorithm.threads=2",
+            'has no key "threads". It is a key of [runners] and [hardware]: write runners.threads or hardware.threads.',
+        ),
         ("algoritm.steps=3", 'there is no section "algoritm". Did you mean "algorithm"?'),
         ("algorithm.keys.a=text", "keys = {'a': 'text'} does not fit toy-number"),
         ("agent.anything=1", '[agent] toy (file -) has no key "anything".'),
@@ -119,6 +126,21 @@ def test_a_wrong_key_names_the_right_one(toy_plan: Callable[..., Plan], override
     with pytest.raises((ConfigError, LookupFailed)) as caught:
         toy_plan(override)
     assert said in str(caught.value)
+
+
+def test_a_key_in_the_wrong_section_names_the_section_that_has_it(tmp_path: Path) -> None:
+    """For the components that the run file uses; a former name of a key counts too."""
+    file = tmp_path / "mine.toml"
+    file.write_text('recipe = "mini"\n[run]\ngroup_size = 4\n')
+    with pytest.raises(
+        ConfigError, match=r"\[run\] a run has no key .* of \[algorithm\]: write algorithm.group_size\."
+    ):
+        resolve(str(file))
+    file.write_text('recipe = "mini"\n[hardware]\nuse = "auto"\nlr = 1e-4\n')
+    with pytest.raises(ConfigError, match=r'has a key "lr"\. It is a key of \[algorithm\]: write algorithm\.lr\.'):
+        resolve(str(file))
+    with pytest.raises(ConfigError, match=r"It is a key of \[algorithm\]: write algorithm\.ppo_epochs\."):
+        resolve("mini", overrides=["runners.inner_epochs=1"])
 
 
 def test_keys_of_automatic_hardware_are_checked_before_it_is_looked_for(toy_plan: Callable[..., Plan]) -> None:

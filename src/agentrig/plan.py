@@ -14,7 +14,7 @@ from agentrig.errors import ConfigError, nearest
 from agentrig.plugins.building import built
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.secrets import sources
-from agentrig.settings import meant_in_file, setting, structure
+from agentrig.settings import former_names, meant_in_file, setting, structure
 
 if TYPE_CHECKING:
     from agentrig.plugins.components import Component
@@ -239,15 +239,20 @@ def resolve(
     if files:
         merged["run"]["plugins"] = [*_strings(merged["run"], "plugins"), *(str(Path(f).resolve()) for f in files)]
 
-    run = structure(RunSettings, merged["run"], owner="a run", section="run")
-    runners = structure(RunnerSettings, merged["runners"], owner="the runners", section="runners")
+    def elsewhere(key: str) -> str:
+        return _elsewhere(key, merged, registry)
+
+    run = structure(RunSettings, merged["run"], owner="a run", section="run", elsewhere=elsewhere)
+    runners = structure(
+        RunnerSettings, merged["runners"], owner="the pool of runners", section="runners", elsewhere=elsewhere
+    )
     if run.audit:
         registry.find("reward", run.audit)
 
     def select(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
         component = registry.find(kind, use)
         owner = f"{use} ({component.distribution} {component.version})"
-        return component, structure(component.spec.config, keys, owner=owner, section=kind)
+        return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=elsewhere)
 
     selected: dict[str, tuple[Component, Any]] = {}
     auto_keys: dict[str, Any] | None = None
@@ -265,7 +270,7 @@ def resolve(
     configs: Mapping[str, Any] = {kind: config for kind, (_, config) in selected.items()}
     if auto_keys is not None:
         algorithm, keys = components["algorithm"], auto_keys
-        check_auto_keys(registry, algorithm, keys)
+        check_auto_keys(registry, algorithm, keys, elsewhere)
 
         @cache
         def chosen() -> tuple[Component, Any]:
@@ -276,6 +281,22 @@ def resolve(
     return Plan(
         recipe=_plain_name(name), run=run, runners=runners, components=components, configs=configs, registry=registry
     )
+
+
+def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Registry) -> str:
+    """Return ` It is a key of [SECTION]: write SECTION.key.`, for each section of this plan that has it, or ''."""
+    classes = {section: [cls] for section, cls in OWN_SECTIONS.items()}
+    for kind in RUN_KINDS:
+        use = _plain_name(merged[kind].get("use", "auto"))  # `auto`: any of its kind
+        classes[kind] = [c.spec.config for c in registry.components(kind) if use in (c.spec.name, "auto")]
+    found: dict[str, str] = {}
+    for section, configs in classes.items():
+        for config in configs:
+            name = former_names(config).get(key, key)
+            if name in attrs.fields_dict(config):
+                found[section] = f"{section}.{name}"
+    sections, keys = " and ".join(f"[{s}]" for s in found), " or ".join(found.values())
+    return f" It is a key of {sections}: write {keys}." if found else ""
 
 
 def _strings(keys: Mapping[str, Any], key: str) -> list[str]:

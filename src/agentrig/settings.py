@@ -76,7 +76,9 @@ def setting(
     return attrs.field(default=default, validator=checks, metadata=metadata)
 
 
-def structure(cls: type[C], keys: Mapping[str, Any], *, owner: str, section: str) -> C:
+def structure(
+    cls: type[C], keys: Mapping[str, Any], *, owner: str, section: str, elsewhere: Callable[[str], str] = lambda key: ""
+) -> C:
     """Build a config object from a section's keys, checking names, types and bounds.
 
     Args:
@@ -84,16 +86,18 @@ def structure(cls: type[C], keys: Mapping[str, Any], *, owner: str, section: str
         keys: Key to value, as read.
         owner: Whose keys they are, for messages.
         section: The section's name, for messages.
+        elsewhere: Called with an unknown key; returns ` It is a key of …` where another section has it, or ''.
 
     Raises:
-        ConfigError: Unknown key (with the nearest one), missing key, wrong type, value out of range.
+        ConfigError: Unknown key (with the section that has it, or the nearest one), missing key, wrong type, value
+            out of range.
     """
     fields = {f.name: f for f in attrs.fields(attrs.resolve_types(cast(Any, cls)))}
     values = {}
     for key, value in _renamed(cls, keys, owner=owner, section=section).items():
         if key not in fields:
             raise ConfigError(
-                f'[{section}] {owner} has no key "{key}".{nearest(key, fields)}\n'
+                f'[{section}] {owner} has no key "{key}".{elsewhere(key) or nearest(key, fields)}\n'
                 f"  its keys: {', '.join(fields) or 'none'}"
             )
         if fields[key].metadata.get("secret"):

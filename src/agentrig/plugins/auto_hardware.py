@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -51,8 +51,12 @@ def auto_hardware(registry: Registry, algorithm: Component) -> str:
     return str(select("auto", [h for h in installed if h.carries(algorithm.spec.name)]).name)
 
 
-def check_auto_keys(registry: Registry, algorithm: Component, keys: Mapping[str, Any]) -> None:
+def check_auto_keys(
+    registry: Registry, algorithm: Component, keys: Mapping[str, Any], elsewhere: Callable[[str], str]
+) -> None:
     """Reject keys of `[hardware]` that no hardware has, before `auto` is resolved.
+
+    `elsewhere` is that of `agentrig.settings.structure`.
 
     Raises:
         ConfigError: The algorithm can run on no hardware with such a key.
@@ -62,7 +66,8 @@ def check_auto_keys(registry: Registry, algorithm: Component, keys: Mapping[str,
     former = {name for config in configs for name in former_names(config)}
     for key in keys:
         if key not in known and key not in former:
+            hint = elsewhere(key) or nearest(key, known)
             raise ConfigError(
-                f'[hardware] no hardware for {algorithm.spec.name} has a key "{key}".{nearest(key, known)}\n'
+                f'[hardware] no hardware for {algorithm.spec.name} has a key "{key}".{hint}\n'
                 f"  their keys: {', '.join(known) or 'none'}"
             )
