@@ -171,6 +171,35 @@ def test_lora_trains_adapters_only_and_its_merge_is_the_model(make_model):
     torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
+def with_adapters(model, value=None):
+    """Return the model with LoRA on its linear layers, the second factor random or of one value."""
+    wrapped = learner_of(model, lora_rank=2).model
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2) if value is None else parameter.fill_(value)
+    return wrapped
+
+
+def test_a_merge_leaves_the_model_as_it_is_and_copies_only_what_it_changes(make_model):
+    model = with_adapters(make_model())
+    before = copy.deepcopy(model.state_dict())
+    merged = checkpoint.weights(model)
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    ours = {parameter.data_ptr() for parameter in model.parameters()}
+    copied = {name for name, tensor in merged.items() if tensor.data_ptr() not in ours}
+    assert {name.split(".")[-2] for name in copied} == {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    }
+
+
+def test_a_merge_that_is_not_finite_is_an_error_in_words(make_model):
+    with pytest.raises(AgentrigError, match=r"adapters cannot be merged: .* Try a lower algorithm\.lr"):
+        checkpoint.weights(with_adapters(make_model(), float("nan")))
+
+
 def test_a_resumed_learner_goes_on_as_the_unbroken_one(make_model, tmp_path):
     samples = [samples_of(seed=i) for i in range(4)]
     settings = {"mini_batches": 2, "warmup_steps": 5}

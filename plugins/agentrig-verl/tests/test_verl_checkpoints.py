@@ -75,6 +75,24 @@ def test_adapters_are_merged_as_peft_merges_them(tiny, tmp_path):
         assert not torch.allclose(logits(loaded), logits(model), atol=1e-2)
 
 
+def test_a_merge_is_computed_in_fp32_and_stored_as_it_was(tmp_path):
+    from agentrig_verl.checkpoints import merge_adapter
+    from safetensors.torch import load_file, save_file
+
+    torch.manual_seed(0)
+    weight, a, b = (torch.randn(*shape).to(torch.bfloat16) for shape in ((48, 64), (4, 64), (48, 4)))
+    names = ("base_layer.weight", "lora_A.default.weight", "lora_B.default.weight")
+    layer = "base_model.model.model.layers.0.mlp.up_proj"
+    state = {f"{layer}.{name}": tensor for name, tensor in zip(names, (weight, a, b), strict=True)}
+    save_file({**state, "base_model.model.model.norm.weight": weight[0].clone()}, str(tmp_path / "a.safetensors"))
+    merge_adapter(tmp_path, {"r": 4, "lora_alpha": 12})
+    merged = load_file(str(tmp_path / "model.safetensors"))
+    exact = (weight.float() + 3.0 * (b.float() @ a.float())).to(torch.bfloat16)
+    assert merged.keys() == {"model.layers.0.mlp.up_proj.weight", "model.norm.weight"}
+    assert torch.equal(merged["model.layers.0.mlp.up_proj.weight"], exact)
+    assert torch.equal(merged["model.norm.weight"], weight[0])
+
+
 def test_a_checkpoint_without_weights_is_an_error(tmp_path):
     from agentrig_verl.checkpoints import finish_checkpoint
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch  # noqa: TID253  (imported with the learner, the server or the warm-up only)
 
 from agentrig.errors import ConfigError
-from agentrig_grpo.lora import merged_weights
+from agentrig_grpo.lora import merged
 from agentrig_grpo.model_files import loading, model_files, weight_files
 
 TOKENIZER_FILES = (
@@ -140,7 +140,7 @@ def save_tokenizer(tokenizer: Any, directory: Path) -> None:
 def weights(model: Any) -> dict[str, torch.Tensor]:
     """Return the state dict under the names of the plain model, tied tensors once, adapters merged."""
     if hasattr(model, "get_base_model"):
-        return merged_weights(model)
+        model = merged(model)
     state: dict[str, torch.Tensor] = dict(model.state_dict())
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     for name in tied:

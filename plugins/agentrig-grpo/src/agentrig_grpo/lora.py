@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
 import torch  # noqa: TID253  (imported with the learner only)
 
-from agentrig.errors import ConfigError, nearest
+from agentrig.errors import AgentrigError, ConfigError, nearest
 
 
 def wrap(model: Any, *, rank: int, alpha: int, targets: str) -> Any:
@@ -65,24 +66,16 @@ def _modules(model: Any, targets: str) -> list[str]:
     return wanted
 
 
-@torch.no_grad()
-def merged_weights(model: Any) -> dict[str, torch.Tensor]:
-    """Return the plain model's state dict with the adapters added in; the model itself stays as it is."""
-    from peft.tuners.lora import LoraLayer
+def merged(model: Any) -> Any:
+    """Return the plain model with the adapters merged; the wrapped one stays as it is.
 
-    base = model.get_base_model()
-    merged: dict[str, torch.Tensor] = {}
-    deltas: dict[str, torch.Tensor] = {}
-    for name, module in base.named_modules():
-        if isinstance(module, LoraLayer):
-            layer: Any = module
-            deltas[name] = torch.stack([layer.get_delta_weight(a) for a in layer.active_adapters]).sum(0)
-    for name, tensor in base.state_dict().items():
-        if ".lora_" in name:
-            continue
-        plain = name.replace(".base_layer.", ".")
-        owner = plain.removesuffix(".weight")
-        merged[plain] = tensor + deltas[owner].to(tensor.dtype) if owner in deltas else tensor
-    for tied in getattr(base, "all_tied_weights_keys", None) or {}:
-        merged.pop(tied, None)
-    return merged
+    The copy shares every weight that no adapter changes: `safe_merge` makes a new tensor instead of adding in place.
+
+    Raises:
+        AgentrigError: A merged weight is not finite.
+    """
+    shared = {id(p): torch.nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    try:
+        return copy.deepcopy(model, shared).merge_and_unload(safe_merge=True)
+    except ValueError as error:
+        raise AgentrigError(f"the LoRA adapters cannot be merged: {error}. Try a lower algorithm.lr") from error

@@ -59,10 +59,8 @@ def trainer_state(checkpoint: Path) -> Path:
 def merge_adapter(path: Path, meta: Mapping[str, Any]) -> None:
     """Merge LoRA weights, saved under peft's names, into the plain model in place.
 
-    Each `W + (alpha / r) * B A` replaces `W` (Hu et al. 2021, arXiv 2106.09685, section 4.1), computed in
-    fp32 and stored in the dtype of `W`.
+    peft merges each layer in fp32; the result is stored in the layer's own dtype.
     """
-    import torch
     from safetensors.torch import load_file, save_file
 
     state: dict[str, Any] = {}
@@ -70,16 +68,30 @@ def merge_adapter(path: Path, meta: Mapping[str, Any]) -> None:
         state.update(load_file(str(file)))
         file.unlink()
     (path / "model.safetensors.index.json").unlink(missing_ok=True)
-    scale = float(meta["lora_alpha"]) / float(meta["r"])
     merged: dict[str, Any] = {}
     for name, tensor in state.items():
         if ".lora_" in name:
             continue
         plain = re.sub(r"^base_model\.model\.", "", name).replace(".base_layer.", ".")
-        stem = name.removesuffix(".weight").removesuffix(".base_layer")
-        a, b = state.get(f"{stem}.lora_A.default.weight"), state.get(f"{stem}.lora_B.default.weight")
-        if name.endswith(".base_layer.weight") and a is not None and b is not None:
-            tensor = (tensor.float() + scale * (b.float() @ a.float())).to(tensor.dtype)
+        layer = name.removesuffix(".base_layer.weight")
+        factors = [state.get(f"{layer}.lora_{factor}.default.weight") for factor in "AB"]
+        if layer != name and all(factor is not None for factor in factors):
+            tensor = _merged(tensor, *factors, alpha=float(meta["lora_alpha"]))
         merged[plain] = tensor.contiguous()
-    assert all(isinstance(t, torch.Tensor) for t in merged.values())
     save_file(merged, str(path / "model.safetensors"), metadata={"format": "pt"})
+
+
+def _merged(weight: Any, a: Any, b: Any, *, alpha: float) -> Any:
+    """Return a linear layer's weight with the adapter of these two factors, (rank, in) and (out, rank)."""
+    import torch
+    from peft import LoraConfig, inject_adapter_in_model
+
+    rows, columns = weight.shape
+    linear = torch.nn.Linear(columns, rows, bias=False, device="meta")
+    config = LoraConfig(r=a.shape[0], lora_alpha=alpha, target_modules=["0"])  # type: ignore[arg-type]
+    adapted: Any = inject_adapter_in_model(config, torch.nn.Sequential(linear))
+    layer = adapted[0]
+    factors = {"base_layer.weight": weight, "lora_A.default.weight": a, "lora_B.default.weight": b}
+    layer.load_state_dict({name: tensor.float() for name, tensor in factors.items()}, assign=True)
+    layer.merge()
+    return layer.get_base_layer().weight.detach().to(weight.dtype)
