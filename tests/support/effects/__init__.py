@@ -8,6 +8,9 @@ cannot pass.
 from __future__ import annotations
 
 import ast
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -99,6 +102,14 @@ class Together:
             return look(self._run(int(settings[key] != a)))
 
         return Flip(a=a, b=b, look=looked, shows=shows)
+
+
+@cache
+def folder() -> Path:
+    """Return a folder for what looks write; it goes with this process."""
+    made = Path(tempfile.mkdtemp(prefix="agentrig-effects-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
 
 
 @cache

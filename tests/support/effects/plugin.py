@@ -1,0 +1,86 @@
+"""A plugin file for the effects of keys: an agent that tells what it sees, an agent for training, two rewards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import httpx
+
+import agentrig
+from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
+
+_here = 0
+_most = 0
+_lock = threading.Lock()
+
+
+def teller(task_input, endpoint):
+    """Do what the task says; return this runner's process, environment, and how many rollouts ran here at once."""
+    global _here, _most
+    do, mark = task_input["do"], Path(task_input["mark"])
+    if do == "die":
+        with mark.open("a") as file:
+            file.write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+    with _lock:
+        _here += 1
+        _most = max(_most, _here)
+    time.sleep(task_input["sleep_s"])
+    with _lock:
+        _here -= 1
+    return {"pid": os.getpid(), "most": _most, "environment": sorted(os.environ)}
+
+
+def writer(task_input, endpoint):
+    """Ask once; the answer is a number: the share of short tokens, or less of them where the task measures."""
+    body = {
+        "model": endpoint.model,
+        "messages": [{"role": "user", "content": task_input["question"]}],
+        "return_token_ids": True,
+        **endpoint.sampling,
+    }
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    with agentrig.span("write_query"):
+        reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=60)
+    reply.raise_for_status()
+    ids = reply.json()["choices"][0]["token_ids"]
+    share = sum(i % 2 for i in ids) / len(ids)
+    return share if task_input["split"] == "train" else -share
+
+
+class Names:
+    """Eight questions in each split."""
+
+    splits = ("train", "validation", "test")
+    roles = {"train": "train", "validation": "validation", "report": "test"}  # noqa: RUF012
+
+    def load(self, split):
+        """Return the tasks."""
+        rows = [Task(id=f"{split}-{i}", input={"question": f"{split} {i}", "split": split}) for i in range(8)]
+        return rows
+
+
+def slow(task, outcome, budget_s):
+    """Judge in 1.3 seconds."""
+    time.sleep(1.3)
+    return Score.ok(1.0)
+
+
+@hookimpl
+def register_agents():
+    yield AgentSpec(name="effects-teller", summary="Tells.", build=lambda config: teller)
+    yield AgentSpec(name="effects-writer", summary="Writes.", build=lambda config: writer)
+
+
+@hookimpl
+def register_tasks():
+    yield TasksSpec(name="effects-names", summary="Names.", build=lambda config: Names())
+
+
+@hookimpl
+def register_rewards():
+    yield RewardSpec(name="effects-slow", summary="Takes its time.", build=lambda config: slow)

@@ -1,0 +1,166 @@
+"""The keys of `[run]`: looked at in plans, task splits, the scorer, and two small runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from agentrig_grpo.sampler import tasks_of_step
+from model_server import ModelServer, model_server
+
+from agentrig import Outcome, Task
+from agentrig.errors import RunStopped
+from agentrig.plan import Plan, resolve
+from agentrig.run.directory import RunDirectory
+from agentrig.run.splits import load_splits
+from agentrig.run.training import make_scorer, train
+from effects import ROOT, Flip, Settings, Together, folder
+
+TOY = str(ROOT / "tests" / "support" / "toy_plugin.py")
+OWN = str(Path(__file__).with_name("plugin.py"))
+
+
+def overrides(section: str, settings: Settings) -> list[str]:
+    """Return settings as `section.key=value`; JSON of plain values is TOML too."""
+    return [f"{section}.{key}={json.dumps(value)}" for key, value in settings.items()]
+
+
+def plan(settings: Settings, *more: str, **uses: str) -> Plan:
+    """Return the plan of the recipe `toy` with these settings of the run."""
+    here = f'run.directory="{folder()}/runs"'
+    return resolve("toy", overrides=[here, *more, *overrides("run", settings)], uses=uses, files=[TOY, OWN])
+
+
+def place(settings: Settings) -> Path:
+    """Return the run directory that is made."""
+    made = RunDirectory.create(plan({"name": "here", **settings}))
+    made.release()
+    return made.path
+
+
+def split(role: str) -> Any:
+    """Return a look: the tasks that have a role, as the task set names them."""
+    return lambda settings: [task.id for task in load_splits(plan(settings))[role][1]]
+
+
+def first(n: int) -> Any:
+    """Return a rule: the second look is the first `n` of the first look's tasks."""
+    return lambda a, b: b == a[:n] != a
+
+
+def of(start: str) -> Any:
+    """Return a rule: all tasks of the second look, and none of the first, are of that split."""
+    return lambda a, b: all(i.startswith(start) for i in b) and not any(i.startswith(start) for i in a)
+
+
+def verdict(settings: Settings) -> tuple[str, bool | None]:
+    """Return what the run's scorer says about a reward of 0.5."""
+    (score,) = make_scorer(plan(settings, reward="own"))([(Task(id="t", input={}), Outcome(answer=0.5))])
+    return score.status, score.correct
+
+
+def patience(settings: Settings) -> str:
+    """Return the status of a score that takes its reward 1.3 seconds."""
+    (score,) = make_scorer(plan(settings, reward="effects-slow"))([(Task(id="t", input={}), Outcome(answer=0.5))])
+    return score.status
+
+
+def plugin(name: str) -> Any:
+    """Return a look: the status of a plugin, `-` where it is not known."""
+
+    def look(settings: Settings) -> str:
+        found = resolve("mini", overrides=overrides("run", settings)).registry.plugins
+        return next((p.status for p in found if p.name == name or p.distribution == name), "-")
+
+    return look
+
+
+@cache
+def server() -> ModelServer:
+    """Return a model server that lives as long as this process."""
+    lent = model_server()
+    _lent.append(lent)
+    return lent.__enter__()
+
+
+_lent: list[Any] = []
+
+
+def small_run(settings: Settings) -> Mapping[str, Any]:
+    """Return what a run of one step did in which every fourth agent raises."""
+    name = f"limit-{settings['failure_limit']}"
+    own = [
+        f"algorithm.endpoint={server().url}",
+        "algorithm.steps=1",
+        "algorithm.tasks=8",
+        "algorithm.report=false",
+        'tasks.do=["raise", "", "", ""]',
+        "run.validation_tasks=1",
+    ]
+    made = plan({**settings, "name": name, "directory": f"{folder()}/small"}, *own)
+    try:
+        train(made)
+        stopped = ""
+    except RunStopped as error:
+        stopped = str(error)
+    run = folder() / "small" / name
+    (file,) = (run / "rollouts").glob("train-*.parquet")
+    rows = pq.read_table(file).to_pylist()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] if not stopped else []
+    return {"stopped": stopped, "rows": rows, "lines": lines}
+
+
+def audits(run: Mapping[str, Any]) -> tuple[int, list[Any]]:
+    """Return how many rollouts have the audit reward's score, and the rewards whose mean was logged."""
+    return sum(row["audit"] is not None for row in run["rows"]), [list(line.get("audit", ())) for line in run["lines"]]
+
+
+RUNS = Together(small_run)
+
+
+def order(settings: Settings) -> list[str]:
+    """Return the tasks of a step, as a run of this seed takes them."""
+    made = plan(settings)
+    return [task.id for task in tasks_of_step(load_splits(made)["train"][1], n=6, step=1, seed=made.run.seed)]
+
+
+TABLE = {
+    "seed": Flip(a=0, b=1, look=order, shows=lambda a, b: a != b and len(a) == len(b)),
+    "name": Flip(a="first", b="second", look=lambda s: place(s).name, shows=lambda a, b: (a, b) == ("first", "second")),
+    "directory": Flip(
+        a=f"{folder()}/one",
+        b=f"{folder()}/two",
+        look=lambda s: str(place(s).parent),
+        shows=lambda a, b: (a, b) == (f"{folder()}/one", f"{folder()}/two"),
+    ),
+    "train": Flip(a="", b="test", look=split("train"), shows=of("test-")),
+    "validation": Flip(a="", b="test", look=split("validation"), shows=of("test-")),
+    "report": Flip(a="", b="train", look=split("report"), shows=of("train-")),
+    "train_tasks": Flip(a=0, b=5, look=split("train"), shows=first(5)),
+    "validation_tasks": Flip(a=0, b=5, look=split("validation"), shows=first(5)),
+    "report_tasks": Flip(a=0, b=5, look=split("report"), shows=first(5)),
+    "failure_limit": RUNS.flip(
+        "failure_limit",
+        0.3,
+        0.2,
+        look=lambda run: run["stopped"],
+        shows=lambda a, b: not a and "4 of 16 train rollouts failed (limit 20%" in b,
+    ),
+    "reward_budget_s": Flip(a=10.0, b=0.05, look=patience, shows=lambda a, b: (a, b) == ("ok", "invalid")),
+    "correct_at": Flip(a=0.4, b=0.6, look=verdict, shows=lambda a, b: (a, b) == (("ok", True), ("ok", False))),
+    "audit": RUNS.flip(
+        "audit",
+        "toy-parity",
+        "",
+        look=audits,
+        shows=lambda a, b: a == (12, [["toy-parity"]]) and b[0] == 0,
+    ),
+    "block": Flip(
+        a=[], b=["agentrig-verl"], look=plugin("agentrig-verl"), shows=lambda a, b: (a, b) == ("ok", "blocked")
+    ),
+    "plugins": Flip(a=[], b=[TOY], look=plugin("toy_plugin"), shows=lambda a, b: (a, b) == ("-", "ok")),
+}
