@@ -22,6 +22,13 @@ LIST = ".files.json"
 ASIDE = ("part", "old", "gone")
 """Suffixes of a checkpoint's name while it is written, replaced or removed: `.step-00003.part`."""
 
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tekken.json"),
+    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
+)
+"""The files, or patterns of files, of a tokenizer in a Hugging Face directory."""
+
 
 class Checkpoints:
     """The folder `checkpoints/` of a run directory."""
@@ -151,6 +158,21 @@ def _safetensors_bytes(file: Path) -> int:
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             return 0
     return 8 + length + max(ends, default=0)
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy a tokenizer's files as they are: `save_pretrained` writes for some models another pre-tokenizer.
+
+    Args:
+        source: A Hugging Face directory.
+        target: A checkpoint's directory; files of the same names are replaced.
+    """
+    if source.resolve() == target.resolve():
+        return
+    for file in sorted(file for pattern in TOKENIZER_FILES for file in source.glob(pattern) if file.is_file()):
+        copy = target / file.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
 
 
 @contextmanager

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch  # noqa: TID253  (imported with the learner, the server or the warm-up only)
 
 from agentrig.errors import ConfigError
+from agentrig.run.checkpoints import copy_tokenizer
 from agentrig_grpo.lora import merged
 from agentrig_grpo.model_files import loading, model_files, weight_files
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-)
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 """The class that any `tokenizer.json` loads with, in transformers 4 and 5 and in vLLM. transformers 5
 itself writes `TokenizersBackend`, which older loaders refuse."""
@@ -124,9 +114,7 @@ def save_tokenizer(tokenizer: Any, directory: Path) -> None:
     """Write a tokenizer with a class name that every loader knows."""
     source = Path(str(tokenizer.name_or_path or ""))
     if source.is_dir() and (source / "tokenizer.json").is_file():
-        for name in TOKENIZER_FILES:
-            if (source / name).is_file() and source.resolve() != directory.resolve():
-                shutil.copyfile(source / name, directory / name)
+        copy_tokenizer(source, directory)
     else:
         tokenizer.save_pretrained(str(directory))
     file = directory / "tokenizer_config.json"

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import ConfigError
-
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-             "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja")  # fmt: skip
+from agentrig.run.checkpoints import copy_tokenizer
 
 
 def finish_checkpoint(path: Path, step: int, *, base: str) -> None:
@@ -36,9 +34,7 @@ def finish_checkpoint(path: Path, step: int, *, base: str) -> None:
     if meta.is_file():
         merge_adapter(path, json.loads(meta.read_text("utf-8")))
     if Path(base).is_dir():
-        for name in TOKENIZER:
-            if (Path(base) / name).is_file():
-                shutil.copyfile(Path(base) / name, path / name)
+        copy_tokenizer(Path(base), path)
 
 
 def trainer_state(checkpoint: Path) -> Path:
