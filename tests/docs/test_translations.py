@@ -1,4 +1,4 @@
-"""A translated page keeps step with its original: the same headings, code blocks and links."""
+"""A translated page keeps step with its original: the same headings, code blocks, tables, links, names and figures."""
 
 from __future__ import annotations
 
@@ -8,26 +8,70 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TRANSLATED = sorted(ROOT.glob("docs/**/*.zh.md"))
+TRANSLATED = sorted([*ROOT.glob("*.zh.md"), *ROOT.glob("docs/**/*.zh.md")])
+
+
+def original_of(page: Path) -> Path:
+    return page.with_name(page.name.replace(".zh.md", ".md"))
 
 
 def shape(text: str) -> dict[str, list[str]]:
     """Return what a translation must not change."""
-    blocks = re.findall(r"^```.*?^```", text, re.S | re.M)
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    fence = re.compile(r"^```.*?^```", re.S | re.M)
+    prose = fence.sub("", text)
+    links = re.findall(r"\]\(([^)]+)\)", prose)
     return {
-        "blocks": blocks,
+        "blocks": fence.findall(text),
         "levels": re.findall(r"^(#+ (?:\d+\.)?)", prose, re.M),
-        "links": [link for link in re.findall(r"\]\(([^)]+)\)", prose) if "quickstart" not in link],
+        "rows": re.findall(r"^ *(\| `[^|]*` \|)", prose, re.M),
+        "items": re.findall(r"^(-|\d+\.) ", prose, re.M),
+        # A page may link to a translation; an anchor on the page itself is a translated heading.
+        "links": sorted("#" if link.startswith("#") else link.replace(".zh.md", ".md") for link in links),
+        "names": sorted({re.sub(r"\s+", " ", name) for name in re.findall(r"`([^`]+)`", prose)}),
         "figures": sorted(re.findall(r"\d+(?:\.\d+)+%?", prose)),
     }
 
 
 @pytest.mark.parametrize("page", TRANSLATED, ids=lambda p: p.name)
 def test_a_translation_has_the_shape_of_its_original(page: Path) -> None:
-    original = page.with_name(page.name.replace(".zh.md", ".md"))
+    original = original_of(page)
     assert shape(page.read_text("utf-8")) == shape(original.read_text("utf-8"))
 
 
-def test_there_is_a_translation() -> None:
-    assert [page.name for page in TRANSLATED] == ["quickstart.zh.md"]
+@pytest.mark.parametrize("page", TRANSLATED, ids=lambda p: p.name)
+def test_a_translation_and_its_original_link_to_each_other(page: Path) -> None:
+    original = original_of(page)
+    assert f"[中文]({page.name})" in original.read_text("utf-8")
+    assert f"[English]({original.name})" in page.read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", TRANSLATED, ids=lambda p: p.name)
+def test_the_links_of_a_translation_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text("utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_pages_that_are_translated() -> None:
+    assert [str(page.relative_to(ROOT)) for page in TRANSLATED] == [
+        "README.zh.md",
+        "docs/how-to/npu.zh.md",
+        "docs/quickstart.zh.md",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (("## 安装", "### 安装"), "levels"),
+        (("torch==2.10.0", "torch==2.9.0"), "blocks"),
+        (("`npu-smi`", "`npu-info`"), "names"),
+        (("CANN 9.1.0", "CANN 9.0.0"), "figures"),
+        (("../hardware.md#known-failures", "../hardware.md"), "links"),
+        (("| `hardware.socket_ports` | HCCL", "HCCL"), "rows"),
+    ],
+)
+def test_a_page_that_falls_behind_is_seen(change: tuple[str, str], what: str) -> None:
+    page = ROOT / "docs" / "how-to" / "npu.zh.md"
+    text = page.read_text("utf-8")
+    assert change[0] in text
+    assert shape(text.replace(*change, 1))[what] != shape(original_of(page).read_text("utf-8"))[what]
