@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import sys
 import warnings
@@ -220,13 +219,20 @@ def former(module: str) -> Callable[[str], Any]:
     return getattr_
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds former modules that are gone; asked last, so that a real module wins."""
+class _Finder:
+    """Finds and loads former modules that are gone; asked last, so that a real module wins.
+
+    It does not inherit from `importlib.abc`, which would make every command start later.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(fullname, self) if fullname in MOVED else None
+        loader: Any = self
+        return importlib.machinery.ModuleSpec(fullname, loader) if fullname in MOVED else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """Leave it to Python."""
 
     def exec_module(self, module: ModuleType) -> None:
         module.__dict__["__getattr__"] = former(module.__name__)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import attrs
 
@@ -51,6 +48,8 @@ def without_proxy(url: str) -> None:
     If `HTTP_PROXY` is set, calls to the run's own model server would otherwise go to a proxy that cannot reach it.
     For public addresses and for names other than localhost, set `NO_PROXY` yourself. Without a proxy it does nothing.
     """
+    from urllib.request import getproxies  # it is slow to import, and every command imports this module
+
     if not getproxies().keys() & {"http", "https", "all"}:
         return
     host = urlsplit(url).hostname or ""
@@ -92,6 +91,9 @@ def environment_endpoint(
 
 
 def _models(url: str, key: str) -> list[str]:
+    import urllib.error
+    import urllib.request
+
     without_proxy(url)
     try:
         request = urllib.request.Request(f"{url}/models", headers={"Authorization": f"Bearer {key}"})

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, NewType, TypedDict
+from typing import Annotated, Any, Literal, NewType, TypedDict, get_args
 
 import attrs
 import cattrs
@@ -43,6 +43,10 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
 STOP_LIMIT = 512
 """Most characters of a stop string: each is looked for after every token."""
 
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+ROLES: Sequence[str] = get_args(Role)
+"""Who may have written a message."""
+
 Text = NewType("Text", str)
 """A message's content: a string, or a list of text parts that are joined."""
 
@@ -67,7 +71,7 @@ class ApiError(Exception):
 class Message(TypedDict):
     """One message. Its other fields, such as `name`, go to the chat template as they are."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Role
     content: Text
 
 
