@@ -28,6 +28,17 @@ def test_every_hook_has_an_example_in_its_docstring(hook: str) -> None:
     assert f"def {hook}(" in text
 
 
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_states_its_contract(hook: str) -> None:
+    """What it returns; when, and in which process and thread, it is called; what happens when it raises."""
+    sections = dict(re.findall(r"^    (\w[\w ]+):\n((?:        .+\n)+)", getattr(hookspecs, hook).__doc__, re.M))
+    assert list(sections) == ["Returns", "Called", "If it raises", "Example"]
+    assert re.search(r"iterable|Nothing", sections["Returns"])
+    assert "process" in sections["Called"]
+    assert "thread" in sections["Called"]
+    assert re.search(r"fails to load|The run goes on", sections["If it raises"])
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_snippets_compile(page: Path) -> None:
     for snippet in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M):

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,30 +28,40 @@ MakePlan = Callable[..., Plan]
 
 
 class Watch:
-    """An observer that writes down what it is told."""
+    """An observer that writes down what it is told; what its hooks' docstrings say of threads is so."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
+        self.process = os.getpid()
+
+    def here(self, thread: str) -> None:
+        """Raise, which the summary counts, in another process or thread."""
+        assert (os.getpid(), threading.current_thread().name) == (self.process, thread)
 
     @hookimpl
     def on_run_start(self, event: Any) -> None:
         assert (event.directory / "manifest.json").is_file()
+        self.here("algorithm")
         self.told.append(("start", (event.steps, event.first_step)))
 
     @hookimpl
     def on_rollout_end(self, rollout: Any) -> None:
+        self.here("algorithm")
         self.told.append(("rollout", rollout.mode))
 
     @hookimpl
     def on_step_end(self, event: Any) -> None:
+        self.here("algorithm")
         self.told.append(("step", event.step))
 
     @hookimpl
     def on_run_end(self, event: Any) -> None:
+        self.here("MainThread")
         self.told.append(("end", event.summary["steps"]))
 
     @hookimpl
     def on_run_error(self, event: Any) -> None:
+        self.here("MainThread")
         self.told.append(("error", type(event.error).__name__))
 
     def of(self, *kinds: str) -> list[Any]:

@@ -2,6 +2,9 @@
 
 Each `register_*` hook returns an iterable of specs; a run selects one of each kind by name, so the
 installation order of plugins never matters. Observers return nothing and cannot change data.
+
+Every docstring below says what a hook returns, when it is called, in which thread and process, and what happens when
+it raises.
 """
 
 from __future__ import annotations
@@ -31,6 +34,19 @@ hookspec = pluggy.HookspecMarker("agentrig")
 def register_tasks() -> Iterable[TasksSpec]:
     """Register task sets.
 
+    Returns:
+        An iterable of `TasksSpec`: a list, or yield them. Nothing else is accepted.
+
+    Called:
+        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
+        nothing heavy here. `build` and the `load` of what it returns run in the main process, before the run directory
+        is made.
+
+    If it raises:
+        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
+        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` or
+        `load` raises, the run does not start.
+
     Example:
         ```python
         @hookimpl
@@ -44,6 +60,20 @@ def register_tasks() -> Iterable[TasksSpec]:
 @hookspec
 def register_agents() -> Iterable[AgentSpec]:
     """Register agents.
+
+    Returns:
+        An iterable of `AgentSpec`: a list, or yield them. Nothing else is accepted.
+
+    Called:
+        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
+        nothing heavy here. `build` runs in every runner process, once; the agent it returns is called there, in up to
+        `runners.threads` threads at once.
+
+    If it raises:
+        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
+        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` raises
+        in the first runner, the run does not start. If the agent raises, its rollout fails with the kind
+        `agent-error`.
 
     Example:
         ```python
@@ -59,6 +89,19 @@ def register_agents() -> Iterable[AgentSpec]:
 def register_rewards() -> Iterable[RewardSpec]:
     """Register rewards.
 
+    Returns:
+        An iterable of `RewardSpec`: a list, or yield them. Nothing else is accepted.
+
+    Called:
+        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
+        nothing heavy here. `build` runs in the main process, once; the reward it returns is called there, in several
+        threads at once.
+
+    If it raises:
+        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
+        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` raises,
+        the run does not start. If the reward raises, the score is `invalid`: the rollout fails and is not trained on.
+
     Example:
         ```python
         @hookimpl
@@ -72,6 +115,19 @@ def register_rewards() -> Iterable[RewardSpec]:
 @hookspec
 def register_adapters() -> Iterable[AdapterSpec]:
     """Register adapters.
+
+    Returns:
+        An iterable of `AdapterSpec`: a list, or yield them. Nothing else is accepted.
+
+    Called:
+        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
+        nothing heavy here. `build` runs in the main process, once; the adapter it returns is called there for each
+        rollout that did not fail, in one thread.
+
+    If it raises:
+        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
+        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` raises,
+        the run does not start. If the adapter raises, the rollout fails with the kind `adapter-error`.
 
     Example:
         ```python
@@ -87,6 +143,19 @@ def register_adapters() -> Iterable[AdapterSpec]:
 def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Register algorithms.
 
+    Returns:
+        An iterable of `AlgorithmSpec`: a list, or yield them. Nothing else is accepted.
+
+    Called:
+        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
+        nothing heavy here. `build` runs in the main process, once; `run` of what it returns is called there, in the
+        thread `algorithm`.
+
+    If it raises:
+        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
+        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` raises,
+        the run does not start. If `run` raises, the run ends with that error, in `error.json` and `on_run_error`.
+
     Example:
         ```python
         @hookimpl
@@ -100,6 +169,19 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
 @hookspec
 def register_hardware() -> Iterable[HardwareSpec]:
     """Register kinds of hardware.
+
+    Returns:
+        An iterable of `HardwareSpec`: a list, or yield them. Nothing else is accepted.
+
+    Called:
+        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
+        nothing heavy here. `build` and the `probe` of what it returns run in the main process, before torch is
+        imported; for `hardware.use=auto` and `agentrig doctor` those of every installed hardware.
+
+    If it raises:
+        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
+        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` or
+        `probe` raises, `auto` leaves this hardware out with a warning; a run that names it does not start.
 
     Example:
         ```python
@@ -115,6 +197,18 @@ def register_hardware() -> Iterable[HardwareSpec]:
 def register_recipes() -> Iterable[RecipeSpec]:
     """Register recipes.
 
+    Returns:
+        An iterable of `RecipeSpec`: a list, or yield them. Nothing else is accepted.
+
+    Called:
+        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
+        nothing heavy here. A recipe has no `build`: its settings are merged when a plan is made.
+
+    If it raises:
+        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
+        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If its settings do
+        not fit the components, only a run of this recipe fails to start.
+
     Example:
         ```python
         @hookimpl
@@ -129,6 +223,17 @@ def register_recipes() -> Iterable[RecipeSpec]:
 def on_run_start(event: RunStart) -> None:
     """Called when a run starts.
 
+    Returns:
+        Nothing; a returned value is ignored. The argument is a read-only copy.
+
+    Called:
+        Once in a run, before its first rollout: with `plan_steps`, once the model is served. A resumed run calls it
+        again. In the main process, in the thread `algorithm`. The run waits until it returns.
+
+    If it raises:
+        The run goes on. The first exception of a plugin is logged with its name and traceback; all are counted in
+        `summary.json` under `observer_errors`.
+
     Example:
         ```python
         @hookimpl
@@ -141,6 +246,18 @@ def on_run_start(event: RunStart) -> None:
 @hookspec
 def on_rollout_end(rollout: Rollout) -> None:
     """Called for every rollout that was scored or that failed.
+
+    Returns:
+        Nothing; a returned value is ignored. The argument is a read-only copy.
+
+    Called:
+        When its score is known, also for rollouts of validation and report (`rollout.mode`). Others still run then. In
+        the main process, one call at a time: in the thread `algorithm`; for an algorithm of Agent Lightning, in the
+        thread of its runner. Scoring waits until it returns, so be fast.
+
+    If it raises:
+        The run goes on. The first exception of a plugin is logged with its name and traceback; all are counted in
+        `summary.json` under `observer_errors`.
 
     Example:
         ```python
@@ -155,6 +272,17 @@ def on_rollout_end(rollout: Rollout) -> None:
 def on_step_end(event: StepEnd) -> None:
     """Called when a training step has ended.
 
+    Returns:
+        Nothing; a returned value is ignored. The argument is a read-only copy.
+
+    Called:
+        After the step's line of `metrics.jsonl` is written, and before its checkpoint. In the main process, in the
+        thread `algorithm`. The next step waits until it returns.
+
+    If it raises:
+        The run goes on. The first exception of a plugin is logged with its name and traceback; all are counted in
+        `summary.json` under `observer_errors`.
+
     Example:
         ```python
         @hookimpl
@@ -168,6 +296,17 @@ def on_step_end(event: StepEnd) -> None:
 def on_run_end(event: RunEnd) -> None:
     """Called when a run has ended successfully.
 
+    Returns:
+        Nothing; a returned value is ignored. The argument is a read-only copy.
+
+    Called:
+        Once, after `summary.json` is written and the runners have ended. The report is an observer too: its page may
+        not be there yet. In the main process, in its main thread.
+
+    If it raises:
+        The run goes on to its end, and its files stay as they are. The exception is logged with the plugin's name and
+        traceback.
+
     Example:
         ```python
         @hookimpl
@@ -180,6 +319,17 @@ def on_run_end(event: RunEnd) -> None:
 @hookspec
 def on_run_error(event: RunError) -> None:
     """Called when a run has ended by an error or by Ctrl-C.
+
+    Returns:
+        Nothing; a returned value is ignored. The argument is a read-only copy.
+
+    Called:
+        Once, instead of `on_run_end`, after `error.json` is written. A run that fails before its algorithm is called
+        has no such event; neither has a resumed run that did not start again. In the main process, in its main thread.
+
+    If it raises:
+        The run goes on to its end, and its files stay as they are. The exception is logged with the plugin's name and
+        traceback.
 
     Example:
         ```python
