@@ -40,6 +40,23 @@ class Measurement:
         return cls(accuracy=right / n if n else None, reward=statistics.fmean(values) if n else None, n=n)
 
 
+@attrs.frozen(kw_only=True)
+class WeightDifference:
+    """How far the weights of a repeated step are from those that the run recorded.
+
+    Attributes:
+        largest: The largest absolute difference of two numbers.
+        relative: The L2 norm of all differences over that of the recorded step's change; infinite if nothing had
+            changed and something differs.
+        digests: Of the recorded checkpoint's weights, as `end_step` got them for the step; a checkpoint may hold
+            others, for example the best ones at the end of a run.
+    """
+
+    largest: float
+    relative: float
+    digests: Mapping[str, str] = attrs.field(factory=dict)
+
+
 class Session(Protocol):
     """What a run passes to its algorithm.
 
@@ -119,7 +136,14 @@ class Session(Protocol):
         """Measure the held-out accuracy that `summary.json` states; once before and once after training."""
         ...
 
-    def end_step(self, step: int, *, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> None:
+    def end_step(
+        self,
+        step: int,
+        *,
+        metrics: Mapping[str, float],
+        time_s: Mapping[str, float],
+        digests: Mapping[str, Any] | None = None,
+    ) -> None:
         """Close a training step: metrics, observers, checks.
 
         Args:
@@ -129,6 +153,10 @@ class Session(Protocol):
                 NaN or infinity twice in a row stops the run.
             time_s: Wall seconds by part. The report plots `rollout`, `reward` and `update`; others
                 may be added.
+            digests: For `agentrig replay`: by stage, a text or a mapping of texts that changes when the stage does.
+                Stages that it knows: `start` (weights and optimizer before the step), `advantages`, `samples`,
+                `batches`, `weights` (the new ones, a digest for each group of tensors), and `made_with`: what
+                must be the same for the same bits (versions, device, threads).
         """
         ...
 
@@ -159,6 +187,11 @@ class Algorithm(Protocol):
 
     It may also have an attribute `pool`: a callable with the arguments of `agentrig.runners.processes.Pool`, used
     instead of it (for example to start runners on other machines).
+
+    It may have a method `replay(session, recorded) -> WeightDifference | None`: repeat the step `session.first_step`,
+    from `session.checkpoint` to one `session.end_step`, without starting servers. `session.rollouts` returns the
+    recorded rollouts. `recorded` is the checkpoint that the run saved after this step, to compare the new weights with,
+    or None. Without this method `agentrig replay` calls `run` and stops it after the step.
     """
 
     def run(self, session: Session) -> None:

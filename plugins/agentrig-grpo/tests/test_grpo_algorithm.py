@@ -94,7 +94,7 @@ class FakeSession:
         self.reports[when] = self.mean(endpoint, step, "report")
         return self.reports[when]
 
-    def end_step(self, step, *, metrics, time_s):
+    def end_step(self, step, *, metrics, time_s, digests=None):
         self.calls.append(("end", step))
         self.lines.append({"step": step, **metrics, "time_s": dict(time_s)})
         self.stopping = step == self.stop_after

@@ -34,6 +34,7 @@ class Group(NearestGroup):
         "plugins": ("agentrig.cli.plugins:plugins_", "List the plugins and what each brings."),
         "doctor": ("agentrig.cli.doctor:doctor", "Find what would keep a recipe from running here."),
         "data": ("agentrig.cli.data:data", "Make or check the files of a task set."),
+        "replay": ("agentrig.cli.replay:replay", "Repeat one stored step of a run, and say where it differs."),
         "report": ("agentrig.cli.report:report", "Rebuild the report of a run, or compare several."),
         "export": ("agentrig.cli.export:export", "Copy a run's latest checkpoint as a Hugging Face directory."),
     }

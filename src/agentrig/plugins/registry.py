@@ -29,6 +29,13 @@ class Registry:
         self._manager = manager
         self.plugins = tuple(plugins)
         self.observer_errors: Counter[str] = Counter()
+        self._watched = True
+
+    def unwatched(self) -> Registry:
+        """Return a registry of the same plugins that notifies no observer, for a session that is no run."""
+        other = Registry(self._manager, self.plugins)
+        other._watched = False
+        return other
 
     def components(self, kind: str) -> list[Component]:
         """Return the components of a kind, sorted by name."""
@@ -96,7 +103,7 @@ class Registry:
     def notify(self, hook: str, **arguments: Any) -> None:
         """Call all observers with read-only copies; an exception is logged and counted, and the run continues."""
         watching = getattr(self._manager.hook, hook).get_hookimpls()
-        if not watching:
+        if not watching or not self._watched:
             return
         from agentrig.frozen import frozen  # imported here because every command imports this module
 

@@ -34,18 +34,8 @@ def resume_plan(directory: Path, *, overrides: Sequence[str] = (), from_step: in
         ConfigError: It is not a run directory, or its format is later than this version, or this version does not
             have its settings; or the run has ended and no override extends it.
     """
-    if not (directory / "config.toml").is_file():
-        raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
-    run = RunDirectory(directory)
-    facts = run.read_json("manifest.json")
-    check_format(directory, facts)
-    try:
-        plan = resolve(str(directory / "config.toml"), overrides=overrides)
-    except ConfigError as error:
-        if overrides or facts.get("agentrig", agentrig_version()) == agentrig_version():
-            raise
-        raise ConfigError(f"{error}\n  agentrig {facts['agentrig']} wrote {directory}/config.toml") from None
-    summary = run.read_json("summary.json")
+    plan = recorded_plan(directory, overrides=overrides)
+    summary = RunDirectory(directory).read_json("summary.json")
     steps = getattr(plan.configs["algorithm"], "steps", None)
     ended = from_step is None and bool(summary.get("complete"))
     if ended and (not overrides or (steps is not None and steps <= summary["steps"])):
@@ -59,4 +49,28 @@ def resume_plan(directory: Path, *, overrides: Sequence[str] = (), from_step: in
             f"{directory} has ended: its {summary['steps']} steps are done. To continue training, set the total number "
             f"of steps: agentrig train --resume {directory} {more}"
         )
+    return plan
+
+
+def recorded_plan(directory: Path, *, overrides: Sequence[str] = ()) -> Plan:
+    """Return the plan that a run directory was written with, whether the run has ended or not.
+
+    Args:
+        directory: The run directory.
+        overrides: `section.key=value`.
+
+    Raises:
+        ConfigError: It is not a run directory, or its format is later than this version, or this version does not
+            have its settings.
+    """
+    if not (directory / "config.toml").is_file():
+        raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
+    facts = RunDirectory(directory).read_json("manifest.json")
+    check_format(directory, facts)
+    try:
+        plan = resolve(str(directory / "config.toml"), overrides=overrides)
+    except ConfigError as error:
+        if overrides or facts.get("agentrig", agentrig_version()) == agentrig_version():
+            raise
+        raise ConfigError(f"{error}\n  agentrig {facts['agentrig']} wrote {directory}/config.toml") from None
     return attrs.evolve(plan, recipe=facts.get("recipe", directory.name))

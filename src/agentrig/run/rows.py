@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
+from agentrig.agents import Outcome
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
+from agentrig.tasks import Task
 from agentrig.text import json_text, storable
-from agentrig.traces import Span
+from agentrig.traces import Span, Trace
 
 
 def _span(s: Span) -> dict[str, Any]:
@@ -61,6 +65,49 @@ def row_of(r: Rollout, audit: Score | None = None) -> dict[str, Any]:
         "response_tokens": sum(len(t.response_ids) for t in r.triplets),
         "spans": json_text([_span(s) for s in r.trace.spans]),
     }
+
+
+def rollout_of(row: Mapping[str, Any], tasks: Mapping[str, Task]) -> Rollout:
+    """Return the rollout of a row, without triplets: these come from running the adapter on its trace.
+
+    Args:
+        row: A row that `row_of` made.
+        tasks: By id, for the private parts, which no row has; a task that is not there has none.
+
+    Raises:
+        ValueError: The row's JSON is damaged, or holds a text where the run could not write JSON.
+    """
+    given = json.loads(row["input"])
+    known = tasks.get(row["task_id"])
+    same = known is not None and json.loads(json_text(dict(known.input))) == given
+    status = row["status"]
+    score = status and Score(
+        status=status,
+        value=row["value"],
+        components=json.loads(row["components"]),
+        details=json.loads(row["details"]),
+        correct=row["correct"],
+    )
+    spans = json.loads(row["spans"])
+    if not isinstance(spans, list):
+        raise ValueError("its spans could not be written as JSON")
+    return Rollout(
+        id=row["id"],
+        task=known if known is not None and same else Task(id=row["task_id"], input=given),
+        group=row["group"],
+        mode=row["mode"],
+        step=row["step"],
+        outcome=Outcome(
+            answer=json.loads(row["answer"]),
+            failure=None if status else row["failure"],
+            message=row["message"] or "",
+        ),
+        score=score or None,
+        trace=Trace(rollout_id=row["id"], spans=tuple(Span(**span) for span in spans)),
+        start=row["start"],
+        duration_s=row["duration_s"],
+        reward_s=row["reward_s"],
+    )
 
 
 def _schema(pa: Any) -> Any:

@@ -21,6 +21,7 @@ from agentrig.observers import RunStart, StepEnd
 from agentrig.plan import Plan
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
+from agentrig.run.digests import rollout_digests
 from agentrig.run.directory import RunDirectory
 from agentrig.run.guards import (
     check_failures,
@@ -221,11 +222,18 @@ class RunSession:
         self._step_start = time.perf_counter()
         return found.accuracy
 
-    def end_step(self, step: int, *, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> None:
+    def end_step(
+        self,
+        step: int,
+        *,
+        metrics: Mapping[str, float],
+        time_s: Mapping[str, float],
+        digests: Mapping[str, Any] | None = None,
+    ) -> None:
         """Close a step: write its line, notify the observers, check that the weights changed."""
         if "weight_change" not in metrics:
             raise AgentrigError("end_step needs metrics['weight_change'], the L2 norm of the step's change of weights")
-        self._guards.check(self._close_step(step, metrics, time_s))
+        self._guards.check(self._close_step(step, metrics, time_s, digests or {}))
 
     def end_foreign(self, rollouts: Sequence[Rollout]) -> None:
         """Store the rollouts of an algorithm that does not use this session (Agent Lightning's own)."""
@@ -234,10 +242,13 @@ class RunSession:
         self._failures.update(count_failures(rollouts))
         self._step_rollouts = list(rollouts)
         self._step_time["rollout"] = time.perf_counter() - self._step_start
-        self._close_step(1, {}, {})
+        self._close_step(1, {}, {}, {})
 
-    def _close_step(self, step: int, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> dict[str, Any]:
+    def _close_step(
+        self, step: int, metrics: Mapping[str, float], time_s: Mapping[str, float], digests: Mapping[str, Any]
+    ) -> dict[str, Any]:
         line = self._line(step, metrics, time_s)
+        line["digests"] = {**rollout_digests(self._step_rollouts), **digests}
         self._run.append_metrics(line)
         self.lines.append(line)
         self._guards.add(line)

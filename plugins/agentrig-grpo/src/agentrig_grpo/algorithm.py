@@ -17,7 +17,7 @@ from typing import Any
 import torch  # noqa: TID253  (imported when the algorithm is built)
 
 from agentrig import Endpoint
-from agentrig.algorithms import Session
+from agentrig.algorithms import Session, WeightDifference
 from agentrig.credit import group_advantages
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped
 from agentrig.hardware import Hardware
@@ -26,6 +26,7 @@ from agentrig.run.checkpoints import reading
 from agentrig_grpo import checkpoint, trainer_files
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.context import check_context
+from agentrig_grpo.digests import weight_difference
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.model_files import ModelError, weight_files
 from agentrig_grpo.naming import model_directory
@@ -52,15 +53,7 @@ class Grpo:
             raise ConfigError('[algorithm] final = "best" needs validation, and validate_every = 0 turns it off')
         source = model_directory(config.model)
         dtype = check_device(session.hardware, config.dtype)
-        check_context(source, max_length=config.max_length, max_tokens=config.max_tokens)
-        tokenizer = checkpoint.load_tokenizer(source)
-        model = checkpoint.load_model(source, device=session.hardware.torch_device)
-        checkpoint.check_vocabulary(model, tokenizer)
-        learner = Learner(model, config, dtype=dtype, seed=session.seed)
-        best = Best()
-        if session.checkpoint is not None:
-            with reading(session.checkpoint):
-                best = self._resume(learner, session.checkpoint)
+        learner, tokenizer, best = self._load(session, source, dtype)
         log_file = session.directory / "server.log"
         with (
             self._server(session.checkpoint or source, session.hardware, dtype, session.seed, log_file) as server,
@@ -98,6 +91,7 @@ class Grpo:
                         "push": pushed - updated,
                         "validation": validated - pushed,
                     },
+                    digests=learner.digests,
                 )
                 last = step == config.steps or session.stopping or session.solved
                 if last or step % config.save_every == 0:
@@ -115,6 +109,22 @@ class Grpo:
                 server.swap(checkpoint.weights(learner.model), best.step)
                 self._save(session, step, learner, tokenizer, best, dtype, keep=True)
             session.report(measured, when="after", step=step)
+
+    def replay(self, session: Session, recorded: Path | None) -> WeightDifference | None:
+        """Repeat one step from its recorded rollouts; no server is started. See `agentrig.algorithms.Algorithm`."""
+        config, step = self.config, session.first_step
+        learner, _, _ = self._load(session, model_directory(config.model), check_device(session.hardware, config.dtype))
+        before = {name: p.detach().clone() for name, p in learner.trained.items()}
+        tasks = tasks_of_step(session.train_tasks, n=config.tasks_per_step, step=step, seed=session.seed)
+        nobody = Endpoint(base_url="http://replay.invalid/v1", model=MODEL_NAME, sampling=self._sampling())
+        rollouts = session.rollouts(tasks, n=config.group_size, endpoint=nobody, step=step)
+        metrics = learner.update(self.samples(rollouts), step=step)
+        session.end_step(step, metrics=metrics, time_s={}, digests=learner.digests)
+        if recorded is None:
+            return None
+        with reading(recorded):
+            state, _ = trainer_files.read(recorded)
+            return weight_difference(learner.trained, state["trained"], before)
 
     @contextmanager
     def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> Iterator[Endpoint]:
@@ -168,14 +178,17 @@ class Grpo:
         return LLMServer(settings, environment=hardware.environment(), log=log_file)
 
     def _endpoint(self, server: LLMServer) -> Endpoint:
-        config = self.config
         return Endpoint(
             base_url=server.base_url,
             model=MODEL_NAME,
             api_key=server.api_key,
-            sampling={"temperature": config.temperature, "top_p": config.top_p, "max_tokens": config.max_tokens},
+            sampling=self._sampling(),
             token_ids=True,
         )
+
+    def _sampling(self) -> dict[str, Any]:
+        config = self.config
+        return {"temperature": config.temperature, "top_p": config.top_p, "max_tokens": config.max_tokens}
 
     def _validate(self, session: Session, endpoint: Endpoint, best: Best, step: int, learner: Learner) -> None:
         """Validate, and keep the weights if they are the best: by accuracy, then by mean reward."""
@@ -195,6 +208,19 @@ class Grpo:
             trainer_files.write(directory, learner=learner.state(), best=best, step=step, seed=session.seed)
 
         session.save_checkpoint(step, write, keep=keep)
+
+    def _load(self, session: Session, source: Path, dtype: str) -> tuple[Learner, Any, Best]:
+        """Return the learner and its tokenizer, as the run's checkpoint or the start has them, and the best weights."""
+        config = self.config
+        check_context(source, max_length=config.max_length, max_tokens=config.max_tokens)
+        tokenizer = checkpoint.load_tokenizer(source)
+        model = checkpoint.load_model(source, device=session.hardware.torch_device)
+        checkpoint.check_vocabulary(model, tokenizer)
+        learner = Learner(model, config, dtype=dtype, seed=session.seed)
+        if session.checkpoint is None:
+            return learner, tokenizer, Best()
+        with reading(session.checkpoint):
+            return learner, tokenizer, self._resume(learner, session.checkpoint)
 
     def _resume(self, learner: Learner, directory: Path) -> Best:
         state, best = trainer_files.read(directory)

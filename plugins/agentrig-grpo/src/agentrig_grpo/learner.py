@@ -16,6 +16,14 @@ import torch  # noqa: TID253  (imported by the algorithm when it runs)
 from agentrig.errors import AgentrigError
 from agentrig_grpo import lora
 from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.digests import (
+    advantages_digest,
+    made_with,
+    samples_digest,
+    state_digest,
+    tensor_digests,
+    text_digest,
+)
 from agentrig_grpo.loss import sample_weights, token_losses
 from agentrig_grpo.scoring import response_logits, shares_prompts, to_device, token_entropy, token_logprobs
 from agentrig_grpo.sequences import Batch, batches_of, collate, rows_of
@@ -58,6 +66,8 @@ class _Figures:
     norms: list[float] = attrs.field(factory=list)
     """Of the gradient before clipping, one for each update that was tried."""
     updates: int = 0
+    batches: list[tuple[int, ...]] = attrs.field(factory=list)
+    """Of each pass through the model: the shape of its tensor, then the samples in their order."""
 
 
 class Learner:
@@ -68,6 +78,9 @@ class Learner:
         config: Settings.
         dtype: `float32`, or `bfloat16` for autocast; weights, gradients and the optimizer stay fp32.
         seed: Of the order of mini-batches and of new adapters.
+
+    Attributes:
+        digests: Of the latest step: what it began with, its samples, its batches and its new weights.
     """
 
     def __init__(self, model: Any, config: GrpoConfig, *, dtype: str, seed: int) -> None:
@@ -95,6 +108,8 @@ class Learner:
             fused=True,
         )
         self.updates = 0
+        self.digests: dict[str, Any] = {}
+        self._dtype = dtype
         # Checkpointing needs training mode. Dropout stays off: the ratio needs the same function
         # that sampled.
         self.model.train(config.gradient_checkpointing)
@@ -119,7 +134,14 @@ class Learner:
 
         An update with a gradient that is not finite is skipped; `grad_norm` is then NaN or infinite.
         """
+        self.digests = {
+            "made_with": made_with(self._device, self._dtype),
+            "start": state_digest(self.trained, self.optimizer, self.updates),
+            "advantages": advantages_digest(samples),
+            "samples": samples_digest(samples),
+        }
         if not samples:
+            self.digests["weights"] = tensor_digests(self.trained)
             return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
         start = time.perf_counter()
         before = {name: p.detach().clone() for name, p in self.trained.items()}
@@ -148,6 +170,7 @@ class Learner:
         }
         if self.config.kl_loss_coef:
             metrics["kl_reference"] = figures.kl_reference / n
+        self.digests |= {"batches": text_digest(figures.batches), "weights": tensor_digests(self.trained)}
         return metrics
 
     def _one_update(self, samples: Sequence[TrainSample], figures: _Figures) -> None:
@@ -208,6 +231,7 @@ class Learner:
         rows = rows_of(samples, share=self.share_prompts) if samples else []
         for some in batches_of(rows, self.config.tokens_per_batch):
             figures.computed += sum(row.length for row in some)
+            figures.batches.append((len(some), some[0].length, *(i for row in some for i in row.samples)))
             yield to_device(collate(some), self._device)
 
     @torch.no_grad()
