@@ -1,12 +1,13 @@
 """Draws the picture of docs/architecture.md from the code's own imports.
 
-python tests/support/architecture.py           print the picture
-python tests/support/architecture.py --write   put it into the page
+python tests/support/architecture.py           print what imports what
+python tests/support/architecture.py --write   write the picture, docs/images/architecture.svg
+
+It is an SVG file, so that the site shows it without a script from the network.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -15,8 +16,21 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "architecture.md"
-BEGIN, END = "```mermaid\n", "```"
+FILE = ROOT / "docs" / "images" / "architecture.svg"
+
+WIDTH, HEIGHT = 130, 30
+"""Of a box, in pixels."""
+
+ACROSS, DOWN = 150, 66
+"""From one box to the next, in a row and between rows."""
+
+STYLE = """
+rect { fill: #eef2fb; stroke: #3f51b5; }
+rect.file { fill: #fff; }
+rect.page { fill: #fff; stroke: none; }
+text { font: 13px sans-serif; text-anchor: middle; fill: #1a1a2e; }
+path { fill: none; stroke: #7986cb; stroke-width: 1.2; marker-end: url(#head); }
+"""
 
 
 def layers() -> list[list[str]]:
@@ -47,33 +61,47 @@ def arrows(parts: list[str]) -> Iterator[tuple[str, str]]:
             yield part, target
 
 
+def rows() -> list[list[str]]:
+    """Return the layers with the parts that are drawn: private modules are not."""
+    found = [[part for part in layer if not part.startswith("_")] for layer in layers()]
+    return [row for row in found if row]
+
+
 def picture() -> str:
-    """Return the picture as Mermaid text."""
-    rows = [[part for part in layer if not part.startswith("_")] for layer in layers()]
-    rows = [row for row in rows if row]
-    lines = ["flowchart TB"]
-    for row in rows:
-        for part in row:
-            folder = (ROOT / "src" / "agentrig" / part).is_dir()
-            lines.append(f"    {part}[{part}/]" if folder else f"    {part}({part})")
-    lines += [f"    {a} --> {b}" for a, b in arrows([part for row in rows for part in row])]
-    return "\n".join(lines) + "\n"
-
-
-def written() -> str:
-    """Return the picture that the page has.
-
-    Raises:
-        ValueError: It has none, or several.
-    """
-    found: list[str] = re.findall(re.escape(BEGIN) + "(.*?)" + END, PAGE.read_text("utf-8"), re.S)
-    if len(found) != 1:
-        raise ValueError(f"{PAGE} has {len(found)} blocks of Mermaid instead of one")
-    return found[0]
+    """Return the picture as SVG text: a row for each layer, a curve for each arrow, drawn behind the boxes."""
+    drawn = rows()
+    width, height = ACROSS * max(map(len, drawn)), DOWN * len(drawn)
+    at = {
+        part: (width // 2 + ACROSS * (2 * i - len(row) + 1) // 2, DOWN * y + DOWN // 2)
+        for y, row in enumerate(drawn)
+        for i, part in enumerate(row)
+    }
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
+        f"<style>{STYLE}</style>",
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">',
+        '<polygon points="0 0, 8 4, 0 8" fill="#7986cb"/></marker></defs>',
+        f'<rect class="page" width="{width}" height="{height}"/>',
+    ]
+    for a, b in arrows(list(at)):
+        (x1, y1), (x2, y2) = (at[a][0], at[a][1] + HEIGHT // 2), (at[b][0], at[b][1] - HEIGHT // 2)
+        bend = max((y2 - y1) // 2, 12)
+        lines.append(
+            f'<path d="M{x1} {y1} C{x1} {y1 + bend} {x2} {y2 - bend} {x2} {y2}"><title>{a} → {b}</title></path>'
+        )
+    for part, (x, y) in at.items():
+        folder = (ROOT / "src" / "agentrig" / part).is_dir()
+        kind, name = ("folder", f"{part}/") if folder else ("file", part)
+        lines.append(
+            f'<rect class="{kind}" x="{x - WIDTH // 2}" y="{y - HEIGHT // 2}" width="{WIDTH}" height="{HEIGHT}"'
+            f' rx="{3 if folder else 15}"/><text x="{x}" y="{y + 4}">{name}</text>'
+        )
+    return "\n".join([*lines, "</svg>"]) + "\n"
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv:
-        PAGE.write_text(PAGE.read_text("utf-8").replace(written(), picture()), "utf-8")
+        FILE.write_text(picture(), "utf-8")
     else:
-        print(picture(), end="")
+        for upper, lower in arrows([part for row in rows() for part in row]):
+            print(upper, "→", lower)
