@@ -114,7 +114,7 @@ def test_the_server_ends_at_once_when_it_is_stopped_though_its_interpreter_stand
     hold(stuck)
     with pytest.raises(ServerError, match="did not take its new weights within 1 s"):
         server.swap({}, 1, timeout_s=1)
-    assert server._process.returncode == -signal.SIGKILL
+    assert server._process.exit_status == -signal.SIGKILL
     assert ended(guard)
 
 
@@ -146,9 +146,9 @@ def test_the_last_words_of_a_server_without_a_log_file_are_told(model_dir):
     before = {p.name for p in Path(tempfile.gettempdir()).glob("agentrig-server-*")}
     server.start()
     assert {p.name for p in Path(tempfile.gettempdir()).glob("agentrig-server-*")} == before
-    os.write(server._log.fileno(), b"something went wrong here\n")
+    os.write(server._process._log.fileno(), b"something went wrong here\n")
     os.kill(server.pid, signal.SIGKILL)
-    server._process.wait()
+    server._process.wait(30)
     with pytest.raises(ServerError, match=r"(?s)has died.*something went wrong here"):
         server.health()
     server.stop()

@@ -217,7 +217,7 @@ def test_a_dead_server_is_named(model_dir):
     server = LLMServer(ServerSettings(model=str(model_dir), name="x"))
     server.start()
     os.kill(server.pid, signal.SIGKILL)
-    server._process.wait()
+    server._process.wait(30)
     with pytest.raises(ServerError, match="has died"):
         server.health()
     server.stop()

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import sys
-import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from agentrig import AgentrigError, Endpoint
+from agentrig import Endpoint
 from agentrig.endpoints import without_proxy
+from agentrig.processes.servers import ServerProcess
 
 START_S = 600.0
 """How long vLLM may take to come up."""
+
+END_S = 30.0
+"""How long vLLM may take to end its workers and give the GPU back."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def serve_model(
         options: More options of `vllm serve`; True for one without a value.
 
     Raises:
-        AgentrigError: vLLM did not come up; the message ends with its last lines.
+        ServerError: vLLM did not come up; the message ends with its last lines.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -56,33 +56,18 @@ def serve_model(
     for name, value in (options or {}).items():
         values = [] if value is True else value if isinstance(value, list) else [value]
         command += [f"--{name}", *(json.dumps(v) if isinstance(v, Mapping) else str(v) for v in values)]
-    with tempfile.NamedTemporaryFile(prefix="agentrig-vllm-", suffix=".log") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            _wait(process, f"http://127.0.0.1:{port}/health", Path(log.name))
-            yield Endpoint(base_url=f"http://127.0.0.1:{port}/v1", model=model, sampling=dict(sampling), token_ids=True)
-        finally:
-            process.terminate()
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    server = ServerProcess("vLLM", command)
+    try:
+        server.wait_until(lambda: _answers(f"http://127.0.0.1:{port}/health"), START_S)
+        yield Endpoint(base_url=f"http://127.0.0.1:{port}/v1", model=model, sampling=dict(sampling), token_ids=True)
+    finally:
+        server.stop(END_S)
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def _answers(url: str) -> bool:
     without_proxy(url)
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise AgentrigError(f"vLLM ended with exit code {process.returncode}:\n{_tail(log)}")
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.5)
-    raise AgentrigError(f"vLLM did not come up within {START_S:g} s:\n{_tail(log)}")
-
-
-def _tail(log: Path, lines: int = 15) -> str:
-    return "\n".join(log.read_text("utf-8", errors="replace").splitlines()[-lines:])
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False

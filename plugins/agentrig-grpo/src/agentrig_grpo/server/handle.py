@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
 import secrets
 import socket
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig.errors import AgentrigError
+from agentrig.processes.servers import ServerError, ServerProcess
 from agentrig_grpo.server.channel import Channel
 
 if TYPE_CHECKING:
@@ -29,10 +26,6 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str
 """With this, glibc keeps the memory of a decode step's tensors for the next step.
 
 Without it, page faults took longer than the arithmetic of the largest tensors."""
-
-
-class ServerError(AgentrigError):
-    """The LLM server could not be started, or has died, or refuses its new weights."""
 
 
 @attrs.frozen(kw_only=True)
@@ -96,9 +89,7 @@ class LLMServer:
         self._environment = {**MALLOC, **(environment or {}), **os.environ}
         self._timeout = start_timeout_s
         self._log_path = log
-        self._log: IO[bytes] | None = None
-        self._last_words = ""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ServerProcess | None = None
         self._channel: Channel | None = None
         self.api_key = secrets.token_urlsafe(32)
         self.port = 0
@@ -129,18 +120,15 @@ class LLMServer:
         Raises:
             ServerError: It could not start; the message has its error.
         """
-        self._log = self._open_log()
         self._channel, theirs = Channel.pair()
         # -P: never import modules from the current folder.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "agentrig_grpo.server", str(theirs.fileno()), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            pass_fds=[theirs.fileno()],
-            env=self._environment,
-            # Ctrl-C signals the terminal's whole process group, and a run needs its server until its end.
-            start_new_session=True,
+        command = [sys.executable, "-P", "-m", "agentrig_grpo.server", str(theirs.fileno()), str(os.getpid())]
+        self._process = ServerProcess(
+            "the LLM server",
+            command,
+            log=self._log_path,
+            environment=self._environment,
+            descriptors=[theirs.fileno()],
         )
         theirs.close()
         answer = self._ask({"settings": attrs.asdict(self.settings), "key": self.api_key}, self._timeout, "start")
@@ -149,37 +137,30 @@ class LLMServer:
             raise ServerError(f"the LLM server for {self.settings.model} could not start: {answer['error']}")
         self.port = answer["port"]
 
-    def _open_log(self) -> IO[bytes]:
-        if self._log_path is None:
-            return tempfile.TemporaryFile(prefix="agentrig-server-")
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        return self._log_path.open("a+b")
-
     def _ask(
         self, message: dict[str, Any], timeout_s: float, what: str, *, descriptor: int | None = None
     ) -> dict[str, Any]:
         """Send a message over the channel and return the answer. A server that does not answer is stopped."""
         assert self._channel is not None
+        assert self._process is not None
         try:
             self._channel.send(message, descriptor=descriptor)
             answer, _ = self._channel.receive(timeout_s)
         except TimeoutError:
             self.stop()
-            raise ServerError(f"the LLM server did not {what} within {timeout_s:.0f} s{self._tail()}") from None
+            raise ServerError(f"the LLM server did not {what} within {timeout_s:.0f} s{self._process.tail()}") from None
         except (EOFError, OSError):
-            assert self._process is not None
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(5)  # its end of the channel closes just before its exit status is known
+            self._process.wait(5)  # its end of the channel closes just before its exit status is known
             self.stop()
-            code = self._process.returncode
-            raise ServerError(f"the LLM server has died, asked to {what} (exit status {code}){self._tail()}") from None
+            code, tail = self._process.exit_status, self._process.tail()
+            raise ServerError(f"the LLM server has died, asked to {what} (exit status {code}){tail}") from None
         return answer
 
     def check(self) -> None:
         """Raise `ServerError` if the process has died."""
-        if self._process is None or self._process.poll() is not None:
-            code = "never started" if self._process is None else f"exit status {self._process.returncode}"
-            raise ServerError(f"the LLM server has died ({code}){self._tail()}")
+        if self._process is None:
+            raise ServerError("the LLM server was never started")
+        self._process.check()
 
     def swap(self, weights: Mapping[str, torch.Tensor], version: int, *, timeout_s: float = 600.0) -> None:
         """Give the server new weights; returns when it samples with them.
@@ -225,7 +206,8 @@ class LLMServer:
             answer: dict[str, Any] = json.loads(connection.getresponse().read())
         except OSError as error:
             self.check()
-            raise ServerError(f"the LLM server at {self.base_url} does not answer: {error}{self._tail()}") from error
+            tail = self._process.tail() if self._process else ""
+            raise ServerError(f"the LLM server at {self.base_url} does not answer: {error}{tail}") from error
         finally:
             connection.close()
         return answer
@@ -234,22 +216,7 @@ class LLMServer:
         """Stop the process; harmless when it is not running."""
         if self._process is None:
             return
-        if self._process.poll() is None:
-            self._process.kill()  # it has nothing to save
-            self._process.wait()
+        self._process.stop()  # at once: it has nothing to save
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-        if self._log is not None:
-            self._last_words = self._tail()
-            self._log.close()
-            self._log = None
-
-    def _tail(self, lines: int = 15) -> str:
-        """Return the last lines of the log, without moving the file position, which the process uses."""
-        if self._log is None:
-            return self._last_words
-        size = os.fstat(self._log.fileno()).st_size
-        text = os.pread(self._log.fileno(), 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
-        last = text.splitlines()[-lines:]
-        return "\n  its last words:\n  " + "\n  ".join(last) if last else ""

@@ -1,0 +1,127 @@
+"""Servers in processes of their own: real ones, that come up, die, hang and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agentrig.processes.servers import ServerError, ServerProcess
+
+
+def python(code: str, **settings: object) -> ServerProcess:
+    return ServerProcess("the test server", [sys.executable, "-c", code], **settings)  # type: ignore[arg-type]
+
+
+def file_server(port_file: Path) -> ServerProcess:
+    code = (
+        "import http.server, pathlib\n"
+        "made = http.server.HTTPServer(('127.0.0.1', 0), http.server.SimpleHTTPRequestHandler)\n"
+        f"pathlib.Path({str(port_file)!r}).write_text(str(made.server_port))\n"
+        "made.serve_forever()\n"
+    )
+    return python(code)
+
+
+def answers(port_file: Path) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port_file.read_text()}/", timeout=5):
+            return True
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def test_a_server_is_waited_for_until_it_answers(tmp_path):
+    port_file = tmp_path / "port"
+    server = file_server(port_file)
+    try:
+        server.wait_until(lambda: answers(port_file), 30)
+        assert server.exit_status is None
+        server.check()
+        assert os.getsid(server.pid) == server.pid, "a Ctrl-C in the terminal would reach it"
+    finally:
+        server.stop()
+    assert server.exit_status == -signal.SIGKILL
+    assert not answers(port_file)
+    server.stop()
+
+
+def test_one_that_dies_is_named_with_its_status_and_its_last_lines():
+    server = python("import sys; print('\\n'.join(f'line {i}' for i in range(40))); sys.exit(3)")
+    for _ in range(2):  # the second time after its log is closed
+        with pytest.raises(
+            ServerError, match=r"the test server has died \(exit status 3\)\n  its last words:"
+        ) as caught:
+            server.wait_until(lambda: False, 30)
+        assert str(caught.value).splitlines()[2:] == [f"  line {i}" for i in range(25, 40)]
+        server.stop()
+
+
+def test_another_server_at_the_address_does_not_count_as_the_one_that_died():
+    server = python("")
+    assert server.wait(30) == 0
+    with pytest.raises(ServerError, match="has died"):
+        server.wait_until(lambda: True, 30)
+    server.stop()
+
+
+def test_one_that_is_not_ready_in_time_is_named():
+    server = python("import time; print('loading', flush=True); time.sleep(600)")
+    try:
+        server.wait_until(lambda: "loading" in server.tail(), 30)
+        with pytest.raises(ServerError, match=r"(?s)the test server did not start within 0\.1 s.*loading"):
+            server.wait_until(lambda: False, 0.1)
+        assert server.wait(0.01) is None
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("handler", ["lambda *_: (print('tidied', flush=True), exit(7))", "signal.SIG_IGN"])
+def test_a_grace_lets_it_end_by_itself_but_not_for_ever(handler):
+    server = python(
+        f"import signal, time; signal.signal(signal.SIGTERM, {handler}); print('up', flush=True); time.sleep(600)"
+    )
+    server.wait_until(lambda: "up" in server.tail(), 30)
+    stubborn = "SIG_IGN" in handler
+    server.stop(grace_s=0.5 if stubborn else 30)
+    assert server.exit_status == (-signal.SIGKILL if stubborn else 7)
+    assert ("tidied" in server.tail()) is not stubborn
+    assert not psutil.pid_exists(server.pid)
+
+
+def test_its_log_is_the_file_that_was_named_or_none_at_all(tmp_path):
+    log = tmp_path / "logs" / "server.log"
+    for word in ("one", "two"):
+        server = python(f"print({word!r})", log=log)
+        server.wait(30)
+        server.stop()
+    assert log.read_text() == "one\ntwo\n"
+    before = set(Path(tempfile.gettempdir()).glob("agentrig-server-*"))
+    server = python("print('x' * 200_000)")
+    server.wait(30)
+    assert set(Path(tempfile.gettempdir()).glob("agentrig-server-*")) == before
+    assert len(server.tail()) < 70_000
+    server.stop()
+
+
+def test_a_program_that_is_not_there_is_an_error_in_words():
+    with pytest.raises(ServerError, match=r"the test server cannot be started: .*no/such/program"):
+        ServerProcess("the test server", ["/no/such/program"])
+
+
+def test_it_has_the_environment_and_the_files_that_it_is_given():
+    read, write = os.pipe()
+    code = f"import os; os.write({write}, os.environ['WORD'].encode())"
+    server = python(code, environment={**os.environ, "WORD": "given"}, descriptors=[write])
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read() == b"given"
+    server.wait(30)
+    server.stop()
