@@ -83,6 +83,8 @@ def test_an_update_is_that_of_a_loop_over_tokens(make_model, loss, kl_loss_coef)
     assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
     assert metrics["clip_fraction"] == pytest.approx(clipped / tokens)
     assert metrics["ratio_max"] == pytest.approx(max(ratios), rel=1e-4)
+    assert metrics["kl"] == pytest.approx(sum(r - 1 - math.log(r) for r in ratios) / tokens, rel=1e-3, abs=1e-7)
+    assert metrics["kl_k1"] == pytest.approx(-sum(math.log(r) for r in ratios) / tokens, rel=1e-3, abs=1e-7)
     assert metrics["trained_tokens"] == tokens
     assert ("kl_reference" in metrics) == bool(kl_loss_coef)
     change = 0.0

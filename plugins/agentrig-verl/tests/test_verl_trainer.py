@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -235,3 +236,18 @@ def test_the_gradients_norm_has_the_name_that_grpo_gives_it() -> None:
     from agentrig_verl.trainer import step_figures
 
     assert step_figures({"actor/grad_norm": 2.5}, padding=0)["grad_norm"] == 2.5
+
+
+def test_the_kl_metric_has_the_name_of_its_estimate() -> None:
+    """`kl` is k3 in every algorithm; verl's `ppo_kl` is k1: the mean of old minus new log-probabilities."""
+    import torch
+    from agentrig_verl.trainer import step_figures
+    from verl.trainer.ppo.core_algos import compute_policy_loss
+
+    old, new = torch.tensor([[-1.0, -2.0, -3.0]]), torch.tensor([[-1.5, -1.8, -9.0]])
+    mask = torch.tensor([[1.0, 1.0, 0.0]])
+    with warnings.catch_warnings(action="ignore"):  # verl calls this form of its function deprecated
+        ppo_kl = compute_policy_loss(old, new, torch.ones_like(old), mask, cliprange=0.2)[2]
+    figures = step_figures({"actor/ppo_kl": float(ppo_kl)}, padding=0)
+    assert figures["kl_k1"] == pytest.approx((0.5 - 0.2) / 2)
+    assert "kl" not in figures

@@ -62,6 +62,7 @@ class _Figures:
     clipped: float = 0.0
     entropy: float = 0.0
     kl: float = 0.0
+    kl_k1: float = 0.0
     kl_reference: float = 0.0
     norms: list[float] = attrs.field(factory=list)
     """Of the gradient before clipping, one for each update that was tried."""
@@ -127,8 +128,8 @@ class Learner:
             step: Seeds the order of mini-batches, so a resumed run repeats it.
 
         Returns:
-            Figures: loss, clip_fraction, ratio_mean, ratio_max, entropy (nats), kl (k3 estimate of
-            behaviour against policy), kl_reference, grad_norm, lr, weight_change (L2 norm of the
+            Figures: loss, clip_fraction, ratio_mean, ratio_max, entropy (nats), kl and kl_k1 (k3 and k1
+            estimates of behaviour against policy), kl_reference, grad_norm, lr, weight_change (L2 norm of the
             step's change of all trained weights), updates, trained_tokens (response tokens that the
             gradient came from), learner_tokens_per_s (all tokens through the model a second).
 
@@ -161,6 +162,7 @@ class Learner:
             "ratio_max": figures.ratio_max,
             "entropy": figures.entropy / n,
             "kl": figures.kl / n,
+            "kl_k1": figures.kl_k1 / n,
             "grad_norm": sum(figures.norms) / max(len(figures.norms), 1),
             "lr": self.optimizer.param_groups[0]["lr"],
             "weight_change": float(torch.stack(changes).norm()),
@@ -207,6 +209,7 @@ class Learner:
             figures.clipped += float(out.clipped.sum())
             figures.entropy += float(token_entropy(logits.detach(), config.temperature).sum())
             figures.kl += float((out.ratio - 1 - out.ratio.log()).sum())
+            figures.kl_k1 -= float(out.ratio.log().sum())
             if out.kl_reference is not None:
                 figures.kl_reference += float(out.kl_reference.sum())
         if not active:

@@ -244,7 +244,7 @@ def step_figures(metrics: Mapping[str, Any], *, padding: int) -> dict[str, float
         GRAD_NORM: "actor/grad_norm",
         "entropy": "actor/entropy",
         "clip_fraction": "actor/pg_clipfrac",
-        "kl": "actor/ppo_kl",
+        "kl_k1": "actor/ppo_kl",  # `kl` is the k3 estimate, which verl does not report
         "lr": "actor/lr",
         "logprob_difference": "training/rollout_probs_diff_mean",
         "mfu": "perf/mfu/actor",
