@@ -32,6 +32,21 @@ class Finding:
     cure: str = ""
 
 
+@attrs.frozen(kw_only=True)
+class ModelHub:
+    """Where an algorithm finds a model that is a name and no folder; `AlgorithmSpec.hub(environ)` returns it.
+
+    Attributes:
+        address: The URL that models are downloaded from.
+        mirror: The environment variable that names another address.
+        cached: Returns a model's folder on this machine, or None; imports nothing.
+    """
+
+    address: str
+    mirror: str
+    cached: Callable[[str], Path | None]
+
+
 class Situation(Protocol):
     """What a check reads; it never changes it."""
 

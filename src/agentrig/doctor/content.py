@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from agentrig.doctor import modelscope
 from agentrig.doctor.devices import workload
 from agentrig.errors import AgentrigError
-from agentrig.findings import Finding, Result, Situation
+from agentrig.findings import Finding, ModelHub, Result, Situation
 from agentrig.hardware import usable_cores
 from agentrig.hardware.memory import in_words
 from agentrig.run.splits import ROLES, load_split, split_of, task_set
@@ -45,10 +44,10 @@ def check_model(situation: Situation) -> Iterator[Finding]:
                 cure="set algorithm.model to a Hugging Face folder, or to OWNER/NAME as Hugging Face has it",
             )
             return
-        theirs = situation.algorithm == "verl" and modelscope.uses_modelscope(environ)
-        cached = modelscope.cached_model(model, environ) if theirs else cached_model(model, environ)
+        hub = _hub(situation)
+        cached = hub.cached(model) if hub else cached_model(model, environ)
         if cached is None:
-            yield _from_host(model, modelscope.endpoint(environ)) if theirs else _download(model, environ)
+            yield _from_host(model, hub.address, hub.mirror) if hub else _download(model, environ)
             return
         folder = cached
     lacking = [] if any(any(folder.glob(w)) for w in WEIGHTS) else ["weights (*.safetensors)"]
@@ -60,6 +59,13 @@ def check_model(situation: Situation) -> Iterator[Finding]:
     else:
         size = sum(p.stat().st_size for w in WEIGHTS for p in folder.glob(w))
         yield Finding(check="model", result="ok", evidence=f"{folder}, {in_words(size)} of weights")
+
+
+def _hub(situation: Situation) -> ModelHub | None:
+    """Return where the algorithm finds models by name; None for the Hugging Face Hub."""
+    ask = getattr(situation.plan.components["algorithm"].spec, "hub", None) if situation.plan is not None else None
+    found: ModelHub | None = ask(situation.environ) if ask is not None else None
+    return found
 
 
 def _download(model: str, environ: dict[str, str]) -> Finding:
@@ -77,15 +83,12 @@ def _download(model: str, environ: dict[str, str]) -> Finding:
                 evidence=f"{model} is gated, and there is no HF_TOKEN",
                 cure="accept its licence on its page, then export HF_TOKEN",
             )
-    return _from_host(model, environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    return _from_host(model, environ.get("HF_ENDPOINT", "https://huggingface.co"), "HF_ENDPOINT")
 
 
-def _from_host(model: str, host: str) -> Finding:
+def _from_host(model: str, host: str, mirror: str) -> Finding:
     if not _reachable(host):
-        cure = (
-            "download it elsewhere and set algorithm.model to the folder; HF_ENDPOINT names a mirror of the Hub, "
-            "MODELSCOPE_ENDPOINT one of ModelScope"
-        )
+        cure = f"download it elsewhere and set algorithm.model to the folder, or set {mirror} to a mirror"
         evidence = f"{model} is not here, and {host} cannot be reached"
         return Finding(check="model", result="problem", evidence=evidence, cure=cure)
     evidence = f"{model} is not here; it will be downloaded from {host}"

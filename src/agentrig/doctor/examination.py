@@ -10,7 +10,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from agentrig.doctor import content, devices, imports, modelscope, place, software
+from agentrig.doctor import content, devices, imports, place, software
 from agentrig.doctor.situation import Situation
 from agentrig.errors import AgentrigError
 from agentrig.findings import Check, Finding, Result
@@ -31,7 +31,6 @@ CHECKS: Sequence[Callable[[Any], Iterable[Finding]]] = (
     devices.check_torch,
     devices.check_memory,
     content.check_model,
-    modelscope.check_modelscope,
     content.check_data,
     content.check_cores,
     place.check_write,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agentrig.adapters import Adapter
     from agentrig.agents import Agent
     from agentrig.algorithms import Algorithm
-    from agentrig.findings import Check
+    from agentrig.findings import Check, ModelHub
     from agentrig.hardware import Hardware
     from agentrig.hardware.memory import Workload
     from agentrig.rewards import Reward
@@ -138,6 +138,8 @@ class AlgorithmSpec(Spec):
         hardware: The names of the hardware that it can run on; empty for any.
         workload: `workload(config)` returns what training needs from one device, for the doctor's memory
             estimate; None if it is unknown.
+        hub: `hub(environ)` returns where this algorithm finds models by name, for the doctor; None for the Hugging
+            Face Hub.
     """
 
     kind: ClassVar[str] = "algorithm"
@@ -145,6 +147,7 @@ class AlgorithmSpec(Spec):
     build: Callable[[Any], Algorithm]
     hardware: Sequence[str] = ()
     workload: Callable[[Any], Workload | None] | None = None
+    hub: Callable[[Mapping[str, str]], ModelHub | None] | None = None
 
 
 @attrs.frozen(kw_only=True)

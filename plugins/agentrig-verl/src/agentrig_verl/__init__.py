@@ -18,6 +18,7 @@ def _build(config: Any) -> Any:
 def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Bring `verl`."""
     from agentrig_verl.checks import check_settings, check_symbols, check_verl_vllm
+    from agentrig_verl.modelscope import check_modelscope, hub
     from agentrig_verl.ray_checks import check_place, check_ray_cluster, check_ray_sockets, check_ray_token
     from agentrig_verl.settings import VerlConfig
     from agentrig_verl.workload import workload
@@ -29,6 +30,7 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         build=_build,
         hardware=("cuda", "ascend"),
         workload=workload,
+        hub=hub,
         checks=(
             check_symbols,
             check_settings,
@@ -37,6 +39,7 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
             check_ray_sockets,
             check_ray_token,
             check_place,
+            check_modelscope,
         ),
     )
 

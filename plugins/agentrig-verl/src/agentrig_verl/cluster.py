@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from agentrig.doctor import modelscope
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware, installed
+from agentrig_verl import modelscope
 from agentrig_verl.ray_checks import NEEDED_BY_WORKERS, address_file, ray_processes
 from agentrig_verl.workers import ray_environment
 

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from agentrig.findings import Finding, Situation
+from agentrig.findings import Finding, ModelHub, Situation
 
 SWITCHES = ("VERL_USE_MODELSCOPE", "VLLM_USE_MODELSCOPE")
 """verl's switch (training) and vLLM's (serving). `true`, in any case, turns a switch on; `1` does not."""
@@ -47,11 +47,20 @@ def cached_model(model: str, environ: Mapping[str, str]) -> Path | None:
     return max(found, key=lambda p: p.stat().st_mtime, default=None)
 
 
+def hub(environ: Mapping[str, str]) -> ModelHub | None:
+    """Return ModelScope, if both switches are on; the doctor then looks for a model there."""
+    if not uses_modelscope(environ):
+        return None
+    return ModelHub(
+        address=endpoint(environ), mirror="MODELSCOPE_ENDPOINT", cached=lambda model: cached_model(model, environ)
+    )
+
+
 def check_modelscope(situation: Situation) -> Iterator[Finding]:
     """If a ModelScope switch is set: are both on, and is the package installed?"""
     environ = situation.environ
     given = [name for name in SWITCHES if environ.get(name)]
-    if situation.algorithm != "verl" or not given:
+    if not given:
         return
     odd = [name for name in given if environ[name].lower() not in ("true", "false")]
     on = [name for name in given if is_on(name, environ)]

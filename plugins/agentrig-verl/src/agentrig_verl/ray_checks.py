@@ -13,9 +13,9 @@ from pathlib import Path
 
 import attrs
 
-from agentrig.doctor import modelscope
 from agentrig.findings import Finding, Situation
 from agentrig.hardware.versions import fits
+from agentrig_verl import modelscope
 from agentrig_verl.workload import workload
 
 NEEDED_BY_WORKERS = ("WANDB_API_KEY", "HF_TOKEN", "SWANLAB_API_KEY", modelscope.TOKEN)
