@@ -18,7 +18,7 @@ import torch  # noqa: TID253  (imported when the algorithm is built)
 
 from agentrig import Endpoint
 from agentrig.algorithms import Session, WeightDifference
-from agentrig.credit import group_advantages
+from agentrig.credit import check_advantages, group_advantages
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped
 from agentrig.hardware import Hardware
 from agentrig.rollouts import Rollout
@@ -30,6 +30,7 @@ from agentrig_grpo.digests import weight_difference
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.model_files import ModelError, weight_files
 from agentrig_grpo.naming import model_directory
+from agentrig_grpo.proofs import check_sampled
 from agentrig_grpo.sampler import tasks_of_step
 from agentrig_grpo.server.handle import LLMServer, ServerSettings
 from agentrig_grpo.trainer_files import Best
@@ -75,7 +76,12 @@ class Grpo:
                 tasks = tasks_of_step(session.train_tasks, n=config.tasks_per_step, step=step, seed=session.seed)
                 rollouts = session.rollouts(tasks, n=config.group_size, endpoint=endpoint, step=step)
                 clock = time.perf_counter()
-                metrics = learner.update(self.samples(rollouts), step=step)
+                samples = self.samples(rollouts)
+                advantages = {s.rollout: s.advantage for s in samples}
+                check_advantages(rollouts, [advantages.get(i) for i in range(len(rollouts))], step=step)
+                metrics = learner.update(samples, step=step)
+                if config.top_p == 1:
+                    check_sampled(metrics.get("sampled_difference", 0.0), dtype=dtype, step=step)
                 updated = time.perf_counter()
                 server.swap(checkpoint.weights(learner.model), step)
                 pushed = time.perf_counter()

@@ -25,6 +25,7 @@ from agentrig_grpo.digests import (
     text_digest,
 )
 from agentrig_grpo.loss import sample_weights, token_losses
+from agentrig_grpo.proofs import StepProof, TokenProof
 from agentrig_grpo.scoring import response_logits, shares_prompts, to_device, token_entropy, token_logprobs
 from agentrig_grpo.sequences import Batch, batches_of, collate, rows_of
 
@@ -69,6 +70,9 @@ class _Figures:
     updates: int = 0
     batches: list[tuple[int, ...]] = attrs.field(factory=list)
     """Of each pass through the model: the shape of its tensor, then the samples in their order."""
+    sampled_difference: float | None = None
+    token_error: float = 0.0
+    step_error: float = 0.0
 
 
 class Learner:
@@ -111,6 +115,7 @@ class Learner:
         self.updates = 0
         self.digests: dict[str, Any] = {}
         self._dtype = dtype
+        self._proof = StepProof(self.trained, config)
         # Checkpointing needs training mode. Dropout stays off: the ratio needs the same function
         # that sampled.
         self.model.train(config.gradient_checkpointing)
@@ -131,7 +136,12 @@ class Learner:
             Figures: loss, clip_fraction, ratio_mean, ratio_max, entropy (nats), kl and kl_k1 (k3 and k1
             estimates of behaviour against policy), kl_reference, grad_norm, lr, weight_change (L2 norm of the
             step's change of all trained weights), updates, trained_tokens (response tokens that the
-            gradient came from), learner_tokens_per_s (all tokens through the model a second).
+            gradient came from), learner_tokens_per_s (all tokens through the model a second), and of the
+            proofs (docs/proofs.md): sampled_difference (mean difference of the sampled log-probabilities and the
+            first update's, nats), token_error and step_error (largest relative differences).
+
+        Raises:
+            agentrig.errors.RunStopped: An update was not what its samples and the settings ask for.
 
         An update with a gradient that is not finite is skipped; `grad_norm` is then NaN or infinite.
         """
@@ -150,7 +160,7 @@ class Learner:
         samples = self._with_behaviour(samples, figures)
         for epoch in range(self.config.ppo_epochs):
             for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
-                self._one_update(mini_batch, figures)
+                self._one_update(mini_batch, figures, step)
         with torch.no_grad():
             changes = [(p - before[name]).float().norm() for name, p in self.trained.items()]
         wall = time.perf_counter() - start
@@ -169,26 +179,36 @@ class Learner:
             "updates": float(figures.updates),
             "trained_tokens": float(figures.tokens),
             "learner_tokens_per_s": figures.computed / wall,
+            "sampled_difference": figures.sampled_difference or 0.0,
+            "token_error": figures.token_error,
+            "step_error": figures.step_error,
         }
         if self.config.kl_loss_coef:
             metrics["kl_reference"] = figures.kl_reference / n
         self.digests |= {"batches": text_digest(figures.batches), "weights": tensor_digests(self.trained)}
         return metrics
 
-    def _one_update(self, samples: Sequence[TrainSample], figures: _Figures) -> None:
+    def _one_update(self, samples: Sequence[TrainSample], figures: _Figures, step: int) -> None:
         """Accumulate a mini-batch's gradient in passes of `tokens_per_batch` tokens, then step the optimizer."""
-        config = self.config
+        config, where = self.config, f"step {step}, update {len(figures.norms) + 1}"
         lengths = [len(s.response_ids) for s in samples]
         weights = sample_weights(lengths, [s.rollout for s in samples], config.loss_agg_mode)  # type: ignore[arg-type]
         # A sample with advantage 0 has a gradient only from the KL loss. Its tokens still count in the
         # aggregation, or the update would be larger when more groups have zero variance.
         active = [i for i, s in enumerate(samples) if s.advantage or config.kl_loss_coef]
-        table = _Table.of([samples[i] for i in active], [weights[i] for i in active], self._device)
-        for batch in self._batches([samples[i] for i in active], figures):
+        if not active:
+            return
+        chosen, shares = [samples[i] for i in active], [weights[i] for i in active]
+        table = _Table.of(chosen, shares, self._device)
+        proof = TokenProof(chosen, shares, config, self._device, where)
+        self._proof.clean(where)
+        batch: Batch
+        for batch in self._batches(chosen, figures):
             behaviour, advantage, weight = table.look_up(batch)
             reference = self._reference_logprobs(batch) if config.kl_loss_coef else None
             logits = self._logits(self.model, batch)
             logprobs = token_logprobs(logits, batch.targets, config.temperature)
+            proof.watch(logprobs, batch, reference)
             if behaviour is None:
                 behaviour = logprobs.detach()
             out = token_losses(
@@ -212,8 +232,13 @@ class Learner:
             figures.kl_k1 -= float(out.ratio.log().sum())
             if out.kl_reference is not None:
                 figures.kl_reference += float(out.kl_reference.sum())
-        if not active:
-            return
+        if figures.sampled_difference is None:
+            figures.sampled_difference = proof.difference()
+        # A gradient that is not finite is skipped below, and the run's guard names it.
+        figures.token_error = max(figures.token_error, proof.check())
+        self._proof.before(
+            self.optimizer, update=self.updates + 1, where=where, used=lambda name: self._used(name, batch)
+        )
         norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), config.max_grad_norm))
         figures.norms.append(norm)
         if not math.isfinite(norm):  # skipped: it would make all weights NaN; the run's guard sees the metric
@@ -223,8 +248,20 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = config.lr * min(1.0, self.updates / max(config.warmup_steps, 1))
         self.optimizer.step()
+        step_error = self._proof.after(norm=norm, update=self.updates, where=where)
+        figures.step_error = max(figures.step_error, step_error)
         self.optimizer.zero_grad(set_to_none=True)
         figures.updates += 1
+
+    @torch.no_grad()
+    def _used(self, name: str, batch: Batch) -> bool:
+        """Return whether the module that holds a trained tensor takes part in the forward pass."""
+        called: list[bool] = []
+        module = self.model.get_submodule(name.rpartition(".")[0])
+        hook = module.register_forward_pre_hook(lambda *_: called.append(True))
+        self._logits(self.model, batch)
+        hook.remove()
+        return bool(called)
 
     def _logits(self, model: Any, batch: Batch) -> torch.Tensor:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):

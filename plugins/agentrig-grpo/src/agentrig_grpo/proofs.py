@@ -1,0 +1,299 @@
+"""Proofs at run time that an update did what it should, by arithmetic of their own (docs/proofs.md).
+
+They cost a few numbers a token and a few elements a tensor, no pass through the model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch  # noqa: TID253  (imported with the learner only)
+
+from agentrig.errors import RunStopped
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.sequences import Batch
+
+log = logging.getLogger(__name__)
+
+SPOTS = 8
+"""Elements of each tensor that are followed through the optimizer."""
+
+TOKEN_BOUND = 1e-3
+"""Largest difference of a token's gradient, relative to the largest one of the update; both are computed in fp32."""
+
+STEP_BOUND = 1e-2
+"""Largest difference of an element's step, relative to that step, beyond rounding of the weight itself."""
+
+SILENT = 2
+"""Updates in a row without a gradient after which a trained tensor stops the run."""
+
+SAMPLED_BOUND: Mapping[str, float] = {"float32": 0.02, "bfloat16": 0.2}
+"""Largest mean difference, in nats, of the server's and the learner's log-probabilities that a dtype explains."""
+
+CURE = "This is a fault of the trainer, not of your settings: the weights would learn something else. Please report it."
+
+
+class _Sample(Protocol):
+    @property
+    def response_ids(self) -> Sequence[int]: ...
+
+    @property
+    def logprobs(self) -> Sequence[float] | None: ...
+
+    @property
+    def advantage(self) -> float: ...
+
+    @property
+    def rollout(self) -> int: ...
+
+
+class TokenProof:
+    """Each token of an update reaches the gradient once, with the weight, advantage and ratio of its own rollout.
+
+    Args:
+        samples: The samples of the update that have a gradient.
+        weights: The weight of one token of each.
+        config: Settings.
+        device: Of the model.
+        where: Step and update, for messages.
+    """
+
+    def __init__(
+        self, samples: Sequence[_Sample], weights: Sequence[float], config: GrpoConfig, device: Any, where: str
+    ) -> None:
+        self._config, self._where = config, where
+        self._rollouts = [s.rollout for s in samples]
+        self._lengths = [len(s.response_ids) for s in samples]
+        lengths = torch.tensor(self._lengths)
+        self._offsets = (lengths.cumsum(0) - lengths).to(device)
+        self._ids = torch.tensor([i for s in samples for i in s.response_ids], device=device)
+        n = len(self._ids)
+
+        def spread(values: Sequence[float]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.float32).repeat_interleave(lengths).to(device)
+
+        self._advantages, self._weights = spread([s.advantage for s in samples]), spread(weights)
+        known = all(s.logprobs is not None for s in samples)
+        flat = [value for s in samples for value in s.logprobs or ()] if known else None
+        self._sampled = None if flat is None else torch.tensor(flat, dtype=torch.float32, device=device)
+        self._found, self._now, self._reference = (torch.zeros(n, device=device) for _ in range(3))
+        self._seen = torch.zeros(n, device=device)
+        self._strange = torch.zeros((), device=device)
+
+    def watch(self, logprobs: torch.Tensor, batch: Batch, reference: torch.Tensor | None) -> None:
+        """Note the gradient that will reach the log-probabilities of a batch, [T]."""
+        at = self._offsets[batch.sample] + batch.place
+        self._strange += (self._ids[at] != batch.targets).sum()
+        self._now[at] = logprobs.detach()
+        if reference is not None:
+            self._reference[at] = reference
+
+        def note(gradient: torch.Tensor) -> None:
+            self._seen.index_add_(0, at, torch.ones_like(gradient))
+            self._found.index_add_(0, at, gradient)
+
+        logprobs.register_hook(note)  # type: ignore[no-untyped-call]
+
+    def difference(self) -> float:
+        """Return the mean difference of the sampled log-probabilities and the learner's, in nats; 0 without any."""
+        return 0.0 if self._sampled is None else float((self._now - self._sampled).abs().mean())
+
+    def check(self) -> float:
+        """Compare; return the largest difference, relative to the largest gradient of a token.
+
+        Raises:
+            RunStopped: Tokens are counted twice or left out, or their gradient is not that of their rollout.
+        """
+        if int(self._strange):
+            self._stop(f"{int(self._strange)} response tokens stand in the place of other ones")
+        for times, what in ((self._seen > 1, "counted more than once"), (self._seen < 1, "left out of the gradient")):
+            if int(times.sum()):
+                self._stop(f"{int(times.sum())} of {len(self._seen)} response tokens are {what}{self._first(times)}")
+        wanted, sure = self._wanted()
+        scale = float(wanted.abs().max())
+        error = ((self._found - wanted).abs() * sure) / max(scale, 1e-30)
+        worst = float(error.max())
+        if worst != worst or scale in (0.0, float("inf")) or worst <= TOKEN_BOUND:
+            return 0.0 if worst != worst else worst
+        wrong = error > TOKEN_BOUND
+        if bool(((self._found + wanted).abs() <= TOKEN_BOUND * scale)[wrong].all()):
+            what = "have a gradient of the wrong sign: good answers would become less likely"
+        else:
+            what = "have another gradient than their rollout's advantage, their weight and their ratio give"
+        at = int(error.argmax())
+        self._stop(
+            f"{int(wrong.sum())} of {len(wrong)} response tokens {what}{self._first(wrong)}. The largest difference: "
+            f"{float(self._found[at]):.3g} instead of {float(wanted[at]):.3g}"
+        )
+        raise AssertionError  # never reached
+
+    def _wanted(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the derivative of the loss by each log-probability, and where it is certain (away from the clip)."""
+        config, advantage = self._config, self._advantages
+        ratio = torch.ones_like(self._now) if self._sampled is None else torch.exp(self._now - self._sampled)
+        low, high = 1 - config.clip_low, 1 + config.clip_high
+        free = torch.where(advantage > 0, ratio <= high, ratio >= low)
+        edge = torch.minimum((ratio - low).abs(), (ratio - high).abs()) < 1e-5
+        wanted = -self._weights * advantage * ratio * free
+        if config.kl_loss_coef:
+            pull = 1 - torch.exp(self._reference - self._now)
+            wanted = wanted + self._weights * config.kl_loss_coef * pull
+        return wanted, (~edge).float()
+
+    def _first(self, wrong: torch.Tensor) -> str:
+        at = int(wrong.nonzero()[0])
+        for rollout, length in zip(self._rollouts, self._lengths, strict=True):
+            if at < length:
+                return f", the first is token {at} of a call of rollout {rollout}"
+            at -= length
+        raise AssertionError("no sample has this token")
+
+    def _stop(self, what: str) -> None:
+        raise RunStopped(f"{self._where}: {what}.\n  {CURE}")
+
+
+class StepProof:
+    """Every trained tensor gets a gradient, and moves by the AdamW step that the settings ask for.
+
+    Args:
+        trained: Name to parameter.
+        config: Settings.
+    """
+
+    def __init__(self, trained: Mapping[str, torch.nn.Parameter], config: GrpoConfig) -> None:
+        self._trained, self._config = trained, config
+        generator = torch.Generator().manual_seed(0)
+        self._at = {
+            name: torch.randint(p.numel(), (SPOTS,), generator=generator).to(p.device) for name, p in trained.items()
+        }
+        self._silent: Counter[str] = Counter()
+        self._idle: set[str] = set()
+        self._kept: tuple[torch.Tensor, ...] = ()
+
+    def clean(self, where: str) -> None:
+        """Make sure that no gradient of an earlier update is left.
+
+        Raises:
+            RunStopped: There is one.
+        """
+        left = [name for name, p in self._trained.items() if p.grad is not None and bool(p.grad.any())]
+        if left:
+            raise RunStopped(
+                f"{where}: the gradient of an earlier update is still there, in {_some(left)}: it would be "
+                f"counted again.\n  {CURE}"
+            )
+
+    def before(self, optimizer: torch.optim.Optimizer, *, update: int, where: str, used: Callable[[Any], bool]) -> None:
+        """Look at gradients, weights and the optimizer's state before they are clipped and used.
+
+        Args:
+            optimizer: AdamW.
+            update: The number of this update, from 1, over the whole run.
+            where: Step and update, for messages.
+            used: Whether a module takes part in the model's forward pass.
+
+        Raises:
+            RunStopped: A tensor that the model uses gets no gradient, or the optimizer's state is of another update.
+        """
+        gradients = {name: p.grad for name, p in self._trained.items() if p.grad is not None}
+        norms = torch._foreach_norm(list(gradients.values()))
+        loud = {name for name, norm in zip(gradients, torch.stack(norms).tolist(), strict=True) if norm != 0}
+        for name in self._trained.keys() - loud - self._idle:
+            self._silent[name] += 1
+        for name in loud:
+            del self._silent[name]
+        silent = [n for n in self._trained if self._silent[n] >= SILENT and n not in self._idle]
+        if loud and silent:
+            still = [name for name in silent if used(name)]
+            if still:
+                raise RunStopped(
+                    f"{where}: {len(still)} of {len(self._trained)} trained tensors got no gradient in {SILENT} "
+                    f"updates, though the model computes with them: {_some(still)}. Is something detached there?\n"
+                    f"  {CURE}"
+                )
+            self._idle |= set(silent)
+            log.warning("%s: the model does not compute with %s: they stay as they are", where, _some(silent))
+        states = [optimizer.state.get(p) or {} for p in self._trained.values()]
+        made = {name: int(s["step"]) for name, s in zip(self._trained, states, strict=True) if "step" in s}
+        # A tensor whose gradient was None in some updates has fewer.
+        most = max(made.values(), default=0)
+        if most != update - 1:
+            raise RunStopped(
+                f"{where}: this is update {update} of the run, and the optimizer has made {most}: its state was not "
+                f"restored, or an update was left out.\n  {CURE}"
+            )
+        self._kept = (
+            self._spots(self._trained),
+            self._spots({n: gradients.get(n) for n in self._trained}),
+            self._spots({n: s.get("exp_avg") for n, s in zip(self._trained, states, strict=True)}),
+            self._spots({n: s.get("exp_avg_sq") for n, s in zip(self._trained, states, strict=True)}),
+            torch.tensor([made.get(n, 0) + 1.0 for n in self._trained], dtype=torch.float64)[:, None],
+            torch.tensor([n in gradients for n in self._trained])[:, None],
+        )
+
+    def after(self, *, norm: float, update: int, where: str) -> float:
+        """Compare the step that was made with AdamW's (arXiv:1711.05101); return the largest relative difference.
+
+        Args:
+            norm: L2 norm of the whole gradient before clipping.
+            update: As in `before`.
+            where: As in `before`.
+
+        Raises:
+            RunStopped: A tensor did not move, or moved by something else.
+        """
+        config = self._config
+        weight, gradient, mean, square, made, moved = self._kept
+        rate = config.lr * min(1.0, update / max(config.warmup_steps, 1))
+        gradient = gradient * min(1.0, config.max_grad_norm / (norm + 1e-6))
+        mean = config.beta1 * mean + (1 - config.beta1) * gradient
+        square = config.beta2 * square + (1 - config.beta2) * gradient**2
+        step = (mean / (1 - config.beta1**made)) / ((square / (1 - config.beta2**made)).sqrt() + 1e-8)
+        wanted = -rate * (step + config.weight_decay * weight) * moved
+        found = self._spots(self._trained) - weight
+        rounding = 2 * torch.finfo(torch.float32).eps * weight.abs() + 1e-30
+        error = ((found - wanted).abs() - rounding).clamp(min=0) / wanted.abs().clamp(min=1e-30)
+        wrong = error > STEP_BOUND
+        if bool(wrong.any()):
+            names = list(self._trained)
+            rows = wrong.any(1).nonzero()[:, 0].tolist()
+            still = [names[row] for row in rows if not bool(found[row].any())]
+            at = int(error.argmax())
+            what = f"{len(rows)} of {len(names)} trained tensors "
+            what += f"did not move: {_some(still)}" if len(still) == len(rows) else "moved by another step than AdamW's"
+            raise RunStopped(
+                f"{where}: {what}. With learning rate {rate:.3g} and the gradient clipped to norm "
+                f"{config.max_grad_norm:g}, {names[at // SPOTS]} should change by "
+                f"{float(wanted.flatten()[at]):.3g}; it changed by {float(found.flatten()[at]):.3g}.\n  {CURE}"
+            )
+        return float(error.max())
+
+    def _spots(self, tensors: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
+        """Return the followed elements, fp64 [tensors, SPOTS] on the CPU; 0 where there is no tensor."""
+        device = next(iter(self._at.values())).device
+        none = torch.zeros(SPOTS, device=device)
+        rows = [none if t is None else t.detach().reshape(-1)[self._at[n]].float() for n, t in tensors.items()]
+        return torch.stack(rows).cpu().double()
+
+
+def check_sampled(difference: float, *, dtype: str, step: int) -> None:
+    """Stop when the log-probabilities that came with the samples are not the learner's.
+
+    Raises:
+        RunStopped: Their mean difference is beyond what kernels and dtype explain.
+    """
+    bound = SAMPLED_BOUND[dtype]
+    if difference > bound:
+        raise RunStopped(
+            f"step {step}: the log-probabilities that came with the sampled tokens differ from those of the trained "
+            f"weights by {difference:.3g} nats in the mean ({dtype} explains up to {bound:g}): the server sampled with "
+            "other weights or another temperature, or the agent changed the tokens.\n  The importance ratios would be "
+            "wrong. Look at ratio_mean and ratio_max in metrics.jsonl"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,250 @@
+"""Silent faults of an update, planted where they would happen: each is named within two steps; healthy runs are not."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections.abc import Callable
+
+import attrs
+import pytest
+import torch
+from agentrig_grpo import learner as learner_module
+from agentrig_grpo import proofs
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.learner import Learner, TrainSample, _Table
+
+from agentrig import Outcome, Score, Task, Trace
+from agentrig.credit import check_advantages
+from agentrig.errors import RunStopped
+from agentrig.rollouts import Rollout
+
+Plant = Callable[[Learner, pytest.MonkeyPatch], None]
+
+
+def samples_of(model, step):
+    """Return calls as a server with the model's weights samples them."""
+    rng = random.Random(step)
+    made = []
+    for i in range(12):
+        prompt = [5 + i // 4, *range(7, 19)]
+        response = [rng.randrange(5, 300) for _ in range(2 + i % 5)]
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1].float()
+        found = torch.log_softmax(logits, -1).gather(1, torch.tensor(response)[:, None])[:, 0]
+        made.append(
+            TrainSample(
+                prompt_ids=prompt,
+                response_ids=response,
+                logprobs=found.tolist(),
+                advantage=rng.uniform(-1, 1),
+                rollout=i,
+                group=f"g{i // 4}",
+            )
+        )
+    return made
+
+
+def learner_of(model, dtype="float32", **settings):
+    return Learner(model, GrpoConfig(**{"lr": 1e-3, "tokens_per_batch": 64, **settings}), dtype=dtype, seed=0)
+
+
+def two_steps(learner):
+    return [learner.update(samples_of(learner.model, step), step=step) for step in (1, 2)]
+
+
+def skips_a_layer(learner, patch):
+    (group,) = learner.optimizer.param_groups
+    layer = {id(p) for name, p in learner.trained.items() if "layers.1." in name}
+    group["params"] = [p for p in group["params"] if id(p) not in layer]
+
+
+def detaches_a_layer(learner, patch):
+    block = next(m for name, m in learner.model.named_modules() if name.endswith("layers.1.mlp"))
+    block.register_forward_hook(lambda module, inputs, output: output.detach())
+
+
+def flips_the_sign(learner, patch):
+    right = learner_module.token_losses
+
+    def wrong(*args, **more):
+        found = right(*args, **more)
+        return attrs.evolve(found, loss=-found.loss)
+
+    patch.setattr(learner_module, "token_losses", wrong)
+
+
+def learns_at_rate_0(learner, patch):
+    step = learner.optimizer.step
+
+    def idle():
+        learner.optimizer.param_groups[0]["lr"] = 0.0
+        return step()
+
+    patch.setattr(learner.optimizer, "step", idle)
+
+
+def steps_twice(learner, patch):
+    step = learner.optimizer.step
+    patch.setattr(learner.optimizer, "step", lambda: (step(), step()))
+
+
+def shuffles_advantages(learner, patch):
+    right = _Table.look_up
+
+    def wrong(table, batch):
+        behaviour, advantage, weight = right(table, batch)
+        return behaviour, advantage.roll(7), weight
+
+    patch.setattr(_Table, "look_up", wrong)
+
+
+def keeps_gradients(learner, patch):
+    patch.setattr(learner.optimizer, "zero_grad", lambda set_to_none=True: None)
+
+
+def clips_to_0(learner, patch):
+    right = torch.nn.utils.clip_grad_norm_
+    patch.setattr(torch.nn.utils, "clip_grad_norm_", lambda parameters, most: right(parameters, 0.0))
+
+
+def counts_a_batch_twice(learner, patch):
+    right = learner_module.batches_of
+
+    def wrong(rows, budget):
+        batches = list(right(rows, budget))
+        assert len(batches) > 1
+        return [*batches, batches[0]]
+
+    patch.setattr(learner_module, "batches_of", wrong)
+
+
+def forgets_a_batch(learner, patch):
+    right = learner_module.batches_of
+    patch.setattr(learner_module, "batches_of", lambda rows, budget: list(right(rows, budget))[:-1])
+
+
+def mixes_responses(learner, patch):
+    right = learner_module.collate
+    patch.setattr(
+        learner_module, "collate", lambda rows: attrs.evolve(made := right(rows), targets=made.targets.roll(1))
+    )
+
+
+def always_ratio_1(learner, patch):
+    right = learner_module.token_losses
+    patch.setattr(
+        learner_module, "token_losses", lambda now, before, *args, **more: right(now, now.detach(), *args, **more)
+    )
+
+
+PLANTED = {
+    skips_a_layer: r"step 1, update 1: 12 of 26 trained tensors did not move: model\.layers\.1\.self_attn\.q_proj",
+    detaches_a_layer: r"step 2, update 1: 4 of 26 trained tensors got no gradient in 2 updates.*model\.layers\.1\.",
+    flips_the_sign: r"step 1, update 1: \d+ of \d+ response tokens have a gradient of the wrong sign.* of rollout \d+",
+    learns_at_rate_0: r"step 1, update 1: 26 of 26 trained tensors did not move.*learning rate 0\.001",
+    steps_twice: r"step 1, update 1: 26 of 26 trained tensors moved by another step than AdamW's",
+    shuffles_advantages: r"step 1, update 1: \d+ of \d+ response tokens have another gradient than their rollout's",
+    keeps_gradients: r"step 2, update 1: the gradient of an earlier update is still there, in model\.",
+    clips_to_0: r"step 1, update 1: 26 of 26 trained tensors did not move.*clipped to norm 1",
+    counts_a_batch_twice: r"step 1, update 1: \d+ of \d+ response tokens are counted more than once, the first",
+    forgets_a_batch: r"step 1, update 1: \d+ of \d+ response tokens are left out of the gradient",
+    mixes_responses: r"step 1, update 1: \d+ response tokens stand in the place of other ones",
+    always_ratio_1: r"step 1, update 2: \d+ of \d+ response tokens have another gradient",
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_fault_of_an_update_is_named(plant: Plant, make_model, monkeypatch) -> None:
+    learner = learner_of(make_model(), ppo_epochs=2 if plant is always_ratio_1 else 1)
+    plant(learner, monkeypatch)
+    with pytest.raises(RunStopped, match=re.compile(PLANTED[plant], re.DOTALL)):
+        two_steps(learner)
+
+
+def test_an_optimizer_whose_state_was_not_restored_is_named(make_model, monkeypatch) -> None:
+    first = learner_of(make_model())
+    two_steps(first)
+    second = learner_of(make_model())
+    monkeypatch.setattr(second.optimizer, "load_state_dict", lambda state: None)
+    second.load_state(first.state())
+    with pytest.raises(
+        RunStopped, match=r"step 3, update 1: this is update 3 of the run, and the optimizer has made 0"
+    ):
+        second.update(samples_of(second.model, 3), step=3)
+
+
+def test_advantages_of_other_rollouts_are_named() -> None:
+    def rollout(i, group, value):
+        return Rollout(
+            id=str(i),
+            task=Task(id=group, input={}),
+            group=group,
+            mode="train",
+            step=4,
+            outcome=Outcome(answer="") if value is not None else Outcome(failure="deadline"),
+            score=Score.ok(value) if value is not None else None,
+            trace=Trace(rollout_id=str(i)),
+        )
+
+    rollouts = [rollout(i, "ab"[i // 3], v) for i, v in enumerate((0.0, 1.0, None, 0.3, 0.3, 0.9))]
+    right = [-0.5, 0.5, None, -0.2, -0.2, 0.4]
+    check_advantages(rollouts, right, step=4)
+    check_advantages(rollouts, [0.0, 0.1, None, 0.0, 0.0, 9.0], step=4)  # negative_scale = 0, and scaled
+    with pytest.raises(RunStopped, match=r"step 4: rollout 0, of task a, has the reward 0, its group's mean is 0\.5"):
+        check_advantages(rollouts, [0.5, -0.5, *right[2:]], step=4)
+    with pytest.raises(RunStopped, match=r"rollout 4, of task b, .* advantage 0\.4"):
+        check_advantages(rollouts, [*right[:4], 0.4, -0.2], step=4)
+
+
+def test_samples_of_another_policy_are_named(make_model) -> None:
+    learner = learner_of(make_model(), temperature=0.8)  # the server sampled, and answered, with 1
+    metrics = learner.update(samples_of(learner.model, 1), step=1)
+    with pytest.raises(RunStopped, match=r"step 1: the log-probabilities .* differ .* by 0\.\d+ nats in the mean"):
+        proofs.check_sampled(metrics["sampled_difference"], dtype="float32", step=1)
+
+
+HEALTHY = {
+    "plain": {},
+    "lora": {"lora_rank": 2, "lora_alpha": 4},
+    "lora with kl": {"lora_rank": 2, "kl_loss_coef": 0.1},
+    "kl": {"kl_loss_coef": 0.2},
+    "epochs and mini-batches": {"ppo_epochs": 3, "mini_batches": 2},
+    "sequence mean": {"loss_agg_mode": "seq-mean-token-mean"},
+    "small steps": {"lr": 1e-7, "warmup_steps": 50},
+    "decay": {"weight_decay": 0.1, "max_grad_norm": 1e-3, "beta1": 0.0},
+    "checkpointing": {"gradient_checkpointing": True},
+    "off policy": {"lr": 0.05, "ppo_epochs": 4, "clip_low": 0.05},
+}
+
+
+@pytest.mark.parametrize("kind", HEALTHY)
+def test_healthy_updates_raise_nothing(kind, make_model) -> None:
+    learner = learner_of(make_model(), **HEALTHY[kind])
+    lines = two_steps(learner)
+    resumed = learner_of(make_model(), **HEALTHY[kind])
+    resumed.load_state(copy.deepcopy(learner.state()))
+    lines.append(resumed.update(samples_of(resumed.model, 3), step=3))
+    for line in lines:
+        assert line["updates"] >= 1
+        assert line["token_error"] < proofs.TOKEN_BOUND / 5
+        assert line["step_error"] < proofs.STEP_BOUND / 2
+        proofs.check_sampled(line["sampled_difference"], dtype="float32", step=1)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_other_models_and_bfloat16_are_healthy(kind, make_model) -> None:
+    learner = learner_of(make_model(kind, tie_word_embeddings=False), dtype="bfloat16")
+    for line in two_steps(learner):
+        assert line["token_error"] < proofs.TOKEN_BOUND / 5
+        proofs.check_sampled(line["sampled_difference"], dtype="bfloat16", step=1)
+
+
+def test_a_part_that_the_model_does_not_compute_with_is_said_once_and_stops_nothing(make_model, caplog) -> None:
+    model = make_model()
+    model.model.layers[0].spare = torch.nn.Linear(4, 4)
+    learner = learner_of(model)
+    for step in range(1, 5):
+        learner.update(samples_of(learner.model, step), step=step)
+    assert caplog.text.count("the model does not compute with model.layers.0.spare.weight") == 1
