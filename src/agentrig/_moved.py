@@ -197,7 +197,7 @@ ENDED: Mapping[tuple[str, str], str] = {
 
 
 def former(module: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a module out of which names have moved."""
+    """Return a `__getattr__` for a module from which names have moved."""
 
     def getattr_(name: str) -> Any:
         moved = MOVED.get(module, {})
@@ -220,7 +220,7 @@ def former(module: str) -> Callable[[str], Any]:
 
 
 class _Finder:
-    """Finds and loads former modules that are gone; asked last, so that a real module wins.
+    """Finds and loads former modules that no longer exist; it is searched last, so existing modules are found first.
 
     It does not inherit from `importlib.abc`, which would make every command start later.
     """

@@ -42,7 +42,7 @@ def advantages(
         calls: How many trained calls (or sequences) each rollout has; used by `call` only.
         weighting: `rollout`: each rollout counts once in mean and deviation. `call`: each trained
             call counts once, so that a rollout with more calls pulls the baseline towards itself
-            (what algorithms do that see calls only).
+            (as in algorithms that see only calls).
         normalize: Divide by the standard deviation (unbiased); else only the mean is subtracted.
         negative_scale: Negative advantages are multiplied by this.
 

@@ -38,7 +38,7 @@ class Endpoint:
     token_ids: bool = False
 
     def with_sampling(self, **fields: Any) -> Endpoint:
-        """Return the same endpoint with these sampling fields set over its own."""
+        """Return the same endpoint with these sampling fields added; they replace existing ones."""
         return attrs.evolve(self, sampling={**self.sampling, **fields})
 
 
@@ -66,7 +66,7 @@ def without_proxy(url: str) -> None:
 def environment_endpoint(
     url: str | None = None, *, model: str | None = None, api_key: str | None = None
 ) -> Endpoint | None:
-    """Return the endpoint that was given, or that the environment names, or None.
+    """Return the given endpoint, or the one named by the environment, or None.
 
     Reads `OPENAI_BASE_URL` (or `OPENAI_API_BASE`) and `OPENAI_API_KEY`. The model is the server's first when
     none is given.
@@ -82,7 +82,7 @@ def environment_endpoint(
     models = _models(url, key)
     if model is None:
         if not models:
-            raise AgentrigError(f"{url} lists no models; name one by --model")
+            raise AgentrigError(f"{url} lists no models; name one with --model")
         model = models[0]
     elif models and model not in models:
         hint = nearest(model, models)

@@ -15,11 +15,11 @@ HOW = 'write {env = "NAME"} for an environment variable, or {file = "PATH"} for 
 class Secret:
     """A value that no file, display, message or `repr` shows; only `reveal` returns it.
 
-    It can be pickled: a runner of the run's own gets the value of its agent's secrets.
+    It can be pickled, so that the run's runners get the secrets of their agent.
 
     Args:
         value: The secret itself.
-        source: Where it came from, as a run file names it: `{"env": NAME}` or `{"file": PATH}`; empty in tests.
+        source: Where it was read from, as in a run file: `{"env": NAME}` or `{"file": PATH}`; empty in tests.
     """
 
     def __init__(self, value: str, source: Mapping[str, str] | None = None) -> None:
@@ -29,13 +29,13 @@ class Secret:
 
     @classmethod
     def read(cls, source: Any) -> Secret:
-        """Read a secret from where a run file says.
+        """Read a secret from the source that a run file names.
 
         Args:
-            source: `{"env": NAME}` or `{"file": PATH}`; a secret itself is returned as it is.
+            source: `{"env": NAME}` or `{"file": PATH}`; a `Secret` is returned unchanged.
 
         Raises:
-            ValueError: It is neither, or there is nothing; the message never holds what was written in its place.
+            ValueError: It is neither, or there is no value; the message never contains the given value.
         """
         if isinstance(source, Secret):
             return source
@@ -62,7 +62,7 @@ class Secret:
         return cls(value, {"file": str(path)})
 
     def reveal(self) -> str:
-        """Return the secret itself; pass it on, and keep it nowhere."""
+        """Return the value; pass it on, and do not store it."""
         return self._value
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -82,5 +82,5 @@ class Secret:
 
 
 def sources(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with each secret replaced by its source, as a run file has it."""
+    """Return settings with each secret replaced by its source, as in a run file."""
     return {key: value.source if isinstance(value, Secret) else value for key, value in keys.items()}

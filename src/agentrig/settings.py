@@ -50,10 +50,10 @@ def setting(
         choices: The only allowed values.
         validator: One more `attrs` validator.
         secret: Whether it is a password or a key. Declare its type as `Secret | None` (or `Secret`, without a default)
-            and read it by `reveal()`. A run file or an override names where it lies: `{env = "NAME"}` or
-            `{file = "PATH"}`; the value itself is refused there, and is kept out of all that a run writes or shows.
+            and read it by `reveal()`. A run file or an override says where it is stored: `{env = "NAME"}` or
+            `{file = "PATH"}`; the value itself is an error there, and a run never writes or shows it.
         former: The key's name in earlier versions. Run files, recipes, overrides and resumed runs may still use it;
-            a warning names the new one. Where both names are set, the one that was written last wins.
+            a warning names the new one. If both names are set, the one that was set last applies.
         former_values: Earlier names of values, and their names now; accepted with a warning too.
 
     Returns:
@@ -121,12 +121,12 @@ def structure(
 
 
 def former_names(cls: type) -> dict[str, str]:
-    """Return the former names of a config class's keys, and the name that each has now."""
+    """Return the former names of a config class's keys, with their current names."""
     return {f.metadata["former"]: f.name for f in attrs.fields(cls) if f.metadata.get("former")}
 
 
 def _renamed(cls: type, keys: Mapping[str, Any], *, owner: str, section: str) -> dict[str, Any]:
-    """Return keys and values under the names that they have now; warn of each former one."""
+    """Return keys and values under their current names; warn about each former name."""
     fields, former = attrs.fields_dict(cls), former_names(cls)
     found: dict[str, Any] = {}
     for key, value in keys.items():
@@ -157,7 +157,7 @@ def meant(value: Any, type_: Any, key: str) -> str:
     for written in (text, text.lower(), text.removesuffix(".0")):
         try:
             _converter().structure(tomllib.loads(f"x = {written}")["x"], type_)
-        except Exception:  # not this one: it is only a guess
+        except Exception:  # this guess is wrong: try the next
             continue
         return f"\n  Write {key}={written}"
     if isinstance(value, float) and value.is_integer() and type_ is int:
@@ -166,7 +166,7 @@ def meant(value: Any, type_: Any, key: str) -> str:
 
 
 def meant_in_file(text: str, error: tomllib.TOMLDecodeError) -> str:
-    """Return what to write in the line of a run file that is no TOML because of a value pasted as Python, or ''."""
+    """Return what to write in the line of a run file that is not TOML because of a pasted Python value, or ''."""
     place = re.search(r"at line (\d+)", str(error))
     line = text.split("\n")[int(place[1]) - 1] if place else ""
     key, _, rest = (part.strip() for part in line.partition("="))
@@ -176,7 +176,7 @@ def meant_in_file(text: str, error: tomllib.TOMLDecodeError) -> str:
     for written in (re.sub(r"\b(True|False)\b", lambda word: word[0].lower(), value), json.dumps(value)):
         try:
             tomllib.loads(f"{key} = {written}")
-        except tomllib.TOMLDecodeError:  # not this one: it is only a guess
+        except tomllib.TOMLDecodeError:  # this guess is wrong: try the next
             continue
         return f"\n  Write {key} = {written}" if value else ""
     return ""

@@ -1,4 +1,4 @@
-"""Tasks: the rows of data that agents are run on."""
+"""Tasks: the rows of data that agents run on."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Task:
-    """One row of data, split into what the agent may see and what only the reward may see.
+    """One row of data in two parts: one for the agent, one for the reward only.
 
     Attributes:
-        id: Unique and stable within its task set, over processes and runs.
-        input: JSON values only. All that an agent ever gets.
-        private: JSON values only (gold SQL, answers). Never leaves the reward's side.
+        id: Unique within its task set, and the same in every process and run.
+        input: JSON values only; all that an agent gets.
+        private: JSON values only (gold SQL, answers); only the reward gets it.
     """
 
     id: str
@@ -30,23 +30,23 @@ class Tasks(Protocol):
 
     Attributes:
         splits: The names that `load` knows.
-        roles: Which split serves which role: `train` (learned from), `validation` (watched while
-            training, settings are chosen on it) and `report` (held out; the accuracy of
-            `summary.json`). A run's own `[run]` keys `train`, `validation`, `report` override it.
+        roles: The split of each role: `train` (trained on), `validation` (measured during
+            training; use it to choose settings) and `report` (held out; the accuracy of
+            `summary.json`). The `[run]` keys `train`, `validation`, `report` override it.
     """
 
     splits: Sequence[str]
 
     @property
     def roles(self) -> Mapping[str, str]:
-        """Role to split; an attribute will do."""
+        """Role to split; may be a plain attribute."""
         ...
 
     def load(self, split: str) -> Sequence[Task]:
         """Return the split's tasks in a stable order.
 
         Raises:
-            agentrig.errors.AgentrigError: The data is missing; the message names the command that makes it.
+            agentrig.errors.AgentrigError: The data is missing; the message names the command that creates it.
         """
         ...
 
@@ -54,8 +54,8 @@ class Tasks(Protocol):
 def fingerprint(tasks: Sequence[Task]) -> str:
     """Return the SHA-256 (hex) of the tasks' ids, inputs and private parts, paths left out.
 
-    Absolute paths differ between machines and say nothing of the data, so a string value that
-    starts with `/` counts by its last component only.
+    Absolute paths differ between machines, so only the last component of a string value that
+    starts with `/` counts.
     """
 
     def plain(value: Any) -> Any:
@@ -75,7 +75,7 @@ def fingerprint(tasks: Sequence[Task]) -> str:
 
 
 def overlap(one: Sequence[Task], other: Sequence[Task]) -> int:
-    """Return how many tasks of `other` have an input that is in `one` too."""
+    """Return how many tasks of `other` have an input that also occurs in `one`."""
 
     def key(task: Task) -> str:
         return fingerprint([Task(id="", input=task.input)])

@@ -1,4 +1,4 @@
-"""Text that any file can hold: the one place where what agents, models and rewards said becomes storable."""
+"""Storable text: turns text of agents, models and rewards into text that every file format can hold."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import re
 from typing import Any
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a character of UTF-16: Python strings and JSON escapes can hold one, UTF-8 and so every file cannot."""
+"""Half of a UTF-16 character: Python strings and JSON escapes can hold one, but UTF-8 files can't."""
 
 MESSAGE_LIMIT = 20_000
 """Longest message of a failure that is kept, in characters."""
 
 
 SHORTEST_MASKED = 6
-"""A shorter secret is not looked for in text: it would be found in innocent words."""
+"""Shorter secrets are not searched for in text: they would match ordinary words."""
 
 _masks: dict[str, str] = {}
 
 
 def mask(secret: str, name: str) -> None:
-    """Let `storable` put a name where it finds this secret."""
+    """Make `storable` replace this secret by a name."""
     if len(secret) >= SHORTEST_MASKED:
         _masks.setdefault(secret, name)
 
 
 def storable(text: str) -> str:
-    """Return text as it may be kept and as UTF-8 can hold it.
+    """Return text in a form that may be stored and that UTF-8 can encode.
 
-    Each lone surrogate becomes U+FFFD, the replacement character; a secret of this process's settings, as a server's
-    error message may quote one, becomes its name.
+    Each lone surrogate becomes U+FFFD, the replacement character. Each secret of this process's settings, for example
+    in a server's error message, becomes its name.
     """
     for secret, name in _masks.items():
         if secret in text:
@@ -38,10 +38,10 @@ def storable(text: str) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Return a value as storable JSON text; never raises: what has no JSON is described by its `repr`."""
+    """Return a value as storable JSON text; never raises: a value that is not JSON is replaced by its `repr`."""
     try:
         return storable(json.dumps(value, default=str, ensure_ascii=False))
-    except Exception:  # keys that are no text, rings, a `__str__` that raises
+    except Exception:  # keys that are not text, cycles, a `__str__` that raises
         return json.dumps(storable(_described(value)), ensure_ascii=False)
 
 
@@ -62,5 +62,5 @@ def words_of(error: BaseException) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """Return text cut to a number of characters; a cut says so."""
+    """Return text cut to a number of characters, with a note if it was cut."""
     return text if len(text) <= limit else f"{text[:limit]} … (cut from {len(text)} characters)"

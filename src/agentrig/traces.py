@@ -1,4 +1,4 @@
-"""Traces: what was recorded of a rollout, as spans that mirror OpenTelemetry's."""
+"""Traces: the recording of a rollout, as spans similar to OpenTelemetry's."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ LLM_CALL = "openai.chat.completion"
 when the endpoint did not return them)."""
 
 SERVER = "agentrig.server"
-"""Attribute of a call that went to another server than the run's: that server. Such a call has no token ids."""
+"""Attribute of a call to another server than the run's: that server. Such a call has no token ids."""
 
 MISSED = "agentrig.missed"
-"""Attribute of a rollout's root span: by library, how many connections to the run's server nothing recorded."""
+"""Attribute of a rollout's root span: by library, the number of unrecorded connections to the run's server."""
 
 NODE = "langchain.chain.type"
-"""Attribute that holds the name of the graph node or chain that a span stands for."""
+"""Attribute with the name of the graph node or chain of a span."""
 
 
 ATTRIBUTES: Mapping[str, str] = {
-    "request": "LLM call: the body that was sent, with what the tracer asked for",
-    "response": "LLM call: the body that came back, a stream joined into one; without the token ids below",
-    "prompt_token_ids": "LLM call: the prompt's token ids, as the server made them",
+    "request": "LLM call: the request body, with the fields that the tracer added",
+    "response": "LLM call: the response body, a stream joined into one; without the token ids below",
+    "prompt_token_ids": "LLM call: the prompt's token ids, from the server",
     "response_token_ids": "LLM call: the sampled token ids of the first choice",
-    "response_logprobs": "LLM call: the log-probability of each of these under the sampling model",
+    "response_logprobs": "LLM call: the log-probability of each sampled token under the sampling model",
     "finish_reason": "LLM call: why the first choice ended: `stop`, `length`, `tool_calls` …",
     "gen_ai.response.id": "LLM call: the completion's id",
-    SERVER: "LLM call: the server, when it is another than the run's; such a call has no token ids",
+    SERVER: "LLM call: the server, if it is not the run's; such a call has no token ids",
     NODE: "chain: the name of the graph node or chain",
     "agent.name": "agent: the name that `agentrig.span` gave",
     "tool.name": "tool: its name",
-    "input": "first chain, tool: what it was given, cut at 20,000 characters of JSON",
-    "output": "chain, tool: what it returned, cut likewise",
-    MISSED: "rollout (the root): by library, how many connections to the run's server nothing recorded",
+    "input": "first chain, tool: its input, cut at 20,000 characters of JSON",
+    "output": "chain, tool: its output, cut at the same length",
+    MISSED: "rollout (the root): by library, the number of unrecorded connections to the run's server",
 }
-"""What the tracer's own spans hold: attribute to the kind of span and its meaning. Spans that an agent of Agent
-Lightning emits, or a tracer of its own records, have what these give them."""
+"""The attributes of the tracer's spans: attribute to the kind of span and its meaning. Spans that an agent of Agent
+Lightning emits, or that its tracer records, have other attributes."""
 
 
 def node_of(attributes: Mapping[str, Any]) -> str | None:
-    """Return the graph node's (or agent's) name from a span's attributes, when the span stands for one."""
+    """Return the name of the graph node (or of `agentrig.span`) from a span's attributes, or None."""
     name = attributes.get(NODE) or attributes.get("agent.name")
     return name if isinstance(name, str) else None
 
@@ -59,7 +59,7 @@ class Span:
         name: The operation; `LLM_CALL` for calls to the model, `chain.chain` for a graph node.
         start: Unix time in seconds.
         end: Unix time in seconds.
-        error: The exception in words, or None.
+        error: The exception as text, or None.
         attributes: JSON values.
     """
 
@@ -73,17 +73,17 @@ class Span:
 
     @property
     def node(self) -> str | None:
-        """The graph node's (or agent's) name, when the span stands for one."""
+        """The name of the graph node (or of `agentrig.span`), or None."""
         return node_of(self.attributes)
 
 
 @attrs.frozen(kw_only=True, slots=False)
 class Trace:
-    """All spans of one rollout, in the order in which they started.
+    """All spans of one rollout, in order of start.
 
     Attributes:
-        rollout_id: Whose spans these are.
-        spans: The root first, which is called `rollout`.
+        rollout_id: The rollout's id.
+        spans: The first one is the root, called `rollout`.
     """
 
     rollout_id: str
@@ -94,7 +94,7 @@ class Trace:
         return {span.id: span for span in self.spans}
 
     def llm_calls(self) -> list[Span]:
-        """Return the spans of calls to the model that came back, in order of their start."""
+        """Return the spans of calls to the model that got a response, in order of start."""
         return [s for s in self.spans if s.name == LLM_CALL and s.error is None]
 
     def ancestors(self, span: Span) -> Iterator[Span]:

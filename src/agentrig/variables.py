@@ -1,16 +1,16 @@
-"""The environment variables that agentrig and its own plugins read; docs/reference.md is made from this list."""
+"""The environment variables that agentrig and its plugins read; docs/reference.md is generated from this list."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 VARIABLES: Mapping[str, str] = {
-    "AGENTRIG_BLOCK": "names of plugins or distributions that are not even imported, separated by commas",
-    "AGENTRIG_CACHE": "where task sets keep what they make; `agentrig` in the user's cache folder by default",
+    "AGENTRIG_BLOCK": "names of plugins or distributions that are never imported, separated by commas",
+    "AGENTRIG_CACHE": "folder for the files that task sets generate; by default `agentrig` in the user's cache folder",
     "AGENTRIG_SPIDER_DIR": "Spider's folder, for the task set `spider`",
-    "VERL_SPIDER_DATA_DIR": "the same, under the reference's name",
+    "VERL_SPIDER_DATA_DIR": "the same, under the name that the reference uses",
     "AGENTRIG_YES": "`1`: stop a stale Ray cluster without asking, as `--yes` does",
-    "OPENAI_BASE_URL": "the model server of `eval` and `dev` when `--endpoint` names none, and of algorithms of others",
+    "OPENAI_BASE_URL": "the model server of `eval` and `dev` without `--endpoint`, and of Agent Lightning's algorithms",
     "OPENAI_API_BASE": "the same, under its older name",
     "OPENAI_API_KEY": "that server's key; runners get it as `endpoint.api_key`, never as a variable",
     "NO_PROXY": "hosts that are reached without a proxy; in a runner the endpoint's private address is added",
@@ -24,8 +24,8 @@ VARIABLES: Mapping[str, str] = {
     "MODELSCOPE_ENDPOINT": "ModelScope's address",
     "XDG_CACHE_HOME": "the user's cache folder",
     "HOME": "the user's folder",
-    "PATH": "where programs such as `nvidia-smi` are looked for",
-    "PYTHONSAFEPATH": "kept off the agents' import path unless the user has set it",
+    "PATH": "where programs such as `nvidia-smi` are searched",
+    "PYTHONSAFEPATH": "if the user has set it, runners keep it",
     "CUDA_VISIBLE_DEVICES": "the GPUs that a run may use",
     "ASCEND_RT_VISIBLE_DEVICES": "the NPUs that a run may use",
     "ASCEND_HOME_PATH": "where CANN is installed",
@@ -47,13 +47,13 @@ VARIABLES: Mapping[str, str] = {
     "SWANLAB_API_KEY": "the login of SwanLab, for verl's logger `swanlab`",
     "SWANLAB_MODE": "`local`, `offline` or `disabled`: no login is needed",
 }
-"""Name to meaning: those that a user may set."""
+"""Name to meaning: variables that a user may set."""
 
 INTERNAL: Mapping[str, str] = {
-    "AGENTRIG_RUNNER": "marks what a runner has started, so that it ends with it",
+    "AGENTRIG_RUNNER": "marks the processes that a runner has started, so that they end with it",
     "AGENTRIG_SCRATCH": "the folder for a run's temporary files",
-    "AGENTRIG_KEEP_SAFEPATH": "tells a runner that `PYTHONSAFEPATH` is the user's own",
-    "AGENTRIG_DOCTOR_ASKED": "what the doctor was asked about, for the process in which it tries the imports of a run",
+    "AGENTRIG_KEEP_SAFEPATH": "tells a runner that the user has set `PYTHONSAFEPATH`",
+    "AGENTRIG_DOCTOR_ASKED": "the doctor's arguments, for the process in which it tries the imports of a run",
     "AGENTRIG_WORKER_SETUP": "the functions that prepare a Ray worker for its hardware",
 }
-"""Name to meaning: those that agentrig sets for its own processes; leave them alone."""
+"""Name to meaning: variables that agentrig sets for its own processes; don't set them."""

@@ -108,7 +108,7 @@ def test_a_signal_to_all_of_a_run_lets_the_step_end(
     code, said = command.end()
     assert code == status, said
     assert f"{signal.Signals(number).name}: ending after this step" in said
-    assert "go on with: agentrig train --resume" in said
+    assert "resume with: agentrig train --resume" in said
     done = len((run / "metrics.jsonl").read_text().splitlines())
     assert 1 <= done < 50
     assert (run / "checkpoints" / "latest").read_text() == f"step-{done:05d}"

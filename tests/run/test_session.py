@@ -206,7 +206,7 @@ def test_an_interrupted_run_keeps_a_checkpoint_and_goes_on(
     plan = toy_plan("algorithm.steps=3", "algorithm.wait_s=0.2")
     plan.registry.add_observer(Interrupt(), "interrupt")
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt, match=r"ended early; go on with: agentrig train --resume"):
+    with pytest.raises(KeyboardInterrupt, match=r"ended early; resume with: agentrig train --resume"):
         train(plan)
     assert signal.getsignal(signal.SIGINT) is before
     run = tmp_path / "runs" / "toy"

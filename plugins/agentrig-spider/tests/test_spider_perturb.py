@@ -113,7 +113,7 @@ def test_the_command_walks_folders_and_skips_copies(source: Path, tmp_path: Path
 def test_errors_name_the_cure(tmp_path: Path) -> None:
     garbage = tmp_path / "x.sqlite"
     garbage.write_bytes(b"garbage" * 1000)
-    with pytest.raises(AgentrigError, match="sound SQLite"):
+    with pytest.raises(AgentrigError, match="intact SQLite"):
         perturb(garbage, tmp_path / "y.sqlite", seed=0)
     assert not (tmp_path / "y.sqlite.part").exists()
     done = CliRunner().invoke(perturb_command, [str(tmp_path / "none")])

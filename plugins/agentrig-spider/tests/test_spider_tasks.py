@@ -88,7 +88,7 @@ def test_a_missing_database_is_named(tmp_path: Path) -> None:
 
 
 def test_something_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(AgentrigError, match="no official Spider download"):
+    with pytest.raises(AgentrigError, match="not an official Spider download"):
         convert(str(tmp_path))
     with pytest.raises(AgentrigError, match="neither a folder nor a zip"):
         convert(str(tmp_path / "nothing"))
@@ -132,7 +132,7 @@ def test_the_samples_of_test_are_made(tmp_path: Path) -> None:
     message = convert(str(with_test(official(tmp_path))), str(tmp_path / "out"))
     assert "test_dev_500: 500 tasks on 1 databases, a sample of test" in message
     assert "test_dev: 100 tasks on 1 databases, a sample of test" in message
-    assert "a run learns from train, validates on dev, reports on test_dev_500" in message
+    assert "a run trains on train, validates on dev, reports on test_dev_500" in message
     spider = Spider(SpiderConfig(dir=str(tmp_path / "out")))
     asked = [task.input["question"] for task in spider.load("test_dev_500")]
     assert len(set(asked)) == 500
@@ -143,7 +143,7 @@ def test_the_samples_of_test_are_made(tmp_path: Path) -> None:
 
 def test_a_test_side_that_is_too_small_gives_no_sample_and_says_so(tmp_path: Path) -> None:
     message = convert(str(with_test(official(tmp_path), rows=20)), str(tmp_path / "out"))
-    assert "test_dev_500: not made, for test has 20 rows only" in message
+    assert "test_dev_500: not made, because test has only 20 rows" in message
     assert "reports on test" in message
 
 

@@ -1,4 +1,4 @@
-"""The command line: one file a command, and what they share in `options` and `groups`."""
+"""The command line: one file per command; `options` and `groups` have the code that they share."""
 
 from agentrig._moved import former
 from agentrig.cli.entry import main

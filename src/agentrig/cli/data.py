@@ -29,7 +29,7 @@ class DataGroup(NearestGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Look a command up; `distribution:name` goes too, and a name that two task sets share is an error."""
+        """Look a command up by name or `distribution:name`; a name that two task sets share is an error."""
         from agentrig.plugins.loading import load
 
         registry = load()

@@ -127,7 +127,7 @@ def find_checkpoint(path: Path | None) -> Path | None:
 
 
 def open_nothing() -> Any:
-    """Return a context manager that yields None, in the place of an open file."""
+    """Return a context manager that yields None instead of an open file."""
     from contextlib import nullcontext
 
     return nullcontext(None)

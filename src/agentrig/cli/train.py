@@ -16,7 +16,7 @@ from agentrig.plugins.specs import RUN_KINDS
 
 @click.command()
 @configured
-@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with a run directory.")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Resume a run directory.")
 @click.option(
     "--from-step", type=click.IntRange(min=1), metavar="N", help="With --resume: from the checkpoint of step N."
 )

@@ -47,7 +47,7 @@ def check_write(situation: Situation) -> Iterator[Finding]:
 
 
 def check_disk(situation: Situation) -> Iterator[Finding]:
-    """Is there room for the run: rollouts, and two checkpoints with their optimizer state?"""
+    """Is there disk space for the run: rollouts, and two checkpoints with their optimizer state?"""
     place = existing(situation.directory)
     free = shutil.disk_usage(place).free
     load = workload(situation)

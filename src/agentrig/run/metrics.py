@@ -34,4 +34,4 @@ def reason_of(rollout: Rollout) -> str:
     if rollout.outcome.failure is not None:
         return rollout.outcome.message or rollout.outcome.failure
     details = rollout.score.details if rollout.score is not None else {}
-    return str(details.get("reason", "the reward could not judge"))
+    return str(details.get("reason", "the reward could not score it"))

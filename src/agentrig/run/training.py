@@ -152,7 +152,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
             if ended is not None:
                 plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=ended))
     summary: dict[str, Any] = run.read_json("summary.json")
-    early = f"ended early; go on with: agentrig train --resume {run.path}"
+    early = f"ended early; resume with: agentrig train --resume {run.path}"
     if complete:
         plan.registry.notify("on_run_end", event=RunEnd(directory=run.path, summary=summary))
     else:

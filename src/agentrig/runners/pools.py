@@ -1,4 +1,4 @@
-"""The bookkeeping of a pool of runners, whatever they are: `workers.Pool` has processes, other pools have their own."""
+"""The bookkeeping of a pool of runners; subclasses define what a runner is, such as a process or a Ray actor."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SPAWN_LIMIT = 3
 """How many runners in a row may die before they have built the agent."""
 
 READY_S = 300.0
-"""How long a runner may take to find a place and build its agent."""
+"""Seconds that a runner may take to start and to build its agent."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class Worker:
-    """A runner as its pool sees it: its name in log lines, whether it has an agent, its jobs with their starts."""
+    """A runner: its name in log lines, whether it has built its agent, and its jobs with their start times."""
 
     title: str
     ready: bool = False
@@ -113,12 +113,12 @@ class BasePool(abc.ABC, Generic[W]):
 
     @property
     def room(self) -> int:
-        """How many more jobs could start at once; the queue should not grow much past it."""
+        """How many more jobs could start now; the queue should not become much longer than this."""
         return self._n * self._threads - self.pending
 
     @property
     def pending(self) -> int:
-        """Jobs that were submitted and have not come back."""
+        """Number of jobs that were submitted and are not finished."""
         return sum(len(w.jobs) for w in self._workers) + len(self._waiting)
 
     def submit(self, job: Job) -> None:
@@ -143,7 +143,7 @@ class BasePool(abc.ABC, Generic[W]):
         return results
 
     def close(self) -> None:
-        """End all runners; what they were doing is lost."""
+        """End all runners; their current rollouts are lost."""
         for worker in self._workers:
             self._kill(worker)
         self._workers.clear()
@@ -164,21 +164,21 @@ class BasePool(abc.ABC, Generic[W]):
                 able.remove(worker)
 
     def _fits(self, worker: W, job: Job) -> bool:
-        """Whether a runner that is ready may take a job now.
+        """Whether a ready runner may take a job now.
 
-        A job whose runner died runs alone the next time, so that other jobs do not die with it.
+        A job whose runner died runs alone the next time, so that it can't end other jobs.
         """
         limit = 1 if job.id in self._lost else self._threads
         return len(worker.jobs) < limit and not self._lost.keys() & worker.jobs.keys()
 
     def _built(self, worker: W) -> None:
-        """Note that a runner has built its agent."""
+        """Mark a runner as ready: it has built its agent."""
         worker.ready = True
         self._died_early = 0
         self.built.set()
 
     def _ended(self, worker: W, result: Result) -> list[Result]:
-        """Note a result; return it, unless its job has already failed."""
+        """Store a result and return it, unless its job has already failed."""
         if worker.jobs.pop(result.id, None) is None:
             return []
         self._lost.pop(result.id, None)

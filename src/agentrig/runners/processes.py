@@ -1,6 +1,6 @@
 """Runner processes: each builds the agent once and runs rollouts on it; a stuck one can be killed.
 
-Nothing here knows Agent Lightning: `runtime` feeds a pool from the store and files what comes back.
+This module does not use Agent Lightning: `runtime` moves rollouts from the store to a pool, and results back.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PRELOAD = (
 def worker_main(
     pipe: Connection, plan: AgentPlan, threads: int, environment: Mapping[str, str], absent: Sequence[str]
 ) -> None:
-    """Run in a runner process: build the agent, then run what comes through the pipe, until it closes."""
+    """Run in a runner process: build the agent, then run the jobs from the pipe until it closes."""
     from agentrig.tracing.recording import install
 
     own_family()
@@ -84,21 +84,21 @@ def worker_main(
         if message is None:
             break
         jobs.put(message)
-    leave_no_family()  # threads may hang in the agent; nothing of value is left in this process
+    leave_no_family()  # threads may hang in the agent; this process has nothing left to save
 
 
 def own_family() -> None:
-    """Make this process the head of all that its agent will start, and leave signals to the run, which ends it."""
+    """Make this process the leader of all processes that its agent starts, and ignore signals; the run ends it."""
     lead()
     for number in SIGNALS:
-        signal.signal(number, lambda *_: None)  # not ignored: what the agent starts would ignore them too
+        signal.signal(number, lambda *_: None)  # not SIG_IGN: processes that the agent starts would inherit it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if os.environ.pop(SAFE_PATH_KEPT, None) is None:
-        os.environ.pop("PYTHONSAFEPATH", None)  # it was for the start of this process
+        os.environ.pop("PYTHONSAFEPATH", None)  # it was set only for the start of this process
 
 
 def _leave_with_run() -> None:
-    """End this process with the run's, also while it builds the agent."""
+    """End this process when the run's process ends, even while it builds the agent."""
     run = multiprocessing.parent_process()
     assert run is not None
     run.join()
@@ -106,7 +106,7 @@ def _leave_with_run() -> None:
 
 
 def leave_no_family() -> NoReturn:
-    """End this process and what its agent has started."""
+    """End this process and the processes that its agent has started."""
     end_families([os.getpid()], [os.environ.get(MARK, "")])
     os._exit(0)
 
@@ -125,7 +125,7 @@ class Pool(BasePool[_Worker]):
         plan: The agent; like the limits, as in `BasePool`.
         n: Processes.
         preload: Modules to import once, in the process that the runners are forked from.
-        environment: Set in the runners before the agent is built, beside what `plan` lets through.
+        environment: Variables to set in the runners before the agent is built, in addition to those of `plan`.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Pool(BasePool[_Worker]):
         return [w.process.pid for w in self._workers]
 
     def close(self) -> None:
-        """End all runners and what they have started; what they were doing is lost."""
+        """End all runners and the processes that they have started; their current rollouts are lost."""
         self._end(self._workers)
         self._workers.clear()
         super().close()
@@ -182,7 +182,9 @@ class Pool(BasePool[_Worker]):
             return
         for worker in workers:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.process.pid, signal.SIGSTOP)  # what it starts no more need not be looked for
+                os.kill(
+                    worker.process.pid, signal.SIGSTOP
+                )  # it can start nothing more, so there is nothing more to find
         end_families([w.process.pid for w in workers], [w.mark for w in workers])
         for worker in workers:
             worker.process.kill()

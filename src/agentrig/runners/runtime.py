@@ -1,6 +1,6 @@
 """The integration with Agent Lightning 0.3: its Trainer, store and runner, around agentrig's pool of processes.
 
-Agent Lightning's store keeps rollouts, attempts, spans and resources; its Trainer brings up an algorithm
+Agent Lightning's store keeps rollouts, attempts, spans and resources; its Trainer starts an algorithm
 and a runner and shuts them down. The runner here is an Agent Lightning `Runner` that sends rollouts to a `Pool`.
 """
 
@@ -67,11 +67,11 @@ class Store(InMemoryLightningStore):
     """Agent Lightning's in-memory store, with a method that deletes finished rollouts to bound memory."""
 
     def __init__(self) -> None:
-        # The default estimator walks every token id of every span; the store forgets anyway.
+        # The default estimator counts every token id of every span; `forget` bounds the store's memory anyway.
         super().__init__(thread_safe=True, span_size_estimator=lambda span: 0)
 
     async def forget(self, rollout_ids: Sequence[str]) -> None:
-        """Drop everything about finished rollouts."""
+        """Delete everything about finished rollouts."""
         async with self.collections.atomic(
             mode="rw", snapshot=False, labels=["rollouts", "attempts", "spans"]
         ) as collections:
@@ -86,7 +86,7 @@ class Store(InMemoryLightningStore):
 
 
 def drop_private(store: InMemoryLightningStore, rollout_id: str) -> None:
-    """Drop what the store's private attributes hold about a deleted rollout; its public methods leave it there.
+    """Delete a rollout from the store's private attributes; the public methods leave it there.
 
     Only this function uses private attributes of the store. `tests/runners/test_store.py` fails when they change.
     """
@@ -103,9 +103,9 @@ class PoolRunner(Runner[Any]):
     Args:
         pool: Runs the agent.
         finished: Called in the runner's thread with every result and its task's input; a number that it returns
-            is filed as the rollout's reward, as Agent Lightning's own algorithms expect it.
-        filed: Called once the store has a result, so that whoever waits for it may forget the rollout at once.
-        broken: Called when the pool cannot go on, with the reason.
+            is stored as the rollout's reward, as Agent Lightning's own algorithms expect it.
+        filed: Called when the store has a result; the caller may then delete the rollout.
+        broken: Called with the reason when the pool cannot continue.
     """
 
     def __init__(
@@ -123,18 +123,18 @@ class PoolRunner(Runner[Any]):
         """Nothing to do: the runner processes build the agent."""
 
     def init_worker(self, worker_id: int, store: Any, **more: Any) -> None:
-        """Take the store."""
+        """Keep a reference to the store."""
         self._store = store
 
     def teardown_worker(self, worker_id: int, *args: Any, **more: Any) -> None:
-        """Let go of the store."""
+        """Drop the reference to the store."""
         self._store = None
 
     def teardown(self, *args: Any, **more: Any) -> None:
         """Nothing to do: the pool's owner closes it."""
 
     async def iter(self, *, event: Any = None) -> None:
-        """Move rollouts from the store to the pool, and results back, until told to stop."""
+        """Move rollouts from the store to the pool, and results back, until `event` is set."""
         try:
             while event is None or not event.is_set():
                 await self._turn()
@@ -207,7 +207,7 @@ class _Body(Algorithm):
             await ended.wait()
 
     def abandon(self) -> None:
-        """Wait for the thread no longer. Safe in a signal handler."""
+        """Stop waiting for the thread. Safe in a signal handler."""
         self._abandoned = True
         self._wake()
 
@@ -222,10 +222,10 @@ class _Body(Algorithm):
 
 
 class RecorderTracer(Tracer):
-    """Agent Lightning's idea of a tracer, on top of the recorder of the rollout under way.
+    """Agent Lightning's tracer interface, on top of the recorder of the current rollout.
 
-    `emit_reward` and the like find it as the active tracer. LangChain needs no handler from it, for the
-    recorder attaches its own; callers that insist get one that does nothing.
+    `emit_reward` and similar functions find it as the active tracer. LangChain needs no handler from it, because
+    the recorder attaches its own; callers that require one get a handler that does nothing.
     """
 
     def create_span(
@@ -251,19 +251,19 @@ class RecorderTracer(Tracer):
         return BaseCallbackHandler()
 
     def get_last_trace(self) -> list[LightningSpan]:
-        """Return what was recorded of the rollout under way."""
+        """Return the spans of the current rollout so far."""
         recorder = current()
         return to_lightning(recorder.trace(), recorder.rollout_id, "0") if recorder is not None else []
 
 
 class SpanAdapter(TraceAdapter[Any]):
-    """Agent Lightning's idea of an adapter, on top of one of ours."""
+    """Agent Lightning's adapter interface, on top of an agentrig adapter."""
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
 
     def adapt(self, source: Any, /) -> list[Triplet]:
-        """Return the triplets of spans, with the reward that was filed among them."""
+        """Return the triplets of spans, with the reward that is stored among them."""
         spans = list(source)
         reward = final_reward(spans)
         trace = from_lightning(spans[0].rollout_id if spans else "", spans)
@@ -286,9 +286,9 @@ class Runtime:
 
     Attributes:
         store: Agent Lightning's store.
-        results: What has ended, in the order in which it ended; an exception when the pool broke.
-        reward_of: Gets every result and its task's input in the runner's thread and returns the reward that the
-            store shall hold. None, as at first: results go into `results` instead.
+        results: Finished results, in the order in which they finished; an exception if the pool broke.
+        reward_of: Gets every result and its task's input in the runner's thread and returns the reward to store.
+            With None, the initial value, results go into `results` instead.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -303,7 +303,7 @@ class Runtime:
         self._fitting = False
 
     def run(self, body: Callable[[], None]) -> None:
-        """Bring runners up, call `body` in a thread, take everything down; raises what `body` raised."""
+        """Start the runners, call `body` in a thread, then shut everything down; raises what `body` raised."""
         algorithm = self._body = _Body(body)
         runner = PoolRunner(self.pool, self._judge, self._hand_over, self.results.put)
         strategy = SharedMemoryExecutionStrategy(
@@ -335,7 +335,7 @@ class Runtime:
             raise algorithm.error
 
     def abort(self, error: Interrupted) -> None:
-        """Make `run` end at once and raise that error; for a signal handler, in the thread of `run`."""
+        """Make `run` end immediately and raise that error; for a signal handler, in the thread of `run`."""
         self._aborted = error
         self.results.put(AgentrigError("the run was interrupted"))
         if not self._fitting:
@@ -343,7 +343,7 @@ class Runtime:
         self._body.abandon()
 
     def wait_for_agent(self) -> None:
-        """Wait until a runner has built the agent; the pool itself limits how long that may take.
+        """Wait until a runner has built the agent; the pool has its own time limit.
 
         Raises:
             AgentrigError: It cannot be built, or the run was interrupted.
@@ -355,7 +355,7 @@ class Runtime:
                     raise broken
 
     def enqueue(self, inputs: Sequence[tuple[Mapping[str, Any], Endpoint]], *, mode: str) -> list[str]:
-        """Put rollouts into the store, each with its endpoint; returns their ids, in order."""
+        """Put rollouts into the store, each with its endpoint; return their ids, in order."""
 
         async def put() -> list[str]:
             requests = [
@@ -375,7 +375,7 @@ class Runtime:
         return self._resources[key]
 
     def forget(self, rollout_ids: Sequence[str]) -> None:
-        """Drop finished rollouts from the store."""
+        """Delete finished rollouts from the store."""
         self.call(self.store.forget(rollout_ids))
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -15,7 +15,7 @@ from agentrig.tasks import Task
 from agentrig.text import words_of
 
 GRACE_S = 1.0
-"""How far past its budget a reward may run before its verdict is `invalid`."""
+"""Seconds by which a reward may exceed its budget before its score is `invalid`."""
 
 
 class Scorer:
@@ -24,8 +24,8 @@ class Scorer:
     Args:
         reward: What `RewardSpec.build` returned.
         budget_s: Seconds for one outcome.
-        threads: How many outcomes are judged at once; a reward that holds the GIL gains nothing by them.
-        correctness: What counts as correct; the scores that come back say it.
+        threads: How many outcomes are scored at once; they don't help a reward that holds the GIL.
+        correctness: What counts as correct; returned scores have `correct` set.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Scorer:
         )
 
     def __call__(self, items: Sequence[tuple[Task, Outcome]]) -> list[Score]:
-        """Judge a batch; as many scores as items, in their order. Never raises."""
+        """Score a batch; returns a score for each item, in their order. Never raises."""
         return [score.judged(self.correctness) for score in self._scores(items)]
 
     def _scores(self, items: Sequence[tuple[Task, Outcome]]) -> list[Score]:
@@ -72,7 +72,9 @@ class Scorer:
             for i, start in list(started.items()):
                 if scores[i] is None and now - start > limit:
                     scores[i] = Score.invalid(f"the reward ran past its budget of {self._budget_s:g} s")
-                    workers.append(self._thread(work))  # the overdue thread is lost; go on without it
+                    workers.append(
+                        self._thread(work)
+                    )  # the thread exceeds its time limit and can't be ended; continue without it
         return [s for s in scores if s is not None]
 
     def _batch(self, items: Sequence[tuple[Task, Outcome]]) -> list[Score]:
@@ -84,7 +86,7 @@ class Scorer:
                 scores = list(self._many(items, self._budget_s))
                 if len(scores) != len(items) or not all(isinstance(s, Score) for s in scores):
                     raise TypeError(f"score_many gave {len(scores)} results for {len(items)} items, or no Scores")
-            except BaseException as error:  # sys.exit too: it would end this thread and leave no score
+            except BaseException as error:  # sys.exit too: it would end this thread without a score
                 scores = [_raised(error)] * len(items)
             found.extend(scores)
 

@@ -1,1 +1,1 @@
-"""Tracing: records a rollout's spans, with nothing asked of the agent."""
+"""Tracing: records a rollout's spans; the agent does nothing for it."""

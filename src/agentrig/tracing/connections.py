@@ -1,4 +1,4 @@
-"""Connections to the model's server that the tap at httpx does not see: who made them, so that a run can say so."""
+"""Finds connections to the model's server that the httpx tap does not see, so that a run can report them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TAPPED = ("httpcore", "httpcore2")
 """Packages that open httpx's connections; their calls are recorded."""
 
 OTHERS = ("requests", "urllib3", "aiohttp", "httplib2", "tornado", "urllib", "http")
-"""Packages that make calls of their own."""
+"""Packages that open connections without httpx."""
 
 
 class Rollout(Protocol):
-    """What is told of such a connection: the recorder of the rollout that it was made in."""
+    """The recorder of the rollout in which such a connection was made."""
 
     server: tuple[str, int] | None
 
@@ -26,10 +26,10 @@ class Rollout(Protocol):
 
 
 def watch(active: Callable[[], Rollout | None]) -> None:
-    """Tell rollouts of connections to their server that nothing records; for good, so call it once a process.
+    """Report unrecorded connections to the rollout that made them; can't be undone, so call it once per process.
 
     Args:
-        active: Returns the recorder of the rollout under way in this context, or None.
+        active: Returns the recorder of the current rollout in this context, or None.
     """
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
@@ -62,7 +62,7 @@ def _addresses(host: str) -> frozenset[str]:
 
 
 def _library(frame: FrameType | None) -> str:
-    """Return the outermost package that makes calls of its own; '' when the connection is httpx's."""
+    """Return the outermost package that makes calls without httpx; '' if the connection is httpx's."""
     found = "another library"
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).split(".")[0]

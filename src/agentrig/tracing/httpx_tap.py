@@ -1,4 +1,4 @@
-"""The tap at httpx: sees every call to the model, asks for token ids, and keeps the exact ids that were sampled.
+"""The httpx tap: sees every call to the model, requests token ids, and keeps the exact ids that were sampled.
 
 The SDKs of OpenAI, Anthropic and others share httpx, so an agent needs no wrapper around its client.
 """
@@ -20,7 +20,7 @@ from agentrig.tracing.streams import Streamed, async_tee, joined, tee
 
 
 def install() -> None:
-    """Tap each of httpx's libraries that is installed."""
+    """Patch each installed library of the httpx family."""
     for library in ("httpx", "httpx2"):
         try:
             module = importlib.import_module(library)
@@ -96,15 +96,15 @@ def _tap(library: Any, *, is_async: bool) -> None:
 
 @attrs.frozen
 class _Call:
-    """A call to a model that is under way.
+    """A call to a model that has not ended.
 
     Attributes:
-        recorder: Of the rollout.
-        start: When it was made.
+        recorder: The rollout's recorder.
+        start: When the call began.
         request: Its body.
-        own: Whether the agent itself asked for ids or log-probabilities.
-        foreign: The server, when it is not the endpoint's.
-        parent: The span that it was made in; a stream may be read after that has ended.
+        own: Whether the agent itself requested ids or log-probabilities.
+        foreign: The server, if it is not the endpoint's.
+        parent: The span in which the call was made; a stream can be read after that span has ended.
     """
 
     recorder: Recorder
@@ -115,17 +115,17 @@ class _Call:
     parent: str | None
 
     def record(self, attributes: dict[str, Any], *, error: str | None = None) -> None:
-        """Record its end."""
+        """Record the span of the call."""
         server = {SERVER: self.foreign} if self.foreign else {}
         self.recorder.add(
             LLM_CALL, self.start, {"request": self.request, **server, **attributes}, error=error, parent=self.parent
         )
 
     def answer(self, answer: Any) -> None:
-        """Record it with its response.
+        """Record the call with its response.
 
-        When the agent did not ask for ids and log-probabilities, it does not get them either: the SDKs would make an
-        object of every token, which for a few hundred tokens costs more CPU time than the rest of the rollout.
+        If the agent did not request ids and log-probabilities, they are removed from its copy of the response. The
+        SDKs would create an object per token; for a few hundred tokens that takes more CPU time than all the rest.
         """
         if self.recorder.muted:
             return
@@ -139,7 +139,7 @@ class _Call:
             AttributeError,
             TypeError,
             RecursionError,
-        ):  # no JSON, or no completion: the agent's to judge
+        ):  # no JSON, or no completion: the agent handles it
             response, tokens = {"text": content[:2000].decode("utf-8", "replace")}, {}
         if self.recorder.token_ids and not self.own and tokens.get("response_token_ids"):
             answer._content = json.dumps(response).encode()
@@ -147,20 +147,20 @@ class _Call:
         self.record({"response": response, **self._trainable(tokens)}, error=error)
 
     def follow(self, answer: Any, copied: Any) -> Any:
-        """Return the response with a stream that is recorded once it is closed, or when the rollout ends."""
+        """Return the response with a stream that is recorded when it is closed, or when the rollout ends."""
         answer.stream = copied(answer.stream, partial(self.stream, answer))
         self.recorder.streams.append(answer.stream.kept)
         return answer
 
     def stream(self, answer: Any, passed: Streamed) -> None:
-        """Record it with what was streamed; whatever is wrong with that is the span's error, never the agent's."""
+        """Record the call with the streamed content; an error in it goes into the span, never to the agent."""
         if self.recorder.muted:
             return
         try:
             headers = {"content-encoding": answer.headers.get("content-encoding", "identity")}
             content = type(answer)(200, headers=headers, content=passed.raw).content
             error = passed.error
-        except Exception as broken:  # the library's own, for bytes that are not of that encoding
+        except Exception as broken:  # the library's own error, for bytes that are not valid in that encoding
             content, error = b"", passed.error or f"the stream cannot be decoded: {type(broken).__name__}: {broken}"
         text = content.decode("utf-8", "replace")
         if answer.status_code >= 400:
@@ -175,12 +175,12 @@ class _Call:
         self.record({"response": response, **self._trainable(tokens)}, error=error or wrong)
 
     def _trainable(self, tokens: dict[str, Any]) -> dict[str, Any]:
-        """Leave out the tokens of another model."""
+        """Remove the tokens if they are another model's."""
         return {} if self.foreign else tokens
 
 
 def _tokens(response: dict[str, Any]) -> dict[str, Any]:
-    """Move what training needs out of a chat completion, as vLLM forms it, into span attributes."""
+    """Move token ids and log-probabilities from a chat completion in vLLM's format to span attributes."""
     found: dict[str, Any] = {"gen_ai.response.id": response.get("id")}
     choices = response.get("choices") or [{}]
     choice = choices[0]

@@ -1,4 +1,4 @@
-"""The tap at LangChain: turns the runs of graphs, chains and tools into spans, by a handler in a context variable."""
+"""The LangChain tap: a callback handler in a context variable turns runs of graphs, chains and tools into spans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _make: Callable[[Recorder], Any]
 
 @contextmanager
 def attached(recorder: Recorder) -> Iterator[None]:
-    """Let LangChain report to a recorder in this context; without LangChain it does nothing."""
+    """Make LangChain report to a recorder in this context; without LangChain it does nothing."""
     if _variable is None:
         yield
         return

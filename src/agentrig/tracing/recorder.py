@@ -1,4 +1,4 @@
-"""The recorder: collects the spans of the rollout under way, which a context variable names."""
+"""The recorder: collects the spans of the current rollout, found through a context variable."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Recorder:
     """Collects the spans of one rollout.
 
     Args:
-        rollout_id: Whose spans these are.
-        token_ids: Ask the endpoint for token ids and log-probabilities with every call.
-        muted: Ask for token ids, but record nothing: another tracer does.
-        base_url: The endpoint's. A call to another server is another model's: it is recorded, but asked for nothing
-            and never trained. Empty: every server is the endpoint.
+        rollout_id: The rollout's id.
+        token_ids: Request token ids and log-probabilities from the endpoint with every call.
+        muted: Request token ids, but record nothing, because another tracer does.
+        base_url: The endpoint's URL. Calls to other servers are recorded, but not changed and never trained on.
+            Empty: every server counts as the endpoint.
     """
 
     def __init__(self, rollout_id: str, *, token_ids: bool, muted: bool = False, base_url: str = "") -> None:
@@ -50,14 +50,14 @@ class Recorder:
         self._missed: Counter[str] = Counter()
 
     def open(self, span_id: str, parent: str | None, name: str, attributes: dict[str, Any]) -> None:
-        """Begin a span and make it the parent of what follows in this context."""
+        """Start a span and make it the parent of the following spans in this context."""
         while parent in self._hidden:
             parent = self._hidden[parent]
         self._open[span_id] = (parent or self.root, name, time.time(), attributes)
         parent_span.set(span_id)
 
     def hide(self, span_id: str, parent: str | None) -> None:
-        """Note an operation that gets no span; what happens in it belongs to its parent."""
+        """Start an operation without a span of its own; spans inside it get its parent as their parent."""
         self._hidden[span_id] = parent
 
     def close(self, span_id: str, *, error: str | None = None, **attributes: Any) -> None:
@@ -95,22 +95,22 @@ class Recorder:
         )
 
     def adopt(self, spans: Iterable[Span]) -> None:
-        """Take over spans that another tracer recorded; those without a parent go under the root."""
+        """Add spans that another tracer recorded; those without a parent go under the root."""
         self._spans += [s if s.parent else attrs.evolve(s, parent=self.root) for s in spans]
 
     def miss(self, library: str) -> None:
-        """Note a connection to the endpoint that another library than httpx made: its calls are not recorded."""
+        """Count a connection to the endpoint by another library than httpx: its calls are not recorded."""
         if not self.muted:
             self._missed[library] += 1
 
     def fail(self, error: str) -> None:
-        """Note the error that ended the rollout."""
+        """Store the error that ended the rollout."""
         self._error = error
 
     def trace(self) -> Trace:
-        """Return what was recorded, in order of start; spans still open are closed with an error.
+        """Return the recorded spans, in order of start; spans that are still open are closed with an error.
 
-        Of a stream that the agent never closed, as one that raised over an event, what passed is recorded.
+        If the agent never closed a stream, for example because it raised, the part that was read is recorded.
         """
         for stream in self.streams:
             stream.close()
@@ -129,15 +129,15 @@ class Recorder:
 
 
 def current() -> Recorder | None:
-    """Return the recorder of the rollout under way in this context."""
+    """Return the recorder of the current rollout in this context, or None."""
     return active.get()
 
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """Name a part of a plain-Python agent, as a graph node names a part of a graph.
+    """Name a part of a plain-Python agent, like a node of a graph.
 
-    An adapter can then match the calls made inside. Outside a rollout it does nothing.
+    An adapter can then match the calls made inside it. Outside a rollout it does nothing.
 
     Example:
         ```python
@@ -160,13 +160,13 @@ def span(name: str) -> Iterator[None]:
 
 
 def server_of(url: Any) -> tuple[str, int]:
-    """Return a URL's host and port; this machine has several names."""
+    """Return a URL's host and port; all names of this machine give the same host."""
     host = str(getattr(url, "hostname", None) or getattr(url, "host", "")).lower()
     port = url.port or (443 if url.scheme == "https" else 80)
     return ("localhost" if host in ("127.0.0.1", "::1", "0.0.0.0") else host), port
 
 
 def plain(value: Any) -> Any:
-    """Return JSON values for anything a node may pass on; what is too long is cut, and says so."""
+    """Return any node output as JSON values; a long one is cut, with a note."""
     text = json_text(value)
     return cut(text, OUTPUT_LIMIT) if len(text) > OUTPUT_LIMIT else json.loads(text)

@@ -1,7 +1,7 @@
-"""Recording: puts the taps in place, and records what happens in a context.
+"""Recording: installs the taps, and records what happens in a context.
 
-Two taps feed a recorder: LangChain and LangGraph report their runs to a callback handler, and calls to the model are
-seen at httpx.
+A recorder gets spans from two taps: LangChain and LangGraph report their runs to a callback handler, and the httpx tap
+sees calls to the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _installed = False
 
 
 def install() -> None:
-    """Put the taps in place; once a process, and idle outside `recording`."""
+    """Install the taps, once per process; outside `recording` they do nothing."""
     global _installed
     if _installed:
         return

@@ -1,6 +1,6 @@
 """Streamed replies: server-sent events, joined into the completion that an unstreamed call would have returned.
 
-Nothing here raises for what a server sends: what is wrong with a stream is an error in words, for the call's span.
+Nothing here raises because of a server's data: a broken stream gives an error message for the call's span.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 import attrs
 
 LINE_END = re.compile(r"\r\n|\n|\r")
-"""Where a line of an event stream ends; nowhere else, so U+2028 and U+0085 are part of a line."""
+"""Line ends of an event stream; others, such as U+2028 and U+0085, are part of a line."""
 
 
 @attrs.frozen(kw_only=True)
 class Streamed:
-    """What passed of a stream.
+    """The part of a stream that was read.
 
     Attributes:
         raw: The bytes, as the server sent them.
-        whole: Whether the stream was read to its end; False when the agent left it early.
-        error: What ended it, when reading it raised.
+        whole: Whether the stream was read to its end; False if the agent stopped early.
+        error: The error, if reading the stream raised.
     """
 
     raw: bytes
@@ -32,10 +32,10 @@ class Streamed:
 
 
 def events(text: str) -> tuple[list[str], str]:
-    """Split an event stream into the data of its events, as the rules of server-sent events say.
+    """Split an event stream into the data of its events, by the rules of server-sent events.
 
     Returns:
-        The data of each event, and what is left of one that was cut off before its blank line.
+        The data of each event, and the rest after the last complete event.
     """
     found: list[str] = []
     data: list[str] = []
@@ -55,10 +55,10 @@ def joined(text: str, *, whole: bool = True) -> tuple[dict[str, Any], str | None
 
     Args:
         text: The stream, decoded.
-        whole: Whether it was read to its end; an event that is cut off is an error only then.
+        whole: Whether it was read to its end; only then is an incomplete last event an error.
 
     Returns:
-        The body, from all events that could be read, and the first error, or None.
+        The body, from all valid events, and the first error, or None.
     """
     completion = _Completion()
     errors: list[str] = []
@@ -78,11 +78,11 @@ def joined(text: str, *, whole: bool = True) -> tuple[dict[str, Any], str | None
                 completion.add(event)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             errors.append(
-                f"event {number} of the stream is no part of a completion: {type(error).__name__}: {error}: "
+                f"event {number} of the stream is not part of a completion: {type(error).__name__}: {error}: "
                 f"{data[:200]!r}"
             )
     if done or not whole:
-        pass  # what follows the end does not matter; nor does what an agent that left early did not wait for
+        pass  # data after the end does not matter, and neither does data that the agent did not wait for
     elif rest:
         errors.append(f"the stream ended inside an event: {rest[:200]!r}")
     elif not completion.finished:
@@ -91,7 +91,7 @@ def joined(text: str, *, whole: bool = True) -> tuple[dict[str, Any], str | None
 
 
 class _Completion:
-    """Adds events up, each choice for itself."""
+    """Joins events, separately for each choice."""
 
     def __init__(self) -> None:
         self._top: dict[str, Any] = {}
@@ -100,7 +100,7 @@ class _Completion:
 
     @property
     def finished(self) -> bool:
-        """Whether a choice has said why it ended."""
+        """Whether a choice has a finish reason."""
         return any(choice["finish_reason"] for choice in self._choices.values())
 
     def add(self, event: dict[str, Any]) -> None:
@@ -146,7 +146,7 @@ class _Completion:
 
 
 def _add(into: dict[str, Any], key: str, value: Any) -> None:
-    """Add a field of a delta: text grows, tables too, anything else and the role are set."""
+    """Add a field of a delta: text is appended, dicts are merged; other values and the role are replaced."""
     old = into.get(key)
     if isinstance(value, dict):
         table = into.setdefault(key, {}) if old is None else old
@@ -159,7 +159,7 @@ def _add(into: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _add_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
-    """Add a part of a tool call to the call of its index; without one, an id begins a call, and else it is the last."""
+    """Add a part of a tool call to the call with its index; without an index, to the last call unless its id is new."""
     index = part.get("index")
     same = [c for c in calls if c.get("index") == index] if index is not None else calls[-1:]
     if not same or (index is None and part.get("id") not in (None, same[-1].get("id"))):
@@ -173,8 +173,8 @@ Done = Callable[[Streamed], None]
 """Called once, when a stream is closed."""
 
 
-class _Kept:
-    """Keeps what passes through a stream, and hands it over once."""
+class _Copy:
+    """Keeps a copy of the data of a stream, and passes it on once."""
 
     def __init__(self, done: Done) -> None:
         self.chunks: list[bytes] = []
@@ -183,12 +183,12 @@ class _Kept:
         self._done: Done | None = done
 
     def failed(self, error: BaseException) -> None:
-        """Note what reading raised; that the reader left is no error."""
+        """Store an error of reading; it is no error if the reader stops early."""
         if not isinstance(error, GeneratorExit):
             self.error = f"the stream broke: {type(error).__name__}: {error}"
 
     def close(self) -> None:
-        """Hand over what passed."""
+        """Pass on the data that was read."""
         done, self._done = self._done, None
         if done is not None:
             done(Streamed(raw=b"".join(self.chunks), whole=self.whole, error=self.error))
@@ -196,14 +196,14 @@ class _Kept:
 
 
 def tee(base: Any) -> Any:
-    """Return a subclass of a client library's stream class that keeps a copy of what passes.
+    """Return a subclass of a client library's stream class that keeps a copy of the data.
 
-    It hands the copy over when it is closed, or by `kept.close()` where the agent never closes it.
+    It passes the copy on when it is closed, or by `kept.close()` if the agent never closes it.
     """
 
     class Tee(base):  # type: ignore[misc]
         def __init__(self, stream: Any, done: Done) -> None:
-            self._stream, self.kept = stream, _Kept(done)
+            self._stream, self.kept = stream, _Copy(done)
 
         def __iter__(self) -> Iterator[bytes]:
             try:
@@ -229,7 +229,7 @@ def async_tee(base: Any) -> Any:
 
     class AsyncTee(base):  # type: ignore[misc]
         def __init__(self, stream: Any, done: Done) -> None:
-            self._stream, self.kept = stream, _Kept(done)
+            self._stream, self.kept = stream, _Copy(done)
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             try:

@@ -1,4 +1,4 @@
-"""Threads that a rollout starts record into it: Python gives a new thread a fresh context, so theirs is copied."""
+"""Makes threads record into the rollout that starts them: their context is a copy, where Python gives an empty one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrig.tracing.recorder import active
 
 
 def install() -> None:
-    """Let threads that a rollout starts, itself or in a pool, record into it; Python gives them a fresh context."""
+    """Make threads, also those of a pool, record into the rollout that starts them."""
     submit, start = ThreadPoolExecutor.submit, threading.Thread.start
 
     def submitted(pool: Any, work: Callable[..., Any], /, *args: Any, **more: Any) -> Any:
@@ -23,7 +23,7 @@ def install() -> None:
         return submit(pool, copy_context().run, work, *args, **more)
 
     def started(thread: Any) -> None:
-        # A pool's threads outlive the rollout that happened to start them; what they do comes with its own context.
+        # A pool's threads live longer than the rollout that started them; each submitted call has its own context.
         if active.get() is not None and getattr(thread, "_target", None) is not pool_worker:
             thread.run = partial(copy_context().run, thread.run)
         start(thread)

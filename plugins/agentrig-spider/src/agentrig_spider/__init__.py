@@ -12,7 +12,7 @@ __all__ = ["ExecMatch"]
 
 @hookimpl
 def register_tasks() -> Iterable[TasksSpec]:
-    """Bring `spider` and `mini-sql`."""
+    """Register `spider` and `mini-sql`."""
     from agentrig_spider.tasks import specs
 
     return specs()
@@ -20,7 +20,7 @@ def register_tasks() -> Iterable[TasksSpec]:
 
 @hookimpl
 def register_rewards() -> Iterable[RewardSpec]:
-    """Bring `spider-exec` and `spider-exec-strict`."""
+    """Register `spider-exec` and `spider-exec-strict`."""
     from agentrig_spider.rewards import specs
 
     return specs()

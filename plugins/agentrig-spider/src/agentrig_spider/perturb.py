@@ -1,8 +1,8 @@
 """Perturbed copies of databases: other rows under the same schema, so queries that match by chance fail.
 
-A query that is right is right on every database of its schema; one that returns the right rows by
-chance (another table with as many rows, a filter that happens to keep the same rows) rarely stays
-right when rows and values change. Keys and constraints hold in the copies.
+A correct query is correct on every database of its schema. A query that returns the right rows by
+chance (another table with as many rows, a filter that happens to keep the same rows) is rarely
+correct when rows and values change. Keys and constraints hold in the copies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REMOVED, ADDED = 0.25, 0.25
 """Largest shares of a table's rows that are removed and added; the actual shares are sampled for each table."""
 
 MAX_CHANGED_ROWS = 5_000
-"""Most rows of a table that are touched, and fifty times the number of rows removed."""
+"""Most rows of a table that are changed, and fifty times the number of rows removed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -40,9 +40,9 @@ class Table:
         name: Its name.
         columns: All columns that can be written.
         free: Columns that belong to no key; any row may have any value of the column.
-        references: Single columns that point to another table: their own values may trade places.
+        references: Single columns that point to another table: their values may be exchanged between rows.
         serial: The column of an INTEGER PRIMARY KEY, or None.
-        growing: Whether rows can be added: every unique key is the serial one, and that points nowhere.
+        growing: Whether rows can be added: every unique key is the serial one, which points to no other table.
         parents: (child table, child columns, own columns) of the foreign keys that point here.
     """
 
@@ -60,14 +60,14 @@ def perturb(source: str | os.PathLike[str], target: str | os.PathLike[str], *, s
 
     Args:
         source: The SQLite file; it is only read.
-        target: Where the copy goes; its folder is made, an older file is replaced.
+        target: The copy; its folder is created if needed, and an older file is replaced.
         seed: The same source and seed give the same copy.
 
     Returns:
         How many rows were `removed` and `added` and how many cells `replaced`.
 
     Raises:
-        AgentrigError: The source is no sound SQLite database.
+        AgentrigError: The source is not an intact SQLite database.
     """
     source, target = Path(source).resolve(), Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def perturb(source: str | os.PathLike[str], target: str | os.PathLike[str], *, s
             copy.execute("VACUUM")
         part.replace(target)
     except sqlite3.Error as error:
-        raise AgentrigError(f"{source} can't be perturbed: {error}. Is it a sound SQLite database?") from None
+        raise AgentrigError(f"{source} can't be perturbed: {error}. Is it an intact SQLite database?") from None
     finally:
         part.unlink(missing_ok=True)
     return done
@@ -210,7 +210,7 @@ def _rowids(connection: sqlite3.Connection, table: Table) -> list[int]:
 
 
 def _remove(connection: sqlite3.Connection, table: Table, dice: random.Random) -> int:
-    """Remove some rows that no other row points to; at least two stay."""
+    """Remove some rows that no other row points to, but keep at least two."""
     rowids = _rowids(connection, table)
     most = min(len(rowids) - 2, round(len(rowids) * REMOVED), MAX_CHANGED_ROWS // 50)
     if most < 1:
@@ -233,7 +233,7 @@ def _remove(connection: sqlite3.Connection, table: Table, dice: random.Random) -
 
 
 def _add(connection: sqlite3.Connection, table: Table, dice: random.Random) -> int:
-    """Add rows made of other rows' values, with a new serial key if there is one."""
+    """Add rows with values of other rows, and with a new serial key if there is one."""
     rowids = _rowids(connection, table)
     most = min(round(len(rowids) * ADDED), MAX_CHANGED_ROWS // 50)
     if not table.growing or most < 1:
@@ -253,7 +253,7 @@ def _add(connection: sqlite3.Connection, table: Table, dice: random.Random) -> i
 
 
 def _replace(connection: sqlite3.Connection, table: Table, dice: random.Random) -> int:
-    """Give cells outside of keys another value of their column; numbers also one within its range."""
+    """Give cells outside keys another value of their column; numbers also other values in its range."""
     rowids = _rowids(connection, table)
     if len(rowids) < 2:
         return 0
@@ -306,11 +306,11 @@ def find_databases(places: Sequence[Path]) -> list[Path]:
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the copies; default: beside each database.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def perturb_command(places: Sequence[Path], copies: int, seed: int, out: Path | None, as_json: bool) -> None:
-    """Make perturbed copies of databases, which the reward spider-exec-strict also tests answers on.
+    """Make perturbed copies of databases, on which the reward spider-exec-strict also tests answers.
 
-    PLACES are SQLite files or folders that hold some. Without --out the copies of DIR/NAME.sqlite go to
-    DIR/perturbed/, where the reward finds them by itself; with --out they go to OUT/NAME/, and the
-    reward's key `copies` names OUT.
+    PLACES are SQLite files, or folders with SQLite files. Without --out the copies of DIR/NAME.sqlite go to
+    DIR/perturbed/, where the reward finds them; with --out they go to OUT/NAME/, and you set the
+    reward's key `copies` to OUT.
 
     Example: agentrig data perturb spider/database --copies 3 --out copies
     """

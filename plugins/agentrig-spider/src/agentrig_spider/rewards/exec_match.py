@@ -45,18 +45,18 @@ THREADS = 4
 class ExecMatch:
     """Scores a predicted SQL query by what it returns; see `docs/exec-match.md`.
 
-    Safe to call from many threads at once, and after a fork. Nothing that a query says changes a file,
-    takes more than a set amount of memory, outlives its budget or makes `score` raise.
+    Safe to call from many threads at once, and after a fork. No query can change a file, use more than the set
+    amount of memory, exceed its time limit or make `score` raise.
 
     Args:
         mode: `official` gives the verdicts of Spider's official evaluator in its default settings;
-            `strict` closes its holes.
+            `strict` corrects its weaknesses.
         timeout_s: Wall seconds that one call of `score` may take.
-        memory_mb: MiB that SQLite may take for one query; a prediction that needs more is wrong, a gold invalid.
+        memory_mb: Memory limit of SQLite for one query in MiB; a prediction that needs more is wrong, a gold invalid.
         keep_distinct: Keep the word DISTINCT in mode `official`, as the official evaluator's option of
             that name does; then all statements count, not only the first. Mode `strict` always keeps it.
-        copies: Mode `strict` only: the folder that `agentrig data perturb` wrote perturbed copies into; None
-            looks into the folder `perturbed` beside each database.
+        copies: Mode `strict` only: the folder in which `agentrig data perturb` wrote perturbed copies; None
+            for the folder `perturbed` beside each database.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ExecMatch:
         self._terms = Terms(heap_bytes=int(memory_mb * 2**20))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the golds; another process runs its own."""
+        """Pickle without the cached golds; another process runs them itself."""
         return _make, (self.mode, self.timeout_s, self.memory_mb, self._keep_distinct, self._copies)
 
     def score(
@@ -100,8 +100,8 @@ class ExecMatch:
             budget_s: A smaller time limit than `timeout_s`, for this call.
 
         Returns:
-            `ok` with 1.0 or 0.0; `timeout` with 0.0 where the prediction ran past its budget; `invalid`
-            where the database is missing or damaged or the gold query fails. `details["reason"]` says why.
+            `ok` with 1.0 or 0.0; `timeout` with 0.0 if the prediction exceeded its time limit; `invalid`
+            if the database is missing or damaged or the gold query fails. `details["reason"]` says why.
         """
         budget = self.timeout_s if budget_s is None else min(self.timeout_s, budget_s)
         return self._guarded(predicted, gold, database, budget=budget, workers=True)
@@ -109,10 +109,10 @@ class ExecMatch:
     def score_many(
         self, items: Sequence[tuple[str, str, str | os.PathLike[str]]], *, budget_s: float | None = None
     ) -> list[Score]:
-        """Score a batch of (predicted, gold, database); equal ones once, slow queries side by side.
+        """Score a batch of (predicted, gold, database); equal items once, slow queries in parallel.
 
         Args:
-            items: What `score` takes, each.
+            items: For each, the arguments of `score`.
             budget_s: A smaller time limit than `timeout_s`, for each item.
         """
         budget = self.timeout_s if budget_s is None else min(self.timeout_s, budget_s)
@@ -234,5 +234,5 @@ def _verdict(value: float, reason: str, *, executes: bool = True) -> Score:
 
 
 def _plain(reason: str) -> str:
-    """Return a reason that every file format can hold: SQLite's messages quote the query."""
+    """Return a reason that every file format can hold; SQLite's messages quote the query, which may be any text."""
     return reason[:MAX_REASON].encode(errors="backslashreplace").decode()

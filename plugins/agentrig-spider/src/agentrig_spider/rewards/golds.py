@@ -1,4 +1,4 @@
-"""What gold queries return, kept by database fingerprint and query."""
+"""A cache of the results of gold queries, by database fingerprint and query."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHANGING = ("random", "current_date", "current_time", "changes(", "last_insert_
 
 
 def is_volatile(sql: str) -> bool:
-    """Return whether a query may return something else the next time, on the same data."""
+    """Return whether a query may return another result the next time, on the same data."""
     lowered = sql.lower()
     if any(word in lowered for word in _CHANGING):
         return True
@@ -33,8 +33,8 @@ class Ties:
     """The rows that a sorted gold could have returned.
 
     Attributes:
-        rows: All rows that it sorts, LIMIT left out.
-        groups: For each row a number; rows that the sort keys do not tell apart have the same.
+        rows: All sorted rows, without LIMIT.
+        groups: For each row a number; rows with equal sort keys have the same number.
         offset: How many of them it skips.
     """
 
@@ -50,9 +50,9 @@ class Gold:
     Attributes:
         fetched: Its rows; None when it failed.
         failure: Why it failed; empty when it ran.
-        ties: Mode `strict` only: which rows may trade places; None where order does not count.
-        passing: Whether another try may end otherwise (the file or the machine failed, not the query).
-        timed_out_after_s: The budget that it ran past, or None.
+        ties: Mode `strict` only: which rows may come in any order; None if the order does not matter.
+        passing: Whether a new attempt may succeed (the file or the machine failed, not the query).
+        timed_out_after_s: The time limit that it exceeded, or None.
     """
 
     fetched: Fetched | None = None
@@ -66,11 +66,11 @@ _ALL: weakref.WeakSet[Golds] = weakref.WeakSet()
 
 
 class Golds:
-    """A thread-safe cache of golds, the least recently used out first.
+    """A thread-safe cache of golds; the least recently used are removed first.
 
     Args:
-        max_entries: Most results kept.
-        max_cells: Most cells kept, over all results.
+        max_entries: Maximum number of results.
+        max_cells: Maximum number of cells, over all results.
     """
 
     def __init__(self, max_entries: int = 20_000, max_cells: int = 1_000_000) -> None:
@@ -87,7 +87,7 @@ class Golds:
         self._running: dict[Hashable, threading.Lock] = {}
 
     def get(self, key: Hashable, make: Callable[[], Gold], *, deadline: float) -> Gold:
-        """Return the gold under `key`; make it once, however many threads ask at once."""
+        """Return the gold under `key`; it is computed once, even if several threads request it at once."""
         while True:
             with self._lock:
                 kept = self._kept.get(key)

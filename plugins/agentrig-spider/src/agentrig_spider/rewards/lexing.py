@@ -1,10 +1,10 @@
-"""What the official evaluator does to the text of a query before it runs it, by a lexer alone.
+"""Changes the text of a query as the official evaluator does before it runs the query, with only a lexer.
 
-The official evaluator hands every query to the `sqlparse` package, keeps the first statement, and
-joins its tokens again without those that read `distinct`. Only two things of that parser ever
+The official evaluator passes every query to the `sqlparse` package, keeps the first statement, and
+joins its tokens again without the tokens `distinct`. Only two results of that parser
 matter: where tokens start and end, and where the first statement ends. Both come from its lexical
-rules, which are restated here as one regular expression (`tests/test_spider_exec_lexing.py`
-compares the two on generated text). Most queries hold neither `distinct` nor an inner `;` and need
+rules, which this module has as one regular expression (`tests/test_spider_exec_lexing.py`
+compares the two on generated text). Most queries contain neither `distinct` nor an inner `;` and need
 no lexing at all.
 """
 
@@ -14,7 +14,7 @@ import re
 
 _WORD_START = "[A-ZÀ-Ü]"
 
-# The order decides: the first alternative that matches at a position wins, as in sqlparse.
+# The order matters: the first alternative that matches at a position is used, as in sqlparse.
 _TOKEN = re.compile(
     rf"""
       (?P<dollar>(?<![\w"$])(?P<tag>\$(?:[_A-ZÀ-Ü]\w*)?\$)(?s:.*?)(?P=tag))
@@ -60,7 +60,7 @@ _TOKEN = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 
-# Text made of these alone needs no tokens: strings are closed, nothing is a comment or a placeholder.
+# Text that consists only of these needs no tokens: strings are closed, and there are no comments or placeholders.
 _TAME = re.compile(r"""(?>[\w\s,.()=<>!*+;|]+|'[^'\\]*'|"[^"\\]*"|-(?!-)|/(?!\*))*+""")
 _TAME_DISTINCT = re.compile(r"""'[^']*'|"[^"]*"|\bdistinct\b""", re.IGNORECASE)
 _GLUED_DISTINCT = re.compile(r"\wdistinct|distinct\w", re.IGNORECASE)
@@ -73,25 +73,25 @@ MAX_CHARACTERS = 1_000_000
 """Longest query."""
 
 MAX_LEXED = 10_000
-"""Longest query that is lexed token by token: unclosed comments make that quadratic."""
+"""Longest query that is lexed token by token; unclosed comments make lexing quadratic."""
 
 
 class TooLong(Exception):
-    """The query is too long to be worth its time."""
+    """The query is too long."""
 
 
 def official_text(sql: str, *, keep_distinct: bool = False) -> str | None:
-    """Return the text that the official evaluator runs in place of `sql`; None where it has no statement.
+    """Return the text that the official evaluator runs instead of `sql`; None if there is no statement.
 
-    Spaces inside `> =`, `< =` and `! =` go (inside strings too), so do all statements but the first
-    and every bare token `distinct`, and `YEAR(CURDATE())` becomes `2020`. With `keep_distinct` (an option
+    Spaces inside `> =`, `< =` and `! =` are removed (inside strings too), as are all statements but the first
+    and every unquoted token `distinct`; `YEAR(CURDATE())` becomes `2020`. With `keep_distinct` (an option
     of the official evaluator too) nothing is lexed: all statements and all tokens stay.
 
     Raises:
         TooLong: It has more than `MAX_CHARACTERS` characters, or more than `MAX_LEXED` and needs the lexer.
     """
     if len(sql) > MAX_CHARACTERS:
-        raise TooLong(f"the query has {len(sql)} characters; at most {MAX_CHARACTERS} are judged")
+        raise TooLong(f"the query has {len(sql)} characters; at most {MAX_CHARACTERS} are allowed")
     sql = sql.replace("> =", ">=").replace("< =", "<=").replace("! =", "!=")
     lowered = sql.lower()
     inner = sql.rstrip()
@@ -124,7 +124,7 @@ def order_matters(gold: str) -> bool:
 def _first_statement(sql: str) -> str:
     """Return the first statement without its `distinct` tokens."""
     if len(sql) > MAX_LEXED:
-        raise TooLong(f"the query has {len(sql)} characters; with inner `;` or comments at most {MAX_LEXED} are judged")
+        raise TooLong(f"the query has {len(sql)} characters; the limit with inner `;` or comments is {MAX_LEXED}")
     kept: list[str] = []
     blocks: list[str] = []
     level = 0
@@ -153,7 +153,7 @@ def _first_statement(sql: str) -> str:
                 at_begin = False
                 ended = level <= 0 and "BEGIN" not in blocks
         elif kind == "end":
-            # `END` closes any block; `END IF` and its like close their own kind only.
+            # `END` closes any block; `END IF` and similar close only their own kind.
             opener = word.split()[-1]
             if opener == "END":
                 level -= 1

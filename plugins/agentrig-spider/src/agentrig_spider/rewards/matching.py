@@ -15,21 +15,21 @@ Row = tuple[Any, ...]
 
 
 class OutOfTime(Exception):
-    """The search for a column permutation ran past its deadline."""
+    """The search for a column permutation exceeded its time limit."""
 
 
 def same_result(gold: Sequence[Row], predicted: Sequence[Row], *, ordered: bool, deadline: float) -> bool:
-    """Return whether the official evaluator calls two results the same.
+    """Return whether two results are the same for the official evaluator.
 
-    Two empty results are the same whatever their columns. Otherwise some permutation of the columns
-    must make the bags of rows (the lists, when `ordered`) equal, and the official quick-reject step
-    must let them pass.
+    Two empty results are the same, whatever their columns. Otherwise some permutation of the columns
+    must make the multisets of rows (the lists, if `ordered`) equal, and they must pass the official
+    quick-reject step.
 
     Args:
         gold: Rows of the gold query.
         predicted: Rows of the predicted query.
-        ordered: Whether the order of rows counts.
-        deadline: `time.monotonic()` at which to give up.
+        ordered: Whether the order of rows matters.
+        deadline: `time.monotonic()` at which to stop.
 
     Raises:
         OutOfTime: The deadline passed first.
@@ -56,8 +56,8 @@ def same_result(gold: Sequence[Row], predicted: Sequence[Row], *, ordered: bool,
 def quick_reject_passes(gold: Sequence[Row], predicted: Sequence[Row], *, ordered: bool) -> bool:
     """Apply the official quick-reject step: rows sorted by the cells' string forms must agree.
 
-    It is meant as a shortcut that never changes a verdict, yet it does: 1 and 1.0 are equal cells
-    that sort apart, so results that differ in nothing else may fail here.
+    It is meant as a shortcut that never changes the result, but it does: 1 and 1.0 are equal cells
+    with different string forms, so results that differ only in this can fail here.
     """
 
     def sort_key(cell: Any) -> str:
@@ -76,7 +76,7 @@ def permutable(
     Args:
         gold: Rows, at least one; all of one width.
         predicted: As many rows of the same width.
-        ordered: Compare lists of rows; otherwise bags.
+        ordered: Compare lists of rows; otherwise multisets.
         deadline: `time.monotonic()` at which to give up.
 
     Raises:
@@ -95,7 +95,7 @@ def permutable(
         return False
     if Counter(map(tuple, gold)) == Counter(map(tuple, predicted)):
         return True
-    # Columns with unique values come first: they have one candidate and separate the rows.
+    # Columns with unique values come first: they have one candidate, and tell all rows apart.
     order = sorted(range(len(gold_columns)), key=lambda index: classes[gold_signatures[index]])
     candidates = [
         [other for other, signature in enumerate(predicted_signatures) if signature == gold_signatures[index]]
@@ -152,7 +152,7 @@ def arrangeable(
 
 
 def _signature(column: Sequence[Hashable]) -> Hashable:
-    """Return what no permutation of rows changes: the multiset of a column's values."""
+    """Return the multiset of a column's values, which no permutation of rows changes."""
     return frozenset(Counter(column).items())
 
 
@@ -166,9 +166,9 @@ def _assign(
 ) -> bool:
     """Give each gold column one of its candidates, depth first, as long as the partial rows agree.
 
-    A row's class stands for its cells in the columns assigned so far; a candidate fits when the bag
+    A row's class represents its cells in the columns assigned so far; a candidate fits if the multiset
     of the prediction's (class, cell) pairs is within the gold's. Of candidates that are equal cell by
-    cell only one is tried, which is what keeps dozens of identical columns from being permuted.
+    cell only one is tried, so that dozens of identical columns are not permuted.
     """
     # A stack of generators instead of recursion: results may have 2000 columns.
     depth, used = 0, set[int]()

@@ -20,7 +20,7 @@ class Official:
         self._keep_distinct = keep_distinct
 
     def read_gold(self, sql: str) -> Query:
-        """Take the first statement without DISTINCT; `order by` anywhere in it makes order count."""
+        """Keep the first statement without DISTINCT; the order matters if `order by` is anywhere in it."""
         try:
             text = official_text(sql, keep_distinct=self._keep_distinct)
         except TooLong as error:
@@ -30,7 +30,7 @@ class Official:
         return Query(text, order_matters(text))
 
     def read_prediction(self, sql: str) -> str:
-        """Take the first statement without DISTINCT."""
+        """Keep the first statement without DISTINCT."""
         try:
             text = official_text(sql, keep_distinct=self._keep_distinct)
         except TooLong as error:
@@ -40,11 +40,11 @@ class Official:
         return text
 
     def run_gold(self, query: Query, run: Run, max_rows: int) -> Gold:
-        """Run it as it is."""
+        """Run it unchanged."""
         return Gold(fetched=run(query.text, max_rows))
 
     def difference(self, query: Query, gold: Gold, predicted: Fetched, deadline: float) -> str:
-        """Compare bags, or lists where order counts, under any order of columns."""
+        """Compare multisets, or lists if the order matters, for any order of columns."""
         assert gold.fetched is not None
         same = same_result(gold.fetched.rows, predicted.rows, ordered=query.ordered, deadline=deadline)
         return "" if same else "the results differ"

@@ -27,8 +27,8 @@ class Query:
     """A query as parsed by a mode.
 
     Attributes:
-        text: What is run.
-        ordered: Whether the order of its rows counts.
+        text: The SQL to run.
+        ordered: Whether the order of its rows matters.
     """
 
     text: str
@@ -42,15 +42,15 @@ class Rules(Protocol):
         """Read a gold query.
 
         Raises:
-            Unsound: It is none.
+            Unsound: It is not a valid gold query.
         """
         ...
 
     def read_prediction(self, sql: str) -> str:
-        """Return what to run for a prediction.
+        """Return the query to run for a prediction.
 
         Raises:
-            Refused: It is no answer.
+            Refused: It is not a valid answer.
         """
         ...
 
@@ -59,7 +59,7 @@ class Rules(Protocol):
         ...
 
     def difference(self, query: Query, gold: Gold, predicted: Fetched, deadline: float) -> str:
-        """Return how the results differ; empty where they match.
+        """Return how the results differ; empty if they match.
 
         Raises:
             matching.OutOfTime: The deadline passed first.

@@ -15,22 +15,22 @@ from agentrig_spider.sandbox import fingerprint
 class ExecMatchConfig:
     """Keys of `spider-exec`."""
 
-    timeout_s: float = setting(10.0, gt=0, help="Wall seconds that judging one answer may take.")
-    memory_mb: float = setting(64.0, ge=8, help="MiB that SQLite may take for one query.")
+    timeout_s: float = setting(10.0, gt=0, help="Time limit for scoring one answer, in wall seconds.")
+    memory_mb: float = setting(64.0, ge=8, help="Memory limit of SQLite for one query, in MiB.")
 
 
 @attrs.frozen(kw_only=True)
 class StrictConfig(ExecMatchConfig):
     """Keys of `spider-exec-strict`."""
 
-    copies: str = setting("", help="Folder that `agentrig data perturb` wrote into; empty looks beside each database.")
+    copies: str = setting("", help="Folder from `agentrig data perturb --out`; empty: the one beside each database.")
 
 
 class ExecMatchReward:
     """Scores outcomes whose answer is SQL; the database is in the task's input, the gold in its private part.
 
-    A database that is not what it was when the run first judged by it scores `invalid`: gold and prediction would be
-    run on what somebody, perhaps the agent, made of it.
+    If a database has changed since the run first used it, the score is `invalid`: gold and prediction would run on
+    data that the agent, for example, has changed.
     """
 
     def __init__(self, match: ExecMatch) -> None:
@@ -45,7 +45,7 @@ class ExecMatchReward:
         return self._match.score(outcome.answer, task.private["gold"], task.input["database"], budget_s=budget_s)
 
     def score_many(self, items: Sequence[tuple[Task, Outcome]], budget_s: float) -> Sequence[Score]:
-        """Score a batch; equal answers to one task are scored once, slow queries run side by side."""
+        """Score a batch; equal answers to one task are scored once, slow queries run in parallel."""
         scores: list[Score | None] = [self._unfit(task, outcome) for task, outcome in items]
         fit = [index for index, score in enumerate(scores) if score is None]
         asked = [
@@ -57,21 +57,21 @@ class ExecMatchReward:
         return [score for score in scores if score is not None]
 
     def _changed(self, database: str) -> str:
-        """Return what happened to a database since it was first used here; empty where nothing did."""
+        """Return how a database has changed since it was first used; empty if it has not."""
         try:
             mark = fingerprint(database)
         except OSError:
-            return ""  # the match says what is wrong with it
+            return ""  # `ExecMatch` reports what is wrong with it
         now = (mark.device, mark.inode, mark.size, mark.modified)
         if self._seen.setdefault(database, now) == now:
             return ""
         return (
-            f"the database {database} was changed or replaced during the run, so nothing can be judged by it: find "
+            f"the database {database} was changed or replaced during the run, so no answer can be scored on it: find "
             "what writes to it (an agent that opens it itself should use mode=ro), restore it, make the file read-only"
         )
 
     def _unfit(self, task: Task, outcome: Outcome) -> Score | None:
-        """Return the score of what can't be judged at all; None for the rest."""
+        """Return the score of an outcome that can't be run; None if it can."""
         for where, key in (("input", "database"), ("private", "gold")):
             if not isinstance(getattr(task, where).get(key), str):
                 return Score.invalid(f"task {task.id} has no text {where}[{key!r}], which this reward needs")
@@ -97,13 +97,13 @@ def specs() -> Iterable[RewardSpec]:
     return [
         RewardSpec(
             name="spider-exec",
-            summary="1 where the query returns what the gold returns, as Spider's official evaluator judges.",
+            summary="1 if the query returns what the gold returns, by the rules of Spider's official evaluator.",
             config=ExecMatchConfig,
             build=_official,
         ),
         RewardSpec(
             name="spider-exec-strict",
-            summary="As spider-exec with its holes closed: order, DISTINCT, empty results, constants, copies.",
+            summary="spider-exec without its weaknesses: order, DISTINCT, empty results, constants, copies.",
             config=StrictConfig,
             build=_strict,
         ),

@@ -1,4 +1,4 @@
-"""The shape of a query by SQLite's own lexical rules: where its clauses start, and at which depth."""
+"""The structure of a query by SQLite's own lexical rules: where its clauses start, and at which depth."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOKEN = re.compile(
 )
 
 MAX_CHARACTERS = 100_000
-"""Longest query that is read: about a tenth of a second of lexing."""
+"""Longest accepted query: about a tenth of a second of lexing."""
 
 _SPLIT_SIGN = re.compile(r"[<>!]\s+=")
 
@@ -32,14 +32,14 @@ class NotAQuery(Exception):
 
 
 class Token(NamedTuple):
-    """One token outside of space and comments.
+    """One token that is not space or a comment.
 
     Attributes:
         kind: `string`, `quoted`, `number`, `word` or `sign`.
         text: As written; words in upper case.
-        start: Its place in the source.
-        end: The place behind it.
-        depth: How many parentheses are open around it.
+        start: Its position in the source.
+        end: The position after it.
+        depth: The number of open parentheses around it.
     """
 
     kind: str
@@ -73,15 +73,15 @@ class Select:
     """A single SELECT statement, plain or compound, with or without WITH.
 
     Attributes:
-        text: The statement without what follows it; `> =` and its like joined.
-        tokens: Its tokens; places are those in `text`.
-        items: The result columns as tokens, without their aliases; None for a compound or where a `*` hides some.
+        text: The statement without the text after it; `> =` and similar are joined.
+        tokens: Its tokens; positions are those in `text`.
+        items: The result columns as tokens, without their aliases; None for a compound, or if there is a `*`.
         compound: Whether UNION, INTERSECT or EXCEPT joins several.
         distinct: Whether it is a SELECT DISTINCT.
-        items_end: Place in `text` behind the result columns.
+        items_end: Position in `text` after the result columns.
         order: The terms of the outermost ORDER BY as tokens, without ASC, DESC and NULLS.
         order_texts: The same terms as written, with ASC and DESC.
-        order_end: Place in `text` behind the ORDER BY clause.
+        order_end: Position in `text` after the ORDER BY clause.
     """
 
     text: str
@@ -104,10 +104,10 @@ def read_select(sql: str) -> Select:
     """Read a single SELECT.
 
     Raises:
-        NotAQuery: It is empty, more than one statement, no SELECT, or holds VALUES.
+        NotAQuery: It is empty, more than one statement, not a SELECT, or has VALUES.
     """
     if len(sql) > MAX_CHARACTERS:
-        raise NotAQuery(f"it has {len(sql)} characters; at most {MAX_CHARACTERS} are judged")
+        raise NotAQuery(f"it has {len(sql)} characters; at most {MAX_CHARACTERS} are allowed")
     text = _joined(sql)
     found = tokens(text)
     while found and found[-1].text == ";":
@@ -117,14 +117,14 @@ def read_select(sql: str) -> Select:
     if any(token.text == ";" and token.kind == "sign" for token in found):
         raise NotAQuery("it is more than one statement")
     if any(token.text == "VALUES" for token in found):
-        raise NotAQuery("it holds VALUES")
+        raise NotAQuery("it has VALUES")
     text = text[: found[-1].end]
     if found[0].text not in ("SELECT", "WITH"):
         raise NotAQuery(f"it begins with {found[0].text[:40]}, not with SELECT or WITH")
     top = [index for index, token in enumerate(found) if token.depth == 0 and token.kind == "word"]
     main = next((index for index in top if found[index].text in _VERBS), None)
     if main is None or found[main].text != "SELECT":
-        raise NotAQuery("its main statement is no SELECT")
+        raise NotAQuery("its main statement is not a SELECT")
     top = [index for index in top if index > main]
     compound = any(found[index].text in _COMPOUND for index in top)
     order_at = next((index for index in top if found[index].text == "ORDER"), None)
@@ -153,7 +153,7 @@ def read_select(sql: str) -> Select:
 
 
 def _joined(sql: str) -> str:
-    """Join `> =`, `< =` and `! =`, outside of strings: golds and models write them, SQLite rejects them."""
+    """Join `> =`, `< =` and `! =` outside strings: golds and models write them, but SQLite rejects them."""
     if not _SPLIT_SIGN.search(sql):
         return sql
     found = tokens(sql)
@@ -175,7 +175,7 @@ def _ends_items(found: Sequence[Token], index: int) -> bool:
 
 
 def _split(found: Sequence[Token]) -> list[list[Token]]:
-    """Split at the commas outside of parentheses."""
+    """Split at the commas outside parentheses."""
     parts: list[list[Token]] = [[]]
     for token in found:
         if token.depth == 0 and token.text == "," and token.kind == "sign":

@@ -16,24 +16,24 @@ from agentrig_spider.rewards.sql import NotAQuery, Select, Token, read_select
 from agentrig_spider.sandbox import Fetched, QueryFailed, Row
 
 RELATIVE_TOLERANCE = 1e-9
-"""Two numbers of which at least one is a float are equal within this share of the larger."""
+"""Relative tolerance of two numbers of which at least one is a float."""
 
 MAX_TIED_ROWS = 100_000
-"""Most rows of a gold without its LIMIT that are fetched to learn which rows tie."""
+"""Most rows of a gold without its LIMIT that are fetched to find tied rows."""
 
 
 @attrs.frozen
 class StrictQuery(Query):
-    """A gold query with its shape."""
+    """A gold query with its structure."""
 
     select: Select | None = None
 
 
 class Strict:
-    """The rules that close the official evaluator's holes; `docs/exec-match.md` lists them."""
+    """The rules that correct the official evaluator's weaknesses; `docs/exec-match.md` lists them."""
 
     def read_gold(self, sql: str) -> Query:
-        """Read a single SELECT; its outermost ORDER BY makes order count."""
+        """Read a single SELECT; the order matters if its outermost query has ORDER BY."""
         try:
             select = read_select(sql)
         except NotAQuery as error:
@@ -48,7 +48,7 @@ class Strict:
             raise Refused(f"the prediction is not a single SELECT: {error}") from None
 
     def run_gold(self, query: Query, run: Run, max_rows: int) -> Gold:
-        """Run it, and run it again with the sort keys, to find rows that tie."""
+        """Run it, and run it again with the sort keys, to find tied rows."""
         fetched = run(query.text, max_rows)
         assert isinstance(query, StrictQuery)
         assert query.select is not None
@@ -82,8 +82,8 @@ def _ties(select: Select, fetched: Fetched, run: Run) -> Ties:
     """Return the gold's rows without its LIMIT, grouped by equal sort keys.
 
     The sort keys that are result columns are read from the rows; for the others one column is added,
-    their `dense_rank()`. Where that can't be done (DISTINCT or compound queries that sort by something
-    else, an OFFSET that is no number) the gold's own order is the only right one.
+    their `dense_rank()`. If that is impossible (DISTINCT or compound queries that sort by something
+    else, an OFFSET that is not a number), only the gold's own order is correct.
     """
     exact = Ties(rows=fetched.rows, groups=range(len(fetched.rows)), offset=0)
     offset = _offset(select)
@@ -115,13 +115,13 @@ def _ties(select: Select, fetched: Fetched, run: Run) -> Ties:
         groups.append(groups[-1] + (key != last) if groups else 0)
         last = key
     ties = Ties(rows=[row[:width] for row in keyed.rows], groups=groups, offset=offset)
-    # A query with another plan may pick other rows (bare columns of a GROUP BY); then its result is not used.
+    # A query with another plan may return other rows (bare columns of a GROUP BY); then its result is not used.
     own = Counter(zip(groups[offset:], fetched.rows, strict=False))
     return ties if own <= Counter(zip(groups, ties.rows, strict=True)) else exact
 
 
 def _offset(select: Select) -> int | None:
-    """Return how many rows LIMIT skips; None where that is no plain number."""
+    """Return how many rows LIMIT skips; None if that is not a plain number."""
     behind = [token for token in select.tokens if token.start >= select.order_end and token.depth == 0]
     texts = [token.text for token in behind]
     if "OFFSET" not in texts and "," not in texts:
@@ -132,7 +132,7 @@ def _offset(select: Select) -> int | None:
 
 
 def _result_column(select: Select, fetched: Fetched, term: Sequence[Token]) -> int | None:
-    """Return which result column an ORDER BY term is; None where it is none."""
+    """Return the result column of an ORDER BY term, or None."""
     if len(term) == 1:
         token = term[0]
         if token.kind == "number" and token.text.isdecimal():
@@ -153,7 +153,7 @@ def _result_column(select: Select, fetched: Fetched, term: Sequence[Token]) -> i
 def _rounded(gold: Sequence[Row], predicted: Sequence[Row]) -> tuple[Sequence[Row], Sequence[Row]]:
     """Return both with numbers that are equal within the tolerance replaced by one of them.
 
-    Whole numbers differ from each other whatever their size; a float is compared with its neighbours
+    Different whole numbers are never equal, whatever their size; a float is compared with its neighbours
     among all numbers of both results.
     """
     numbers = {cell: type(cell) for rows in (gold, predicted) for row in rows for cell in row if type(cell) is float}

@@ -33,7 +33,7 @@ def databases(database: str | os.PathLike[str]) -> Sequence[str]:
 
 @lru_cache(maxsize=4_096)
 def _parts(absolute: str) -> tuple[str, str, str]:
-    """Return a path without `..` and its like, its folder and its name."""
+    """Return a normalized path, its folder and its name."""
     path = os.path.abspath(absolute)
     return path, *os.path.split(path)
 
@@ -43,7 +43,7 @@ def copies_of(path: str, copies: str | os.PathLike[str] | None) -> Sequence[str]
 
     Args:
         path: The database.
-        copies: The folder that they were written into, with a folder for each database; None for the
+        copies: The folder in which they were written, with a folder for each database; None for the
             folder `perturbed` beside the database.
     """
     folder, name = os.path.split(path)
@@ -57,13 +57,13 @@ def copies_of(path: str, copies: str | os.PathLike[str] | None) -> Sequence[str]
 
 
 def _names(folder: str) -> list[str]:
-    """Return the sorted names of a folder that contain `.sqlite`, from memory where the folder did not change."""
+    """Return the sorted names in a folder that contain `.sqlite`; cached while the folder does not change."""
     changed = os.stat(folder).st_mtime_ns
     known = _folders.get(folder)
     if known is not None and known[0] == changed:
         return known[1]
     names = sorted(other for other in os.listdir(folder) if ".sqlite" in other)
-    # A folder's time has a granularity: one that changed just now may change again within it.
+    # A folder's time has limited resolution: a folder that has just changed may change again with the same time.
     if time.time_ns() - changed > _SETTLED_NS:
         if len(_folders) > _MAX_FOLDERS:
             _folders.clear()

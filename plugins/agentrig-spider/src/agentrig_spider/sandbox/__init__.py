@@ -1,7 +1,7 @@
-"""One query on one SQLite file: read-only, within a budget of time and memory, whatever it says.
+"""Runs one query on one SQLite file: read-only, with limits of time and memory, whatever the query is.
 
-`run_query` is what the rewards and the SQL agent share. `query` decides where a query runs, `connection` runs it in
-this process, `pool` and `worker` in another one that can be killed; `guard` says what a query may do.
+The rewards and the SQL agent both use `run_query`. `query` decides where a query runs, `connection` runs it in
+this process, `pool` and `worker` in another process that can be killed; `guard` defines what a query may do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One query on one SQLite file, read-only, inside this process, within limits.
 
-A query that may need more than this gives (a function whose cost is not linear, recursion, long
-values, many steps) raises `Escalate` and is run again in a worker process that can be killed.
+A query that may need more than these limits (a function whose cost is not linear, recursion, long
+values, many steps) raises `Escalate` and runs again in a worker process that can be killed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from agentrig_spider.sandbox.guard import PLAIN_FUNCTIONS, Guard, set_limits
 Row = tuple[Any, ...]
 
 STEPS_PER_CHECK = 25_000
-"""SQLite virtual machine steps between two looks at the clock; about a millisecond."""
+"""SQLite virtual machine steps between two checks of the clock; about a millisecond."""
 
 CHECKS = 16
-"""Looks at the clock before a query goes to a worker: 400,000 steps can't fill much memory."""
+"""Checks of the clock before a query goes to a worker: 400,000 steps can't use much memory."""
 
 SLICE_S = 0.05
 """CPU seconds of the thread before a query goes to a worker."""
 
 CELLS_A_FETCH = 4_096
-"""Cells that are fetched between two looks at the size of a result; at most 8 MB."""
+"""Cells that are fetched between two checks of the size of a result; at most 8 MB."""
 
 MAX_CELL_BYTES = 2_000
 """Longest string, blob or record that is handled in this process."""
@@ -46,8 +46,8 @@ class QueryFailed(Exception):
     """SQLite refused the query or failed in it.
 
     Attributes:
-        damaged: Whether the error speaks of the file rather than of the query.
-        refused: What the query asked for and may not do, in words; empty where it failed otherwise.
+        damaged: Whether the error is about the file rather than the query.
+        refused: What the query tried to do and is not allowed to, as text; empty if it failed for another reason.
     """
 
     def __init__(self, message: str, *, damaged: bool = False, refused: str = "") -> None:
@@ -58,13 +58,13 @@ class QueryFailed(Exception):
 
 @attrs.frozen
 class Fetched:
-    """What a query returned.
+    """The result of a query.
 
     Attributes:
-        rows: At most as many as asked for.
+        rows: At most as many as requested.
         names: The columns' names; empty for a statement that returns no rows.
         tables: Names of the tables that it reads, lower case.
-        cut: Whether there were more rows, which would have made the result too large.
+        cut: Whether rows were left out because the result would have been too large.
     """
 
     rows: list[Row]
@@ -74,7 +74,7 @@ class Fetched:
 
     @property
     def columns(self) -> int:
-        """Number of columns; 0 for a statement that returns none."""
+        """Number of columns; 0 for a statement without a result."""
         return len(self.names)
 
 
@@ -99,9 +99,9 @@ class Connection:
 
         Args:
             sql: The statement.
-            max_rows: Where to stop.
-            max_bytes: A result that may be larger is left to a worker process.
-            select_only: Refuse what is no SELECT, also where it only tells.
+            max_rows: Most rows to fetch.
+            max_bytes: If the result may be larger, the query needs a worker process.
+            select_only: Refuse everything except SELECT, also statements that only read.
 
         Raises:
             Escalate: It needs a worker process.
@@ -138,7 +138,7 @@ class Connection:
         ):
             return Escalate()
         message = str(error)
-        # Both are wordings of this process's own limits, not of SQLite's defaults.
+        # Both errors come from this process's own limits, not from SQLite's defaults.
         if "LIKE or GLOB pattern too complex" in message or message.startswith("Could not decode to UTF-8"):
             return Escalate()
         return QueryFailed(message, damaged=is_damage(code), refused=self._guard.refused)
@@ -149,7 +149,7 @@ class Connection:
 
 
 def _fetch(cursor: sqlite3.Cursor, columns: int, max_rows: int, max_bytes: int) -> list[Row]:
-    """Return the rows; raise `Escalate` where their texts could be more than `max_bytes` together."""
+    """Return the rows; raise `Escalate` if their texts could have more than `max_bytes` in total."""
     rows: list[Row] = []
     if not columns:
         return rows
@@ -167,7 +167,7 @@ def _fetch(cursor: sqlite3.Cursor, columns: int, max_rows: int, max_bytes: int) 
 
 
 def is_damage(code: int | None) -> bool:
-    """Return whether an SQLite error code speaks of the file rather than of the query."""
+    """Return whether an SQLite error code is about the file rather than the query."""
     return code is not None and code & 0xFF in (
         sqlite3.SQLITE_CORRUPT,
         sqlite3.SQLITE_NOTADB,
@@ -178,7 +178,7 @@ def is_damage(code: int | None) -> bool:
 
 
 def read_only_uri(path: str) -> str:
-    """Return the address under which SQLite neither writes, nor locks, nor looks at side files."""
+    """Return a URI with which SQLite neither writes nor locks, and ignores side files."""
     return f"file:{quote(path)}?mode=ro&immutable=1"
 
 
@@ -187,16 +187,16 @@ def open_read_only(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         read_only_uri(path), uri=True, isolation_level=None, check_same_thread=False, cached_statements=0, timeout=0
     )
-    # Sorted and temporary rows stay in memory, where the step limit bounds them; never a temporary file.
+    # Sorted and temporary rows stay in memory, bounded by the step limit; there is never a temporary file.
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -512")
-    # Reads the schema now: later it would have to keep within the limits that queries have.
+    # Read the schema now: later the limits of queries would apply to it.
     connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
     return connection
 
 
 class Fingerprint(NamedTuple):
-    """What changes when a file is replaced or written: sizes in bytes, times in nanoseconds."""
+    """Properties that change if a file is replaced or written: sizes in bytes, times in nanoseconds."""
 
     device: int
     inode: int
@@ -216,7 +216,7 @@ def fingerprint(path: str) -> Fingerprint:
 
 
 class Pool:
-    """Idle connections, at most one user each; threads take one, use it alone and give it back."""
+    """Idle connections; a thread takes one, uses it exclusively and returns it."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -225,7 +225,7 @@ class Pool:
         self._count = 0
 
     def take(self, path: str, mark: Fingerprint) -> Connection:
-        """Return a connection to this state of the file; open one where none is idle."""
+        """Return a connection to this state of the file; open one if none is idle."""
         with self._lock:
             idle = self._idle.get((path, mark))
             if idle:
@@ -237,7 +237,7 @@ class Pool:
         return Connection(path)
 
     def give(self, path: str, mark: Fingerprint, connection: Connection) -> None:
-        """Keep a connection for the next user; the one idle longest makes room."""
+        """Keep a connection for later use; if there are too many, close the one that was idle longest."""
         old: Sequence[Connection] = ()
         with self._lock:
             self._idle.setdefault((path, mark), []).append(connection)
@@ -250,14 +250,14 @@ class Pool:
             connection.close()
 
     def forget(self) -> None:
-        """Drop all without closing: after a fork they belong to the parent."""
+        """Drop all connections without closing them: after a fork they belong to the parent."""
         self._lock = threading.Lock()
         self._idle = OrderedDict()
         self._count = 0
 
 
 def _pool_size() -> int:
-    """Leave most of the process's file descriptors to others."""
+    """Return how many connections to keep; most of the process's file descriptors stay free for other uses."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 256 if soft == resource.RLIM_INFINITY else max(8, min(256, soft // 4))
 

@@ -16,22 +16,22 @@ PLAIN_FUNCTIONS = _words(
     likely lower max min mod nth_value ntile nullif percent_rank pow power rank round row_number sign
     sqrt strftime substr substring sum time total trunc typeof unicode unlikely upper"""
 )
-"""Functions whose time and result are linear in short arguments: safe to run inside the process."""
+"""Functions with time and result linear in short arguments: safe to run inside the process."""
 
 FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "fsdir"})
-"""Functions that reach out of the database."""
+"""Functions that access something outside the database."""
 
 _LOOKING_PRAGMAS = _words(
     "foreign_key_list foreign_key_check index_info index_list index_xinfo integrity_check quick_check table_info "
     "table_list table_xinfo"
 )
-"""Pragmas whose argument says what to look at."""
+"""Pragmas whose argument selects what to read."""
 
 _ACTING_PRAGMAS = _words("incremental_vacuum optimize shrink_memory wal_checkpoint")
-"""Pragmas that do something without an argument; all others then only tell."""
+"""Pragmas that change something without an argument; all others then only read."""
 
 
-# Looked up several times a query, each time with Python's lock taken back from SQLite.
+# Looked up several times per query, each time after SQLite has returned Python's lock.
 _READ, _SELECT, _OK = sqlite3.SQLITE_READ, sqlite3.SQLITE_SELECT, sqlite3.SQLITE_OK
 
 
@@ -39,8 +39,8 @@ class Guard:
     """The authorizer of one connection.
 
     Attributes:
-        escalate: Whether the last refusal was one that a worker process would have granted.
-        refused: What the last refusal was about, in words; empty if there was none.
+        escalate: Whether a worker process would allow what was last refused.
+        refused: What was last refused, as text; empty if nothing was.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Guard:
         return frozenset([name.lower() for name in self._read if name])
 
     def reset(self, *, select_only: bool = False) -> None:
-        """Forget the last query.
+        """Clear the state of the last query.
 
         Args:
-            select_only: The next one may use no PRAGMA and no transaction either.
+            select_only: The next query may not use PRAGMA or transactions either.
         """
         self.escalate = False
         self.refused = ""
@@ -69,11 +69,11 @@ class Guard:
         self._without_rows = False
 
     def no_query(self, names: Collection[str]) -> str:
-        """Return what a statement that ran is called, if it was no query; empty if it was one.
+        """Return an error for a statement that ran but was not a query; empty if it was a query.
 
-        SQLite asks the authorizer nothing about a statement that finds nothing to do (`REINDEX` without an index,
-        `DROP TABLE IF EXISTS` without the table), so what it returns tells: a query has columns. Only a PRAGMA, a
-        transaction and a savepoint that were granted have none.
+        SQLite does not call the authorizer for a statement that has nothing to do (`REINDEX` without an index,
+        `DROP TABLE IF EXISTS` without the table). Its columns show what it was: a query has columns. Of the allowed
+        statements only a PRAGMA, a transaction and a savepoint have none.
 
         Args:
             names: Its columns' names.
@@ -83,7 +83,7 @@ class Guard:
     def decide(
         self, action: int, first: str | None, second: str | None, database: str | None, trigger: str | None
     ) -> int:
-        """Decide on one action, as `sqlite3.Connection.set_authorizer` asks."""
+        """Allow or refuse one action; the callback for `sqlite3.Connection.set_authorizer`."""
         if action == _READ:
             self._read.add(first)
             return _OK
@@ -102,7 +102,7 @@ class Guard:
             self.escalate = not self._recursion
             return sqlite3.SQLITE_OK if self._recursion else sqlite3.SQLITE_DENY
         if action == sqlite3.SQLITE_UPDATE and first == "sqlite_master":
-            # What declaring a table-valued function (json_each) looks like. A real update of the schema
+            # This is how a table-valued function (json_each) is declared. A real update of the schema
             # fails on a read-only file anyway.
             self.escalate = not self._virtual_tables
             return sqlite3.SQLITE_OK if self._virtual_tables else sqlite3.SQLITE_DENY
@@ -123,10 +123,10 @@ class Guard:
 
 
 def set_limits(connection: sqlite3.Connection, *, cell_bytes: int, pattern_bytes: int) -> None:
-    """Bound what one value and one native call can cost.
+    """Limit the cost of one value and one native call.
 
     Args:
-        connection: The connection to bound.
+        connection: The connection to limit.
         cell_bytes: Longest string, blob or record.
         pattern_bytes: Longest LIKE or GLOB pattern.
     """

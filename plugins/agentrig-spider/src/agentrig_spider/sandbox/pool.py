@@ -1,4 +1,4 @@
-"""Worker processes for the queries that this process must not run itself; started when first needed."""
+"""Worker processes for queries that are not safe in this process; started when first needed."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from pathlib import Path
 from typing import Any
 
 MAX_WORKERS = 32
-"""Queries in workers at once; one more waits within its own budget. The machine decides how fast they are."""
+"""Queries in workers at once; further queries wait, and the wait counts against their time limit."""
 
 KEEP_IDLE = 4
 """Workers kept for the next query."""
 
 GRACE_S = 0.1
-"""How long after a query's budget its worker is killed."""
+"""Seconds after a query's time limit until its worker is killed."""
 
 START_GRACE_S = 0.3
-"""How long after a query's budget a worker that is still starting is waited for."""
+"""Seconds after a query's time limit to wait for a worker that is still starting."""
 
 UNCHARGED_START_S = 0.15
-"""Of the time that a worker takes to start, how much does not count against the query's budget."""
+"""Seconds of a worker's start that do not count against the query's time limit."""
 
 READY = b"ready"
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "LANG", "LC_ALL")
-"""Variables that a worker gets: what Python may need to start, and nobody's keys."""
+"""Environment variables of a worker: those that Python may need to start, and no keys."""
 
 _SCRIPT = Path(__file__).with_name("worker.py")
 
 
 class WorkerLost(Exception):
-    """The worker died under the query (killed for memory, or SQLite crashed)."""
+    """The worker died while it ran the query (killed for memory, or SQLite crashed)."""
 
 
 class WorkersBusy(Exception):
-    """The query got no worker, or too late: others have them, or the machine is too slow to start one."""
+    """The query got no worker, or too late: other queries use all of them, or the machine is too slow to start one."""
 
 
 class WorkerTimeout(Exception):
-    """The query did not come back in time; its worker was killed."""
+    """The query did not end in time; its worker was killed."""
 
 
 class Worker:
@@ -65,13 +65,13 @@ class Worker:
         self._ready = False
 
     def wait_until_ready(self, end: float) -> None:
-        """Wait for the process to start, where that was not done before.
+        """Wait until the process has started.
 
         Args:
-            end: `time.monotonic()` at which to give up.
+            end: `time.monotonic()` at which to stop waiting.
 
         Raises:
-            WorkersBusy: It has not started by then; it goes on starting.
+            WorkersBusy: It has not started by then; its start continues.
             OSError: It does not start.
         """
         if self._ready:
@@ -128,7 +128,7 @@ class Worker:
         self._process.wait()
 
     def disown(self) -> None:
-        """Close this process's ends of the pipes; the worker is the parent's."""
+        """Close this process's ends of the pipes; the worker belongs to the parent."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -159,14 +159,14 @@ class Workers:
             What `worker.run` returns.
 
         Raises:
-            WorkerTimeout: It did not come back within its budget.
+            WorkerTimeout: It did not end within its time limit.
             WorkerLost: The worker died.
-            WorkersBusy: It got no worker in its budget, or so late that less than half of it was left and did not do.
+            WorkersBusy: It got no worker, or so late that less than half of its time was left, which was not enough.
             OSError: No worker can be started.
         """
         asked = time.monotonic()
         if not self._free.acquire(timeout=max(deadline - asked, 0.0)):
-            raise WorkersBusy(f"other queries had all {MAX_WORKERS} worker processes for the whole of its budget")
+            raise WorkersBusy(f"other queries used all {MAX_WORKERS} worker processes for the query's whole budget")
         try:
             late = time.monotonic() - asked > (deadline - asked) / 2
             return self._run(request, deadline, late)
@@ -177,7 +177,7 @@ class Workers:
         with self._lock:
             worker = self._idle.pop() if self._idle else None
         if worker is not None:
-            # It may have died while it was idle; then a new one tells whether the query was to blame.
+            # It may have died while it was idle; a new worker shows whether the query was the cause.
             with contextlib.suppress(WorkerLost, OSError):
                 return self._call(worker, request, deadline, late)
         return self._call(self._new(), request, deadline, late)
@@ -194,10 +194,10 @@ class Workers:
             raise
         except WorkerTimeout:
             self._drop(worker)
-            self._give(self._new())  # starts while the caller goes on
+            self._give(self._new())  # starts while the caller continues
             if late:
                 raise WorkersBusy(
-                    f"other queries had all {MAX_WORKERS} worker processes for most of its budget"
+                    f"other queries used all {MAX_WORKERS} worker processes for most of the query's budget"
                 ) from None
             raise
         except BaseException:
@@ -205,7 +205,7 @@ class Workers:
             raise
         self._give(worker)
         if reply[0] == "timeout" and late:
-            raise WorkersBusy(f"other queries had all {MAX_WORKERS} worker processes for most of its budget")
+            raise WorkersBusy(f"other queries used all {MAX_WORKERS} worker processes for most of the query's budget")
         return reply
 
     def _new(self) -> Worker:
@@ -234,7 +234,7 @@ class Workers:
             worker.end()
 
     def forget(self) -> None:
-        """Leave the workers to the parent, in a process that was forked."""
+        """In a forked process: drop the workers, which belong to the parent."""
         for worker in self._all:
             worker.disown()
         self._reset()

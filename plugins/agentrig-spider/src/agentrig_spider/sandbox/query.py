@@ -1,4 +1,4 @@
-"""Runs one query on one database, in this process where that is safe, else in a worker."""
+"""Runs one query on one database: in this process if that is safe, else in a worker."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from agentrig_spider.sandbox.connection import POOL, Escalate, Fetched, Fingerpr
 from agentrig_spider.sandbox.pool import WORKERS, WorkerLost, WorkerTimeout
 
 HEAP_BYTES = 64 << 20
-"""What SQLite may allocate for one query, unless the caller sets more."""
+"""Memory limit of SQLite for one query, unless the caller sets another."""
 
 MAX_RESULT_BYTES = 16 << 20
-"""Largest result, counted as 16 bytes a row and a cell and the length of texts and blobs."""
+"""Largest result, counted as 16 bytes per row and per cell, plus the length of texts and blobs."""
 
 MAX_FILE_BYTES = 64 << 20
-"""Largest database that is read inside this process: counting a table's rows is one uninterruptible step."""
+"""Largest database that is read inside this process: counting a table's rows is one step that can't be interrupted."""
 
 _LONG_LITERAL = re.compile(r"'[^']{200}|\"[^\"]{200}")
 
 
 class QueryTimeout(Exception):
-    """The query ran past its budget."""
+    """The query exceeded its time limit."""
 
 
 class QueryTooLarge(QueryFailed):
-    """The query needs more memory than it may have."""
+    """The query needs more memory than it may use."""
 
 
 @attrs.frozen(kw_only=True)
 class Terms:
-    """What a query may use, besides its time and its rows.
+    """The limits of a query, except its time and its rows.
 
     Attributes:
-        heap_bytes: What SQLite may allocate in a worker process; Python's rows may take as much again.
+        heap_bytes: Memory limit of SQLite in a worker process; Python's rows may use as much again.
         max_bytes: Largest result.
-        cut: A larger result is cut there; without it the query fails.
-        select_only: Refuse what is no SELECT: a PRAGMA, and BEGIN and its like.
-        undecodable: What becomes of bytes in texts that are no UTF-8, as `bytes.decode` names it.
+        cut: A larger result is cut there; without `cut` the query fails.
+        select_only: Refuse everything except SELECT, also PRAGMA, BEGIN and similar.
+        undecodable: Error handling for text that is not UTF-8, as in `bytes.decode`.
     """
 
     heap_bytes: int = HEAP_BYTES
@@ -55,25 +55,25 @@ _TERMS = Terms()
 
 
 class WorkerDied(QueryTooLarge):
-    """The worker process died under the query."""
+    """The worker process died while it ran the query."""
 
 
 class NeedsWorker(Exception):
-    """The query needs a worker process and the caller asked not to start one."""
+    """The query needs a worker process, and the caller does not allow one."""
 
 
 def looks_plain(sql: str) -> bool:
-    """Return whether compiling the query and each of its steps is sure to be cheap.
+    """Return whether compiling the query, and each of its steps, is certainly cheap.
 
     Long literals make quadratic functions slow; a chain of common table expressions, each using the
-    one before it several times, is expanded exponentially before SQLite looks at the clock.
+    one before it several times, is expanded exponentially before SQLite checks the clock.
     """
     if len(sql) > 4_000 or sql.count("||") > 4 or sql.count("(") > 100:
         return False
     if len(sql) > 200 and ("'" in sql or '"' in sql) and _LONG_LITERAL.search(sql):
         return False
     lowered = sql.lower()
-    if "pragma" in lowered:  # integrity_check walks the whole file in one step
+    if "pragma" in lowered:  # integrity_check reads the whole file in one step
         return False
     selects = lowered.count("select")
     if "with" in lowered:
@@ -97,16 +97,16 @@ def run_query(
         path: The database file, absolute.
         mark: Its fingerprint; a pooled connection of another state of the file is not used.
         sql: One statement.
-        max_rows: Where to stop.
+        max_rows: Most rows to fetch.
         deadline: `time.monotonic()` at which to end the query; waiting for a worker process counts.
-        terms: What else it may use.
+        terms: Its other limits.
         workers: Whether a worker process may be used.
 
     Raises:
         QueryFailed: SQLite refused the query or failed in it.
         QueryTooLarge: It needs too much memory.
         QueryTimeout: The deadline passed.
-        WorkersBusy: The deadline passed, but the machine or other queries took the time.
+        WorkersBusy: The deadline passed because the machine or other queries took the time.
         NeedsWorker: Only with `workers=False`.
         OSError: No worker process can be started.
     """
@@ -121,9 +121,9 @@ def run_query(
 
 
 def damage(path: str, mark: Fingerprint, deadline: float) -> str:
-    """Return what is wrong with a database, in words; empty where it is sound.
+    """Return what is wrong with a database, as text; empty if it is intact.
 
-    Whoever sees an error that speaks of the file asks this first: a query can provoke such errors.
+    Call it after an error that is about the file, because a query can provoke such errors.
 
     Args:
         path: The database file, absolute.

@@ -1,8 +1,8 @@
-"""The worker process: runs the queries that are too risky or too long for the process that asks.
+"""The worker process: runs the queries that are too risky or too long for the caller's process.
 
 Started by `pool.py` as a script, without site packages. It reads requests from stdin and writes
 replies to stdout, each a length (8 bytes, little endian) and `marshal` data. Its memory is limited,
-it can't write files of any size, and a timer of the kernel ends it if SQLite does not come back.
+it can't write files of any size, and a kernel timer ends it if SQLite does not return.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ CELL_BYTES = 16 << 20
 
 STEPS_PER_CHECK = 10_000
 KILL_AFTER_S = 0.05
-"""How long after its budget a query that doesn't come back ends with the process."""
+"""Seconds after the time limit until the kernel timer ends the process."""
 
 
-# By its place, for the package's own imports would cost more than a query; behind the standard library.
+# Imported by path, because the package's own imports would take longer than a query; after the standard library.
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 guard = __import__("guard")
 
 
 def mapped_bytes() -> int | None:
-    """Return what this process maps; None where the system does not tell."""
+    """Return the memory that this process maps; None if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[0]) * resource.getpagesize()
@@ -45,7 +45,7 @@ BASE_BYTES = mapped_bytes()
 
 
 def bound_memory(heap_bytes: int) -> None:
-    """Let the process map twice what SQLite may allocate: its heap, and the rows in Python."""
+    """Limit the process to twice SQLite's memory limit: for its heap, and for the rows in Python."""
     if BASE_BYTES is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (BASE_BYTES + 2 * heap_bytes, hard))

@@ -1,4 +1,4 @@
-"""From a Spider download to the Parquet layout of `spider`, or a check of files in that layout."""
+"""Converts a Spider download to the Parquet layout of `spider`, or checks files in that layout."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ OFFICIAL: Mapping[str, Sequence[str]] = {
     "dev": ("dev.json",),
     "test": ("test.json",),
 }
-"""Split to the official files that it is made of; the reference's 7000 rows leave train_others.json out."""
+"""Split to its official files; train_others.json is left out, as in the reference's 7000 rows."""
 
 SAMPLES: Mapping[str, tuple[int, int]] = {"test_dev_500": (500, 0), "test_dev": (100, 42)}
 """Sample of `test` to its number of rows and its seed.
 
-Drawn as `numpy.random.RandomState(seed).choice(rows_of_test, n, replace=False)`, in that order; from Spider's official
-test.json these are the rows of the published bundle.
+Sampled with `numpy.random.RandomState(seed).choice(rows_of_test, n, replace=False)`, in that order; with Spider's
+official test.json these are the rows of the published bundle.
 """
 
 KINDS = (
@@ -38,16 +38,16 @@ def convert(source: str, target: str | None = None) -> str:
     """Convert an official download, or copy or check converted files.
 
     Args:
-        source: A folder or a zip file of an official download or of the Parquet layout; the files may lie in a folder
+        source: A folder or a zip file of an official download or of the Parquet layout; the files may be in a folder
             inside it.
-        target: Where to write; beside the source as `spider-parquet` by default. A folder that is in the Parquet layout
-            already is only checked where no target is named.
+        target: Where to write; by default `spider-parquet` beside the source. Without a target, a folder that is
+            already in the Parquet layout is only checked.
 
     Returns:
-        What was found, in lines.
+        Lines of text: the splits, and their roles.
 
     Raises:
-        AgentrigError: Neither of them, or something in it is missing or damaged. The message names what was given.
+        AgentrigError: It is neither of them, or something in it is missing or damaged. The message names `source`.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -70,7 +70,7 @@ def convert(source: str, target: str | None = None) -> str:
 
 
 def check(folder: Path) -> str:
-    """Check files in the Parquet layout; returns a line a split, and which split a run uses for what.
+    """Check files in the Parquet layout; return a line per split, and which role each split has in a run.
 
     Raises:
         AgentrigError: A file is damaged or a database is missing.
@@ -95,28 +95,28 @@ def check(folder: Path) -> str:
             seen.setdefault(key, split)
         lines.append(f"{split}: {len(rows)} tasks on {len({r['db_id'] for r in rows})} databases{note}")
     roles = Spider(SpiderConfig(dir=str(folder))).roles
-    lines.append("a run learns from {train}, validates on {validation}, reports on {report}".format(**roles))
+    lines.append("a run trains on {train}, validates on {validation}, reports on {report}".format(**roles))
     return "\n".join(lines)
 
 
 def _find(folder: Path) -> tuple[str, Path]:
-    """Return which kind of files a folder holds and where in it, for an archive wraps them in a folder of its own."""
+    """Return the kind of files in a folder, and where they are: an archive may have them in an inner folder."""
     candidates = [folder, *sorted(p for p in folder.rglob("*") if p.is_dir() and "__MACOSX" not in p.parts)]
-    # Converted files may lie beside the official ones that they were made from.
+    # Converted files may be in the same folder as the official ones.
     for kind, names, _ in reversed(KINDS):
         for candidate in candidates:
             if (candidate / "database").is_dir() and any((candidate / name).is_file() for name in names):
                 return kind, candidate
     raise AgentrigError(
-        f"{folder} is no official Spider download and not in the Parquet layout: no folder in it has database/ and one"
-        f" of {', '.join(name for _, names, _ in KINDS for name in names)}"
+        f"{folder} is not an official Spider download and not in the Parquet layout: no folder has database/ and"
+        f" one of {', '.join(name for _, names, _ in KINDS for name in names)}"
     )
 
 
 def _write(kind: str, root: Path, home: Path) -> str:
-    """Write the Parquet layout at `home`, all of it or nothing."""
+    """Write the Parquet layout to `home`, completely or not at all."""
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
-        raise AgentrigError(f"{home} is there already and not empty; name another by --to")
+        raise AgentrigError(f"{home} already exists and is not empty; name another folder with --to")
     with _folder_beside(home) as made:
         if kind == "official":
             for split, files in OFFICIAL.items():
@@ -135,7 +135,7 @@ def _write(kind: str, root: Path, home: Path) -> str:
                 shutil.copyfile(root / name, made / name)
         notes = _write_samples(made)
         for database in made.glob("*database/*/*.sqlite*"):
-            database.chmod(0o444)  # no agent's query is to change what the reward judges by
+            database.chmod(0o444)  # no agent's query may change the databases that the reward uses
         with _named(made, root):
             found = check(made)
         if home.is_dir():
@@ -145,18 +145,18 @@ def _write(kind: str, root: Path, home: Path) -> str:
 
 
 def _write_samples(folder: Path) -> list[str]:
-    """Write the samples of `test` that are not there; returns in words which could not be made."""
+    """Write the missing samples of `test`; return messages about those that can't be made."""
     import numpy
 
     test = folder / FILES["test"]
     absent = [split for split in SAMPLES if not (folder / FILES[split]).is_file()]
     if not test.is_file():
-        return [f"{' and '.join(absent)}: not made, for there is no test split to draw them from"] if absent else []
+        return [f"{' and '.join(absent)}: not made, because there is no test split to sample from"] if absent else []
     rows, notes = read_rows(test), []
     for split in absent:
         n, seed = SAMPLES[split]
         if len(rows) < n:
-            notes.append(f"{split}: not made, for test has {len(rows)} rows only")
+            notes.append(f"{split}: not made, because test has only {len(rows)} rows")
             continue
         places = numpy.random.RandomState(seed).choice(len(rows), n, replace=False)
         _write_rows(folder / FILES[split], [rows[place] for place in places])
@@ -167,9 +167,9 @@ def _official_rows(file: Path) -> list[Mapping[str, Any]]:
     try:
         rows = json.loads(file.read_text("utf-8"))
     except ValueError as error:
-        raise AgentrigError(f"{file} is damaged, for it is no JSON: {error}") from error
+        raise AgentrigError(f"{file} is damaged; it is not JSON: {error}") from error
     if not isinstance(rows, list) or not all(isinstance(r, dict) and all(c in r for c in COLUMNS) for r in rows):
-        raise AgentrigError(f"{file} is no official Spider file: it must be a list of rows with {', '.join(COLUMNS)}")
+        raise AgentrigError(f"{file} is not an official Spider file: it needs a list of rows with {', '.join(COLUMNS)}")
     return rows
 
 
@@ -182,7 +182,7 @@ def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 @contextmanager
 def _folder_beside(home: Path) -> Iterator[Path]:
-    """Yield an empty folder on the same disk as `home`; what is left of it goes at the end."""
+    """Yield an empty folder on the same disk as `home`; it is removed at the end."""
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{home.name}-", dir=home.parent) as name:
         folder = Path(name) / home.name
@@ -192,7 +192,7 @@ def _folder_beside(home: Path) -> Iterator[Path]:
 
 @contextmanager
 def _named(place: Path, given: Path) -> Iterator[None]:
-    """Make errors speak of what the user gave instead of the folder that it was put in."""
+    """Make errors name the user's path instead of the temporary folder."""
     try:
         yield
     except AgentrigError as error:

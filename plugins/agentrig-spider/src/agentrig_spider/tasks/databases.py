@@ -1,4 +1,4 @@
-"""The databases of `mini-sql`: seeded rows, written as SQLite files that are the same byte by byte."""
+"""The databases of `mini-sql`: seeded rows in SQLite files; the same seed gives the same bytes."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def _distinct(number: Number, n: int, rng: random.Random) -> list[int]:
 def write_database(path: Path, domain: Domain, rows: tuple[list[Row], list[Row]]) -> None:
     """Write a domain's tables as a new SQLite file.
 
-    All is done in one transaction, so the header's change counter is always 1; the version of the
-    library, which SQLite notes there too and nothing reads, is cleared.
+    Everything is in one transaction, so the header's change counter is always 1. The version of the
+    SQLite library in the header, which nothing reads, is cleared.
     """
     connection = sqlite3.connect(path, isolation_level=None)
     try:

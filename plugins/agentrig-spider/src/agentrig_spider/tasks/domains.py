@@ -39,7 +39,7 @@ class Category:
     Attributes:
         name: The column.
         plural: Its plural in questions.
-        phrase: How people say that a row has the value `{v}` without naming the column; empty for none.
+        phrase: A phrase for "has the value `{v}`" that does not name the column; empty for none.
         values: All values.
     """
 
@@ -59,7 +59,7 @@ class Table:
         labels: The words that the label is sampled from.
         categories: Its text columns.
         numbers: Its number columns.
-        rows: So many rows.
+        rows: The number of rows.
     """
 
     name: str

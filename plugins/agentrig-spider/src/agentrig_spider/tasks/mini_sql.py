@@ -1,4 +1,4 @@
-"""The tasks `mini-sql`: generated at first use into a cache, the same bytes for the same seed."""
+"""The tasks `mini-sql`: generated on first use, into a cache; the same seed gives the same bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentrig_spider.tasks.domains import SEEN, UNSEEN, Domain
 from agentrig_spider.tasks.questions import Question, Wording, questions_of
 
 FORMAT = 3
-"""Raised when the generator changes, so that an older cache is not used."""
+"""Increased when the generator changes, so that an older cache is not used."""
 
 SPLITS = ("train", "dev", "test", "unseen")
 _DEV, _TEST = 0.13, 0.17  # shares of a seen database's questions
@@ -56,7 +56,7 @@ class MiniSql:
 
     @property
     def folder(self) -> Path:
-        """The folder of the generated files, which are made now if they are not there."""
+        """The folder of the generated files; they are generated on first access."""
         folder = self._cache / "mini-sql" / f"v{FORMAT}-seed{self._seed}"
         if not folder.is_dir():
             generate(folder, seed=self._seed)
@@ -64,7 +64,7 @@ class MiniSql:
         return folder
 
     def load(self, split: str) -> Sequence[Task]:
-        """Return a split's tasks; private parts hold the gold query and how the question was made."""
+        """Return a split's tasks; private parts have the gold query and how the question was generated."""
         if split not in SPLITS:
             raise ConfigError(f"mini-sql has no split {split!r}.{nearest(split, SPLITS)} It has {', '.join(SPLITS)}")
         folder = self.folder
@@ -73,7 +73,7 @@ class MiniSql:
                 return [_task(json.loads(line), folder) for line in lines]
         except PermissionError as error:
             raise AgentrigError(
-                f"{error.filename} can't be read: it holds gold answers and is its owner's alone. Name a folder of "
+                f"{error.filename} can't be read: it has gold answers, and only its owner may read it. Use a folder of "
                 "your own: tasks.cache=FOLDER, or AGENTRIG_CACHE"
             ) from error
 
@@ -95,7 +95,7 @@ def cache_folder() -> Path:
 
 
 def generate(target: Path, *, seed: int) -> None:
-    """Make all files of one seed at `target`; safe with several processes; a crash leaves nothing behind."""
+    """Generate all files of one seed in `target`; safe with several processes, and after a crash."""
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -128,17 +128,16 @@ def _generate(folder: Path, seed: int) -> None:
                 split = _split(rng) if kind == "seen" else "unseen"
                 rows[split] += _rows(domain, index, question, _WORDINGS if split == "train" else 1, rng)
     for split, content in rows.items():
-        # Tasks are taken from the front when a run asks for fewer, so the databases are mixed.
+        # A run with fewer tasks uses the first ones, so the databases are mixed.
         random.Random(f"mini-sql {seed} order {split}").shuffle(content)
         text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in content)
         (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
 
 
 def keep_apart(folder: Path) -> None:
-    """Let only this user read the files with gold answers, and nobody write the databases.
+    """Make the files with gold answers readable for this user only, and the databases read-only.
 
-    What another user owns, or lies on a disk that can't be written, stays as it is: this user's programs can't change
-    it either.
+    Files of another user, or on a read-only disk, are left unchanged: this user's programs can't change them either.
     """
     kept = [(path, 0o600) for path in folder.glob("*.jsonl")]
     kept += [(path, 0o444) for path in folder.glob("database/*/*.sqlite")]
@@ -154,7 +153,7 @@ def _split(rng: random.Random) -> str:
 
 
 def _rows(domain: Domain, index: int, question: Question, n: int, rng: random.Random) -> list[dict[str, Any]]:
-    """Return a question's rows: `n` wordings, frames as different as can be."""
+    """Return a question's rows: `n` wordings with frames that differ as much as possible."""
     chosen: list[Wording] = []
     wordings = question.wordings()
     frames = list({wording.frame: None for wording in wordings})

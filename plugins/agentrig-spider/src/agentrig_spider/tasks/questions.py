@@ -1,4 +1,4 @@
-"""Questions of `mini-sql`: sampled from intents, kept if slightly wrong queries give other results."""
+"""Questions of `mini-sql`: sampled from intents, and kept if slightly wrong queries give other results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Condition:
         return CONDITION_SQL[self.kind].format(c=self.column, v=self.value, x=self.value)
 
     def wordings(self) -> dict[int, str]:
-        """Return every way to say it, by its place in `CONDITIONS`."""
+        """Return every wording, by its position in `CONDITIONS`."""
         fields = {"c": self.column, "v": self.value, "x": self.value, **self.words}
         said = {}
         for index, text in enumerate(CONDITIONS[self.kind]):
@@ -45,7 +45,7 @@ class Condition:
 
 @attrs.frozen
 class Wording:
-    """One way to ask a question: the text, and the places of its frame and conditions in the lists."""
+    """One wording of a question: the text, and the positions of its frame and conditions in the lists."""
 
     text: str
     frame: int
@@ -58,9 +58,9 @@ class Question:
 
     Attributes:
         intent: Its kind.
-        fields: What fills the intent's gaps, conditions left out.
-        conditions: For the gaps `where`/`cond`, `where2`/`cond2` or `pwhere`/`pcond`, in that order.
-        words: What fills gaps of the frames only (plurals, superlatives).
+        fields: Values for the intent's placeholders, except conditions.
+        conditions: For the placeholders `where`/`cond`, `where2`/`cond2` or `pwhere`/`pcond`, in that order.
+        words: Values for placeholders of the frames only (plurals, superlatives).
     """
 
     intent: Intent
@@ -93,7 +93,7 @@ class Question:
 
 
 def fill(template: str, fields: Mapping[str, str], conditions: Sequence[Condition]) -> str:
-    """Return an intent's SQL with its gaps filled."""
+    """Return an intent's SQL with its placeholders filled."""
     where = [condition.sql for condition in conditions]
     named = dict(zip(("where", "where2"), where, strict=False))
     return template.format_map({**fields, **named, "pwhere": where[0] if where else ""})
@@ -260,7 +260,7 @@ def run(connection: sqlite3.Connection, sql: str) -> list[tuple[Any, ...]] | Non
 
 
 def discriminates(question: Question, domain: Domain, connection: sqlite3.Connection) -> bool:
-    """Return whether the gold query has exactly one result, and no mutant has the same."""
+    """Return whether the gold query has exactly one result that no mutant has."""
     gold = run(connection, question.sql)
     if not gold or gold in ([(0,)], [(None,)]) or _tied(question.sql, connection):
         return False

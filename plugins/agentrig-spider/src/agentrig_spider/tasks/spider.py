@@ -1,7 +1,7 @@
 """The tasks `spider`: Spider 1.0 (Yu et al. 2018, arXiv:1809.08887) from its Parquet layout.
 
 A folder holds some of `train_spider.parquet`, `dev.parquet`, `test.parquet`, `test_dev_500.parquet` and
-`test_dev.parquet` (columns `db_id`, `question`, `query`; others are left alone), databases as `database/DB/DB.sqlite`,
+`test_dev.parquet` (columns `db_id`, `question`, `query`; others are ignored), databases as `database/DB/DB.sqlite`,
 those of the test splits as `test_database/DB/DB.sqlite` or there too.
 """
 
@@ -35,10 +35,10 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "validation": ("dev", "test_dev_500", "test_dev", "test"),
     "report": ("test_dev_500", "test", "test_dev", "dev"),
 }
-"""Role to splits: it is served by the first one that is there, the report by another one than validation if it can."""
+"""Role to splits: the first one that exists is used; the report uses another one than validation if possible."""
 
 COLUMNS = ("db_id", "question", "query")
-CURE = "make it from an official download with: agentrig data spider --from DIR_OR_ZIP --to FOLDER"
+CURE = "create it from an official download with: agentrig data spider --from DIR_OR_ZIP --to FOLDER"
 
 
 @attrs.frozen(kw_only=True)
@@ -49,7 +49,7 @@ class SpiderConfig:
 
 
 class Spider:
-    """Implements `agentrig.tasks.Tasks`. Train, dev and test are apart; `held_out` are for final figures only."""
+    """Implements `agentrig.tasks.Tasks`. Train, dev and test are disjoint; use `held_out` for final results only."""
 
     splits: Sequence[str] = tuple(FILES)
     held_out: Sequence[str] = ("test", "test_dev_500", "test_dev")
@@ -59,7 +59,7 @@ class Spider:
 
     @property
     def roles(self) -> Mapping[str, str]:
-        """Which split serves which role, by the files that are there: see `CHOICES`."""
+        """The split of each role, by the files that exist: see `CHOICES`."""
         try:
             there = splits_in(find_folder(self._config.dir))
         except AgentrigError:
@@ -75,7 +75,7 @@ class Spider:
         """Return a split's tasks in the order of the file.
 
         Raises:
-            AgentrigError: Folder, file or a database is missing; says how to make it, or which settings choose others.
+            AgentrigError: Folder, file or a database is missing; says how to create it, or which settings to change.
         """
         folder = find_folder(self._config.dir)
         if not (folder / FILES[split]).is_file():
@@ -110,17 +110,17 @@ def find_folder(configured: str) -> Path:
     """Return Spider's folder.
 
     Raises:
-        AgentrigError: None is named, or it is not there.
+        AgentrigError: None is named, or it does not exist.
     """
     names = [("tasks.dir", configured), *((v, os.environ.get(v, "")) for v in VARIABLES)]
     source, value = next(((s, v) for s, v in names if v), ("", ""))
     if not value:
         raise AgentrigError(
-            f"Spider's folder is not named: set {VARIABLES[0]} (or {VARIABLES[1]}), or tasks.dir=FOLDER; {CURE}"
+            f"Spider's folder is not set: set {VARIABLES[0]} (or {VARIABLES[1]}), or tasks.dir=FOLDER; {CURE}"
         )
     folder = Path(value).expanduser().resolve()
     if not folder.is_dir():
-        raise AgentrigError(f"{source} names {folder}, which is no folder; {CURE}")
+        raise AgentrigError(f"{source} names {folder}, which is not a folder; {CURE}")
     return folder
 
 
@@ -130,7 +130,7 @@ def splits_in(folder: Path) -> Sequence[str]:
 
 
 def database_folders(split: str) -> Sequence[str]:
-    """Return the folders that may hold a split's databases, relative to Spider's, the first choice first."""
+    """Return the folders that may have a split's databases, relative to Spider's folder, in order of preference."""
     return ("test_database", "database") if split.startswith("test") else ("database",)
 
 
@@ -141,7 +141,7 @@ def database_folder(split: str) -> str:
 
 
 def database_of(folder: Path, split: str, name: str) -> Path:
-    """Return the file of a split's database; where it is nowhere, the place of the first choice."""
+    """Return the file of a split's database; if it does not exist, its path in the preferred folder."""
     places = [folder / databases / name / f"{name}.sqlite" for databases in database_folders(split)]
     return next((place for place in places if place.is_file()), places[0])
 
@@ -150,7 +150,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a split.
 
     Raises:
-        AgentrigError: The file is not there, or has other columns.
+        AgentrigError: The file does not exist, or has other columns.
     """
     import pyarrow.parquet as pq
 
@@ -160,7 +160,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     try:
         table = pq.read_table(path)
     except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
-        raise AgentrigError(f"{path} is damaged, for it can't be read as Parquet: {error}; {CURE}") from error
+        raise AgentrigError(f"{path} is damaged; it can't be read as Parquet: {error}; {CURE}") from error
     absent = [c for c in COLUMNS if c not in table.column_names]
     if absent:
         raise AgentrigError(

@@ -1,7 +1,7 @@
 """What can be asked in `mini-sql`, and in which words: an SQL template and several wordings for each intent.
 
-The first wordings of each list are the plain ones; a supervised start sees few of them, and which
-ones is the training script's choice. The text in braces is filled by `questions`.
+The first wordings of each list are the plain ones; the supervised warm-up uses only a few of them, which
+the training script selects. `questions` fills the text in braces.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Intent:
 
     Attributes:
         name: Unique.
-        sql: The gold query; gaps as the frames', and `where` for a condition.
-        frames: The wordings. A gap in `<…>` that is empty for a question rules the wording out for it.
+        sql: The gold query, with the placeholders of the frames, and `where` for a condition.
+        frames: The wordings. If a placeholder in `<…>` is empty for a question, that wording is not used for it.
         share: How often it is sampled, relative to the others.
     """
 
@@ -54,7 +54,7 @@ CONDITIONS: Mapping[str, Sequence[str]] = {
         "of {c} less than {x}",
     ),
 }
-"""How a condition is said; `{phrase}` is left out where the column has none."""
+"""The wordings of a condition; `{phrase}` is left out if the column has none."""
 
 CONDITION_SQL: Mapping[str, str] = {"is": "{c} = '{v}'", "above": "{c} > {x}", "below": "{c} < {x}"}
 
