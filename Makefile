@@ -31,7 +31,7 @@ train: setup
 	$(BIN)/agentrig train
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .

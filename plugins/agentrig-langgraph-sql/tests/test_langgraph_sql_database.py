@@ -76,6 +76,7 @@ def test_what_the_query_did_wrong_is_text_for_the_model(zoo: Path, query: str, w
     assert words in text
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("query", [ENDLESS + "count(*) FROM n", ENDLESS + "i FROM n WHERE i < 0"])
 def test_an_endless_query_is_stopped(zoo: Path, query: str) -> None:
     start = time.monotonic()
@@ -179,6 +180,7 @@ def test_changes_in_a_write_ahead_log_are_not_missed_in_silence(zoo: Path) -> No
 TEXT8M = "replace(hex(zeroblob(4000000)), '00', 'aa')"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "query",
     [

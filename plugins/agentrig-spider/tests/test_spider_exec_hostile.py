@@ -106,6 +106,7 @@ def test_damage_that_only_the_prediction_meets_is_invalid(database: Path) -> Non
     assert "damaged" in score.details["reason"]
 
 
+@pytest.mark.alone
 def test_a_locked_database_is_read_without_waiting(database: Path) -> None:
     holder = sqlite3.connect(database)
     holder.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -124,6 +125,7 @@ def test_a_database_that_goes_away_between_queries_is_invalid(database: Path) ->
     assert match.score("SELECT id + 0 FROM band", "SELECT id FROM band", database).status == "invalid"
 
 
+@pytest.mark.alone
 def test_a_database_that_goes_away_under_a_query_ends_typed(database: Path) -> None:
     timer = threading.Timer(0.2, database.unlink)
     timer.start()
@@ -146,6 +148,7 @@ def test_a_database_that_is_rewritten_is_read_anew(database: Path) -> None:
     assert match.score("SELECT 10", "SELECT count(*) FROM band", database).value == 1.0
 
 
+@pytest.mark.alone
 def test_an_endless_gold_is_invalid_in_time(database: Path) -> None:
     endless = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r"
     start = time.monotonic()
@@ -225,6 +228,7 @@ def test_what_reads_and_finds_nothing_matches_an_empty_gold(database: Path, sql:
     assert ExecMatch().score(sql, "SELECT id FROM band WHERE id < 0", database).value == 1.0
 
 
+@pytest.mark.alone
 def test_the_budget_holds_however_many_ask_at_once(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many more callers than there are workers; each has an endless query of its own."""
     monkeypatch.setattr(pool.WORKERS, "_free", threading.BoundedSemaphore(4))

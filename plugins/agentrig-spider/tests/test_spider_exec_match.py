@@ -105,6 +105,7 @@ def test_equal_items_of_a_batch_are_scored_once(database: Path, runs: list[str])
     assert runs.count("SELECT 1") == 1
 
 
+@pytest.mark.alone
 def test_slow_items_of_a_batch_run_side_by_side(database: Path) -> None:
     endless = "WITH RECURSIVE r(i) AS (SELECT {} UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r"
     items = [(endless.format(index), "SELECT 1", database) for index in range(4)]
@@ -114,6 +115,7 @@ def test_slow_items_of_a_batch_run_side_by_side(database: Path) -> None:
     assert time.monotonic() - start < 2.4
 
 
+@pytest.mark.alone
 def test_a_budget_shortens_the_timeout(database: Path) -> None:
     endless = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r"
     start = time.monotonic()

@@ -126,6 +126,7 @@ def test_arrangeable_agrees_with_search(data: st.DataObject) -> None:
     assert arrangeable(gold, predicted, groups, own, deadline=time.monotonic() + 10) == expected
 
 
+@pytest.mark.alone
 def test_dozens_of_equal_columns_take_no_time() -> None:
     gold = [tuple([index % 3] * 60) for index in range(40)]
     other = [(*row[:-1], row[-1] + 1) for row in gold]

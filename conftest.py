@@ -1,0 +1,36 @@
+"""How tests share a machine: workers take whole files, and a test marked `alone` runs while no other test does."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+
+
+def is_alone(item: pytest.Item) -> bool:
+    """Whether a test is marked `alone`."""
+    return item.get_closest_marker("alone") is not None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files with such tests last, so that a worker seldom waits for another's long test."""
+    last = {item.path for item in items if is_alone(item)}
+    items.sort(key=lambda item: item.path in last)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Hold a lock that all tests of this checkout share, and that a test marked `alone` holds for itself."""
+    # Whoever waits for its turn keeps the turn, so that a test that must be alone is not passed by for ever.
+    with (ROOT / "pyproject.toml").open() as turn, (ROOT / "conftest.py").open() as tests:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        fcntl.flock(tests, fcntl.LOCK_EX if is_alone(item) else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(tests, fcntl.LOCK_UN)
