@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,3 +60,26 @@ def toy_plan(_served: ModelServer, tmp_path: Path, toy_file: str) -> Callable[..
         return resolve("toy", overrides=[*own, *overrides], uses=uses, files=[toy_file])
 
     return plan
+
+
+@pytest.fixture(scope="session")
+def ended_run(_served: ModelServer, tmp_path_factory: pytest.TempPathFactory, toy_file: str) -> Callable[..., Path]:
+    """Return a run of the recipe `toy` that has ended: made once for a test session, and whole again at every call."""
+    from agentrig.plan import resolve
+    from agentrig.run.training import train
+
+    made: dict[tuple[str, ...], Path] = {}
+
+    def give(*overrides: str) -> Path:
+        if overrides not in made:
+            place = tmp_path_factory.mktemp("ended")
+            own = [f"algorithm.endpoint={_served.url}", f"run.directory={place}/runs", "run.name=toy"]
+            train(resolve("toy", overrides=[*own, *overrides], files=[toy_file]))
+            shutil.copytree(place / "runs" / "toy", place / "kept", symlinks=True)
+            made[overrides] = place
+        run = made[overrides] / "runs" / "toy"  # its config.toml names this place
+        shutil.rmtree(run)
+        shutil.copytree(run.parents[1] / "kept", run, symlinks=True)
+        return run
+
+    return give

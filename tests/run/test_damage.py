@@ -25,10 +25,9 @@ SHORT = ("algorithm.steps=1", "algorithm.report=true")
 
 
 @pytest.fixture
-def run(toy_plan: MakePlan, tmp_path: Path) -> Path:
+def run(ended_run: Callable[..., Path]) -> Path:
     """A run of one step that has ended."""
-    train(toy_plan(*SHORT))
-    return tmp_path / "runs" / "toy"
+    return ended_run(*SHORT)
 
 
 def resume(run: Path) -> None:

@@ -14,21 +14,17 @@ import pytest
 from model_server import ModelServer
 
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunInUse
-from agentrig.plan import Plan
 from agentrig.run import checkpoints, files
 from agentrig.run.directory import RunDirectory
 from agentrig.run.past import read_past
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 
-MakePlan = Callable[..., Plan]
-
 
 @pytest.fixture
-def finished(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> Path:
+def finished(ended_run: Callable[..., Path]) -> Path:
     """A run of three steps that has ended; the last two have a checkpoint."""
-    train(toy_plan("algorithm.steps=3", "run.validation_tasks=1"))
-    return tmp_path / "runs" / "toy"
+    return ended_run("algorithm.steps=3", "run.validation_tasks=1")
 
 
 def content(run: Path) -> dict[str, bytes]:

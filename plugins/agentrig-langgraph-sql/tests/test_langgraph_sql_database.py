@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from agentrig_langgraph_sql.database import DatabaseBroken, Result, connect, run_query
 
@@ -200,15 +202,20 @@ def test_one_slow_call_of_a_function_is_stopped_too(zoo: Path, query: str) -> No
 
 
 def largest_temporary_file(done: threading.Event) -> int:
-    """Return the size in bytes of the largest of SQLite's temporary files, which have no name but in /proc."""
-    largest = 0
+    """Return the size in bytes of the largest of SQLite's temporary files, which have no name but in /proc.
+
+    Only this process and those below it are looked at: other tests may run at the same time.
+    """
+    largest, links = 0, list[Path]()
+    mine = psutil.Process()
     while not done.is_set():
-        for link in Path("/proc").glob("[0-9]*/fd/*"):
-            try:
-                if "etilqs" in str(link.readlink()):
-                    largest = max(largest, link.stat().st_size)
-            except OSError:
-                continue
+        for process in (mine, *mine.children(recursive=True)):
+            with contextlib.suppress(FileNotFoundError):  # it has ended
+                links = list(Path(f"/proc/{process.pid}/fd").iterdir())
+            for link in links:
+                with contextlib.suppress(OSError):  # the file is closed
+                    if "etilqs" in str(link.readlink()):
+                        largest = max(largest, link.stat().st_size)
     return largest
 
 
