@@ -2,10 +2,14 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
 PLUGINS := $(sort $(wildcard plugins/agentrig-*))
 READY := $(VENV)/.ready
+# Half of what is installed: pip has compiled it already, or no run imports it.
+UNCOMPILED := /(torch|sympy|networkx|mpmath|pip)/|/(pandas|matplotlib|fontTools|verl|ray|polars|sqlalchemy|azure)/|$\
+  /(litellm|langchain_community|langchain_classic|mypy|mypyc)/|/transformers/models/(?!auto/|qwen2/)|/tests?/
 
-.PHONY: setup train test docs bench lint dev lock clean
+.PHONY: setup train test docs site bench lint dev lock clean
 
 setup: $(READY)
 
@@ -23,7 +27,7 @@ $(READY): requirements/cpu.lock pyproject.toml $(addsuffix /pyproject.toml,$(PLU
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r requirements/cpu.lock
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e . $(addprefix -e ,$(PLUGINS))
 	@# Agent Lightning imports some 3000 modules; compiled once here, not at the first start of every process.
-	-$(BIN)/python -m compileall -qq -j 0 -x '/(torch|sympy|pandas|matplotlib|verl|ray)/|/tests?/' $(VENV)/lib
+	-$(BIN)/python -m compileall -qq -j 0 -x '$(UNCOMPILED)' $(VENV)/lib
 	@touch $@
 	@echo "agentrig is in $(BIN): . $(BIN)/activate"
 
@@ -31,7 +35,7 @@ train: setup
 	$(BIN)/agentrig train
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .
@@ -42,8 +46,10 @@ lint: setup
 dev: setup
 	$(BIN)/pre-commit install
 
-docs: setup
+docs: site
 	$(BIN)/python -m pytest -q tests/docs
+
+site: setup
 	$(BIN)/mkdocs build --strict
 
 bench: setup

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -65,10 +68,36 @@ def test_links_of_the_site_stay_in_the_site(page: Path) -> None:
         assert (page.parent / target).resolve().is_relative_to(ROOT / "docs"), f"{page.name} links to {target}"
 
 
-def test_a_submission_runs_lint_docs_and_last_the_readmes_test_command() -> None:
+SAYS = """
+setup site:
+\t@echo $@ has ended
+lint:
+\t@sleep 0.2; echo lint has ended; exit $(LINT)
+test:
+\t@echo the first test; sleep 1; echo 9 passed in 1 s
+"""
+
+
+@pytest.mark.parametrize("lint", [0, 1])
+def test_a_submission_fails_with_any_of_its_parts_and_ends_with_the_tests(tmp_path: Path, lint: int) -> None:
+    """`.ci/run` itself, over a Makefile whose targets only say that they have ended."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    (tmp_path / "Makefile").write_text(SAYS)
+    own = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    done = subprocess.run([tmp_path / ".ci" / "run"], env={**own, "LINT": str(lint)}, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "setup has ended"
+    assert set(lines[1:3]) == {"site has ended", "lint has ended"}
+    assert lines[3:] == ["the first test", "9 passed in 1 s"]
+    assert (done.returncode != 0) is bool(lint)
+
+
+def test_a_submission_runs_lint_docs_and_the_readmes_test_command() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    made = [line.split()[1] for line in lines if line.startswith("make ")]
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
-    assert {"lint", "docs"} <= set(made) <= targets
-    assert lines[-1] == "make test"
+    made = {word for line in lines if line.startswith("make ") for word in line.split()[1:] if word[0] != "-"}
+    makefile = (ROOT / "Makefile").read_text()
+    assert made == {"setup", "lint", "site", "test"}
+    assert made <= set(re.findall(r"^([a-z]+):", makefile, re.M))
+    assert "\ndocs: site\n\t$(BIN)/python -m pytest -q tests/docs\n" in makefile  # by itself it checks them too
     assert "\nmake test " in (ROOT / "README.md").read_text()
