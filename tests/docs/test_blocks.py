@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import ROOT, Block, blocks
+from pages import PAGES, ROOT, Block, blocks
 
 from agentrig.plan import resolve
 from agentrig.plugins.loading import load
@@ -38,6 +38,26 @@ ELSEWHERE = {
     "docs/recipes.md": "it trains for five steps; its call is resolved below",
 }
 """Pages whose script is not run here, and why."""
+
+
+SHOWN = (
+    (r"^tasks → agent", "a drawing of the data flow"),
+    (r"^src/agentrig/ |^algorithm\.py ", "a list of files"),
+    (r"^agent\(task_input, endpoint\) ->", "the form of a call"),
+    (r"^step  8/60", "what a run prints"),
+    (r"^---\nconfig:", "the reference agent's graph, as Mermaid draws it"),
+    (r"^(\w+=\S+ )?agentrig ", "the examples in a command's help; tests/cli/test_cli.py parses them"),
+)
+"""The blocks that nothing runs, by a regular expression on their text, and why."""
+
+NOT_PAGES = {
+    "CHANGELOG.md": "made by towncrier",
+    "CONTRIBUTING.md": "for contributors; what its commands name is looked for below",
+    "README.zh.md": "its blocks are those of README.md, which test_translations.py compares",
+    "plugins/agentrig-grpo/training/README.md": "an hour on a GPU; what its commands name is looked for below",
+    "tests/benchmarks/verl_spider/README.md": "needs Spider and a GPU; what its commands name is looked for below",
+}
+"""Markdown files whose blocks are not run, and why."""
 
 
 def page_of(block: Block) -> str:
@@ -91,6 +111,33 @@ def test_a_package_of_a_page_installs_and_is_found(block: Block, tmp_path: Path)
     (found,) = [p for p in json.loads(listed.stdout) if p["distribution"] == package["project"]["name"]]
     assert found["status"] == "ok"
     assert found["components"]
+
+
+def test_every_block_is_run_or_says_why_not() -> None:
+    """A block is Python, TOML or commands, which tests run; or one of SHOWN."""
+    rest = [b for b in blocks() if b.language not in ("python", "toml") and not b.is_shell]
+    why = {b.id: next((reason for pattern, reason in SHOWN if re.search(pattern, b.text)), "") for b in rest}
+    assert [id_ for id_, reason in why.items() if not reason] == []
+    assert set(why.values()) == {reason for _, reason in SHOWN}
+    assert all(page_of(b) == "docs/reference/command-line.md" for b in rest if "help" in why[b.id])
+    assert len(rest) < len(blocks()) / 5
+
+
+def test_every_markdown_file_is_a_page_or_says_why_not() -> None:
+    folders = ("docs", "plugins", "examples", "tests", "src")
+    found = [*ROOT.glob("*.md"), *(file for folder in folders for file in (ROOT / folder).rglob("*.md"))]
+    files = {str(file.relative_to(ROOT)) for file in found}
+    assert files - {str(page.relative_to(ROOT)) for page in PAGES} == set(NOT_PAGES)
+
+
+@pytest.mark.parametrize("file", NOT_PAGES)
+def test_what_the_commands_of_other_files_name_is_there(file: str) -> None:
+    text = (ROOT / file).read_text("utf-8")
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.M)
+    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.S | re.M):
+        for path in re.findall(r"(?<![\w/.])(?:tests|plugins|docs|examples)/[\w./-]+\w", block):
+            assert (ROOT / path).exists(), path
+        assert set(re.findall(r"^make (\w+)", block, re.M)) <= set(targets)
 
 
 def test_each_script_that_is_run_elsewhere_is_there() -> None:
