@@ -32,7 +32,34 @@ class Triplet:
 
 
 Adapter = Callable[[Trace], Sequence[Triplet]]
-"""What `AdapterSpec.build` returns: called as `adapter(trace)`; an empty trace gives no triplets."""
+"""What `AdapterSpec.build` returns: called as `adapter(trace)`; an empty trace gives no triplets.
+
+It may also have a method `left_out(trace, call)`, which returns why it keeps no triplet of an LLM call (a reason, see
+`agentrig.ledger`), or None for a call that it keeps. With it, a run notices when the adapter loses a call.
+"""
+
+
+def identified(triplets: Sequence[Triplet], trace: Trace) -> list[Triplet]:
+    """Return triplets with their calls' spans: one without gets the first call with its tokens that is still free."""
+    taken = {t.span_id for t in triplets}
+    found = []
+    for triplet in triplets:
+        if not triplet.span_id:
+            free = (c for c in trace.llm_calls() if c.id not in taken and same_tokens(c, triplet))
+            call = next(free, None)
+            if call is not None:
+                triplet = attrs.evolve(triplet, span_id=call.id)
+                taken.add(call.id)
+        found.append(triplet)
+    return found
+
+
+def same_tokens(call: Span, triplet: Triplet) -> bool:
+    """Return whether a triplet has exactly the token ids that were recorded of a call."""
+    recorded = call.attributes
+    return tuple(recorded.get("response_token_ids") or ()) == tuple(triplet.response_ids) and tuple(
+        recorded.get("prompt_token_ids") or ()
+    ) == tuple(triplet.prompt_ids)
 
 
 def triplet_of(call: Span, *, node: str = "") -> Triplet | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -13,6 +13,7 @@ import attrs
 from agentrig._moved import former
 from agentrig.endpoints import Endpoint
 from agentrig.hardware import Hardware
+from agentrig.ledger import Entry
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.tasks import Task
 
@@ -143,6 +144,7 @@ class Session(Protocol):
         metrics: Mapping[str, float],
         time_s: Mapping[str, float],
         digests: Mapping[str, Any] | None = None,
+        calls: Iterable[Entry] | None = None,
     ) -> None:
         """Close a training step: metrics, observers, checks.
 
@@ -157,6 +159,11 @@ class Session(Protocol):
                 Stages that it knows: `start` (weights and optimizer before the step), `advantages`, `samples`,
                 `batches`, `weights` (the new ones, a digest for each group of tensors), and `made_with`: what
                 must be the same for the same bits (versions, device, threads).
+            calls: What was done with each call of the step's triplets, counted where the loss is computed, see
+                `agentrig.ledger`. None: the report says that the algorithm doesn't say.
+
+        Raises:
+            agentrig.errors.RunStopped: See `metrics`; or `calls` are not the calls that the algorithm got.
         """
         ...
 

@@ -202,7 +202,8 @@ class _AdapterCall:
 
         if not trace.llm_calls():
             return ()
-        found = []
+        found: list[Triplet] = []
+        taken: set[str] = set()
         for triplet in self.inner.adapt(to_lightning(trace, trace.rollout_id, f"{trace.rollout_id}-0")):
             prompt, response = _ids(triplet.prompt), _ids(triplet.response)
             if not prompt or not response:
@@ -211,11 +212,13 @@ class _AdapterCall:
                 (
                     c
                     for c in trace.llm_calls()
-                    if list(c.attributes.get("response_token_ids", ())) == list(response)
+                    if c.id not in taken
+                    and list(c.attributes.get("response_token_ids", ())) == list(response)
                     and list(c.attributes.get("prompt_token_ids", ())) == list(prompt)
                 ),
                 None,
             )
+            taken.update({call.id} if call is not None else ())
             logprobs = call.attributes.get("response_logprobs") if call is not None else None
             found.append(
                 Triplet(

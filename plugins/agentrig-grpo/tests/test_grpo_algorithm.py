@@ -44,7 +44,10 @@ class FakeSession:
             ThreadPoolExecutor(8) as pool,
         ):
             jobs = [(task, i) for task in tasks for i in range(n)]
-            return list(pool.map(lambda job: self.one(client, endpoint, step, mode, *job), jobs))
+            found = list(pool.map(lambda job: self.one(client, endpoint, step, mode, *job), jobs))
+        if mode == "train":
+            self.sampled = sum(len(t.response_ids) for r in found for t in r.triplets)
+        return found
 
     def one(self, client, endpoint, step, mode, task, i):
         body = {
@@ -94,7 +97,8 @@ class FakeSession:
         self.reports[when] = self.mean(endpoint, step, "report")
         return self.reports[when]
 
-    def end_step(self, step, *, metrics, time_s, digests=None):
+    def end_step(self, step, *, metrics, time_s, calls, digests=None):
+        assert sum(e.tokens for e in calls) == self.sampled, "every sampled token is trained or dropped"
         self.calls.append(("end", step))
         self.lines.append({"step": step, **metrics, "time_s": dict(time_s)})
         self.stopping = step == self.stop_after

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from agentrig.figures import NOTHING, percent
-from agentrig.report import figures, table
+from agentrig.report import calls, figures, table
 from agentrig.report.findings import failures_by_kind, findings
 from agentrig.report.plots import audits
 from agentrig.report.reading import RunData, mapping, number
@@ -72,7 +72,7 @@ def _view(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
     disagreements = reward_disagreements(run, missing) if audits(run) else []
     if pairs is None and run.files:
         missing.append("no tasks were measured both before and after training, so none can be compared")
-    found = findings(run, pairs)
+    found = [*findings(run, pairs), *calls.line(run)]
     status = figures.status(run)
     return {
         "name": run.name,
@@ -89,6 +89,7 @@ def _view(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
         "failures": failures,
         "time": _time_rows(run),
         "nodes": _node_rows(run),
+        "calls": calls.rows(run),
         "audit": _audit_rows(run),
         "reward_disagreements": disagreements,
         "algorithm": _algorithm_rows(run),

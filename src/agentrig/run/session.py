@@ -6,7 +6,7 @@ import logging
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +14,10 @@ import attrs
 
 from agentrig.algorithms import Measurement
 from agentrig.endpoints import Endpoint
-from agentrig.errors import AgentrigError, ConfigError
+from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.figures import canonical, mean
 from agentrig.hardware import Hardware
+from agentrig.ledger import Entry
 from agentrig.observers import RunStart, StepEnd
 from agentrig.plan import Plan
 from agentrig.rewards import Score
@@ -31,6 +32,7 @@ from agentrig.run.guards import (
     warn_of_sampling,
     warn_of_unseen,
 )
+from agentrig.run.ledger import Books, Ledger, totals
 from agentrig.run.metrics import count_failures, count_nodes
 from agentrig.run.past import Past
 from agentrig.run.trends import SOLVED, Guards
@@ -95,6 +97,11 @@ class RunSession:
         self._validated: Measurement | None = None
         self.measured: Measurement | None = None
         self._step_start = time.perf_counter()
+        self._ledger = Ledger(
+            engine.adapter,
+            adapter_name=plan.components["adapter"].spec.name,
+            algorithm_name=plan.components["algorithm"].spec.name,
+        )
         self._guards = Guards.after(() if past.ended else past.lines)
         self.solved = self._guards.solved
         self._failures: Counter[str] = Counter()
@@ -165,6 +172,7 @@ class RunSession:
             check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
             check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
             check_sampling(rollouts, sampling, step=step)
+            self._ledger.record(rollouts, step=step, expected=n * len(tasks))
             self._constrained = self._constrained or warn_of_constraints(rollouts, step=step)
             self._unseen = self._unseen or warn_of_unseen(rollouts, step=step)
             if self._guards.judge(self._step_rollouts, step=step) and not self.solved:
@@ -229,11 +237,16 @@ class RunSession:
         metrics: Mapping[str, float],
         time_s: Mapping[str, float],
         digests: Mapping[str, Any] | None = None,
+        calls: Iterable[Entry] | None = None,
     ) -> None:
-        """Close a step: write its line, notify the observers, check that the weights changed."""
+        """Close a step: write its line, notify the observers, check the ledger and that the weights changed."""
         if "weight_change" not in metrics:
             raise AgentrigError("end_step needs metrics['weight_change'], the L2 norm of the step's change of weights")
-        self._guards.check(self._close_step(step, metrics, time_s, digests or {}))
+        books = self._ledger.close(calls, step=step)
+        line = self._close_step(step, metrics, time_s, books, digests or {})
+        if books.wrong:
+            raise RunStopped(books.wrong)
+        self._guards.check(line)
 
     def end_foreign(self, rollouts: Sequence[Rollout]) -> None:
         """Store the rollouts of an algorithm that does not use this session (Agent Lightning's own)."""
@@ -242,12 +255,18 @@ class RunSession:
         self._failures.update(count_failures(rollouts))
         self._step_rollouts = list(rollouts)
         self._step_time["rollout"] = time.perf_counter() - self._step_start
-        self._close_step(1, {}, {}, {})
+        self._ledger.record(rollouts, step=1)
+        self._close_step(1, {}, {}, self._ledger.close(None, step=1), {})
 
     def _close_step(
-        self, step: int, metrics: Mapping[str, float], time_s: Mapping[str, float], digests: Mapping[str, Any]
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        time_s: Mapping[str, float],
+        books: Books,
+        digests: Mapping[str, Any],
     ) -> dict[str, Any]:
-        line = self._line(step, metrics, time_s)
+        line = {**self._line(step, metrics, time_s), "calls": books.calls, "call_tokens": books.tokens}
         line["digests"] = {**rollout_digests(self._step_rollouts), **digests}
         self._run.append_metrics(line)
         self.lines.append(line)
@@ -288,6 +307,8 @@ class RunSession:
             "rollouts": sum(line["rollouts"] for line in self.lines) + self._measured,
             "train_rollouts": sum(line["rollouts"] for line in self.lines),
             "failures": dict(self._failures),
+            "calls": totals(self.lines, "calls"),
+            "call_tokens": totals(self.lines, "call_tokens"),
             "time_share": split,
             "transitions_per_rollout": mean([line["transitions_per_rollout"] for line in self.lines]),
             "prompt_tokens": mean([line["prompt_tokens"] for line in self.lines if line["prompt_tokens"]]),

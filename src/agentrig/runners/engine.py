@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from agentrig.adapters import Adapter
+from agentrig.adapters import Adapter, identified
 from agentrig.agents import Outcome
 from agentrig.endpoints import Endpoint
 from agentrig.rollouts import Mode, OnGroups, Rollout
@@ -125,7 +125,8 @@ class RolloutEngine:
         if rollout.failure is not None:
             return rollout
         try:
-            triplets = tuple(attrs.evolve(t, reward=rollout.value) for t in self.adapter(rollout.trace))
+            kept = identified(self.adapter(rollout.trace), rollout.trace)
+            triplets = tuple(attrs.evolve(t, reward=rollout.value) for t in kept)
         except Exception as error:
             outcome = Outcome(failure="adapter-error", message=f"{type(error).__name__}: {error}")
             return attrs.evolve(rollout, outcome=outcome, score=None)

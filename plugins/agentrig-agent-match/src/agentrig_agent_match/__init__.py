@@ -8,8 +8,9 @@ from typing import Any
 
 import attrs
 
-from agentrig import AdapterSpec, Trace, Triplet, hookimpl, setting
+from agentrig import AdapterSpec, Span, Trace, Triplet, hookimpl, setting
 from agentrig.adapters import triplet_of
+from agentrig.ledger import UNMATCHED_NODE
 
 
 def _compiles(_config: Any, _field: Any, value: str) -> None:
@@ -38,17 +39,25 @@ class AgentMatch:
 
     def __call__(self, trace: Trace) -> Sequence[Triplet]:
         """Return the triplets of the matching calls, in the order of the calls."""
-        pattern = re.compile(self.config.match)
         kept = []
         for call in trace.llm_calls():
-            nodes = trace.nodes(call)
-            matched = next((n for n in nodes if pattern.search(n)), None)
-            if self.config.match and matched is None:
-                continue
-            triplet = triplet_of(call, node=matched or (nodes[0] if nodes else ""))
+            node = self._node(trace, call)
+            triplet = None if node is None else triplet_of(call, node=node)
             if triplet is not None:
                 kept.append(triplet)
         return kept
+
+    def left_out(self, trace: Trace, call: Span) -> str | None:
+        """Return why a call that could be trained is left out; None for one that is kept."""
+        return UNMATCHED_NODE if self._node(trace, call) is None else None
+
+    def _node(self, trace: Trace, call: Span) -> str | None:
+        """Return the node that matches, or None; with an empty `match` the innermost, or an empty string."""
+        nodes = trace.nodes(call)
+        if not self.config.match:
+            return nodes[0] if nodes else ""
+        pattern = re.compile(self.config.match)
+        return next((n for n in nodes if pattern.search(n)), None)
 
 
 @hookimpl

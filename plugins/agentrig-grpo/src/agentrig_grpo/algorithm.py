@@ -21,6 +21,7 @@ from agentrig.algorithms import Session, WeightDifference
 from agentrig.credit import check_advantages, group_advantages
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped
 from agentrig.hardware import Hardware
+from agentrig.ledger import LEFT_OUT_BY_SAMPLES, Call, Entry
 from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import reading
 from agentrig_grpo import checkpoint, trainer_files
@@ -34,6 +35,7 @@ from agentrig_grpo.proofs import check_sampled
 from agentrig_grpo.sampler import tasks_of_step
 from agentrig_grpo.server.handle import LLMServer, ServerSettings
 from agentrig_grpo.trainer_files import Best
+from agentrig_grpo.used import entries_of
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +100,7 @@ class Grpo:
                         "validation": validated - pushed,
                     },
                     digests=learner.digests,
+                    calls=self._entries(rollouts, samples, learner),
                 )
                 last = step == config.steps or session.stopping or session.solved
                 if last or step % config.save_every == 0:
@@ -157,11 +160,35 @@ class Grpo:
                 advantage=advantage,
                 rollout=i,
                 group=rollout.group,
+                call=Call(rollout.id, t.span_id),
             )
             for i, (rollout, advantage) in enumerate(zip(rollouts, advantages, strict=True))
             if advantage is not None
             for t in rollout.triplets
         ]
+
+    def _entries(
+        self, rollouts: Sequence[Rollout], samples: Sequence[TrainSample], learner: Learner
+    ) -> list[Entry] | None:
+        """Return what the update did with each call; None if a subclass's samples don't say which calls they are."""
+        if any(s.call is None for s in samples):
+            return None
+        found = entries_of(
+            samples,
+            learner.used,
+            values=[r.value for r in rollouts],
+            groups=[r.group for r in rollouts],
+            negative_scale=self.config.negative_scale,
+        )
+        if type(self).samples is not Grpo.samples:  # what a subclass chooses to leave out is not lost
+            chosen = {s.call for s in samples}
+            found += [
+                Entry(call, "dropped", len(t.response_ids), LEFT_OUT_BY_SAMPLES)
+                for r in rollouts
+                for t in r.triplets
+                if (call := Call(r.id, t.span_id)) not in chosen
+            ]
+        return found
 
     def _server(self, source: Path, hardware: Hardware, dtype: str, seed: int, log_file: Path | None) -> LLMServer:
         config = self.config

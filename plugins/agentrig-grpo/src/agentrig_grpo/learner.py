@@ -14,6 +14,7 @@ import attrs
 import torch  # noqa: TID253  (imported by the algorithm when it runs)
 
 from agentrig.errors import AgentrigError
+from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE, Call
 from agentrig_grpo import lora
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.digests import (
@@ -28,6 +29,7 @@ from agentrig_grpo.loss import sample_weights, token_losses
 from agentrig_grpo.proofs import StepProof, TokenProof
 from agentrig_grpo.scoring import response_logits, shares_prompts, to_device, token_entropy, token_logprobs
 from agentrig_grpo.sequences import Batch, batches_of, collate, rows_of
+from agentrig_grpo.used import Used, tokens_in_loss
 
 
 @attrs.frozen(kw_only=True)
@@ -41,6 +43,7 @@ class TrainSample:
         advantage: Its rollout's.
         rollout: Which rollout it belongs to.
         group: Which group that belongs to.
+        call: Which recorded call it is, for the ledger; None if it is none.
     """
 
     prompt_ids: Sequence[int]
@@ -49,6 +52,7 @@ class TrainSample:
     advantage: float
     rollout: int
     group: str
+    call: Call | None = None
 
 
 @attrs.define
@@ -116,6 +120,7 @@ class Learner:
         self.digests: dict[str, Any] = {}
         self._dtype = dtype
         self._proof = StepProof(self.trained, config)
+        self.used = Used(0)
         # Checkpointing needs training mode. Dropout stays off: the ratio needs the same function
         # that sampled.
         self.model.train(config.gradient_checkpointing)
@@ -151,6 +156,7 @@ class Learner:
             "advantages": advantages_digest(samples),
             "samples": samples_digest(samples),
         }
+        self.used = Used(len(samples))
         if not samples:
             self.digests["weights"] = tensor_digests(self.trained)
             return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
@@ -160,7 +166,8 @@ class Learner:
         samples = self._with_behaviour(samples, figures)
         for epoch in range(self.config.ppo_epochs):
             for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
-                self._one_update(mini_batch, figures, step)
+                self._one_update([samples[i] for i in mini_batch], figures, mini_batch, step)
+            self.used.end_epoch()
         with torch.no_grad():
             changes = [(p - before[name]).float().norm() for name, p in self.trained.items()]
         wall = time.perf_counter() - start
@@ -188,20 +195,29 @@ class Learner:
         self.digests |= {"batches": text_digest(figures.batches), "weights": tensor_digests(self.trained)}
         return metrics
 
-    def _one_update(self, samples: Sequence[TrainSample], figures: _Figures, step: int) -> None:
-        """Accumulate a mini-batch's gradient in passes of `tokens_per_batch` tokens, then step the optimizer."""
+    def _one_update(self, samples: Sequence[TrainSample], figures: _Figures, places: Sequence[int], step: int) -> None:
+        """Accumulate a mini-batch's gradient in passes of `tokens_per_batch` tokens, then step the optimizer.
+
+        Args:
+            samples: The mini-batch.
+            figures: Is added to.
+            places: The samples' places among those of the step.
+            step: The training step, for messages.
+        """
         config, where = self.config, f"step {step}, update {len(figures.norms) + 1}"
         lengths = [len(s.response_ids) for s in samples]
         weights = sample_weights(lengths, [s.rollout for s in samples], config.loss_agg_mode)  # type: ignore[arg-type]
         # A sample with advantage 0 has a gradient only from the KL loss. Its tokens still count in the
         # aggregation, or the update would be larger when more groups have zero variance.
         active = [i for i, s in enumerate(samples) if s.advantage or config.kl_loss_coef]
+        self.used.drop([places[i] for i in set(range(len(samples))).difference(active)], ZERO_ADVANTAGE)
         if not active:
             return
         chosen, shares = [samples[i] for i in active], [weights[i] for i in active]
         table = _Table.of(chosen, shares, self._device)
         proof = TokenProof(chosen, shares, config, self._device, where)
         self._proof.clean(where)
+        in_loss = torch.zeros(len(active), dtype=torch.int64, device=self._device)
         batch: Batch
         for batch in self._batches(chosen, figures):
             behaviour, advantage, weight = table.look_up(batch)
@@ -220,8 +236,11 @@ class Learner:
                 reference=reference,
                 kl_loss_coef=config.kl_loss_coef,
             )
+            logprobs.retain_grad()
+            out.loss.retain_grad()
             loss = (out.loss * weight).sum()
             loss.backward()  # type: ignore[no-untyped-call]
+            in_loss.index_add_(0, batch.sample, tokens_in_loss(logprobs, out, advantage).long())
             figures.loss += float(loss.detach())
             figures.tokens += len(batch.targets)
             figures.ratio += float(out.ratio.sum())
@@ -243,6 +262,7 @@ class Learner:
         figures.norms.append(norm)
         if not math.isfinite(norm):  # skipped: it would make all weights NaN; the run's guard sees the metric
             self.optimizer.zero_grad(set_to_none=True)
+            self.used.drop([places[i] for i in active], NOT_FINITE)
             return
         self.updates += 1
         for group in self.optimizer.param_groups:
@@ -252,6 +272,7 @@ class Learner:
         figures.step_error = max(figures.step_error, step_error)
         self.optimizer.zero_grad(set_to_none=True)
         figures.updates += 1
+        self.used.train([places[i] for i in active], in_loss.tolist())
 
     @torch.no_grad()
     def _used(self, name: str, batch: Batch) -> bool:
@@ -300,14 +321,14 @@ class Learner:
             logits = self._logits(self._reference if self._reference is not None else self.model, batch)
         return token_logprobs(logits, batch.targets, self.config.temperature)
 
-    def _mini_batches(self, samples: Sequence[TrainSample], *, step: int, epoch: int) -> Iterator[list[TrainSample]]:
-        """Split the samples by group, so that a shared prompt stays in one pass."""
+    def _mini_batches(self, samples: Sequence[TrainSample], *, step: int, epoch: int) -> Iterator[list[int]]:
+        """Split the samples by group, so that a shared prompt stays in one pass; yield the samples' places."""
         parts = self.config.mini_batches
         groups = list(dict.fromkeys(s.group for s in samples))
         random.Random(f"{self._seed} {step} {epoch}").shuffle(groups)
         for part in range(min(parts, len(groups))):
             chosen = set(groups[part :: min(parts, len(groups))])
-            yield [s for s in samples if s.group in chosen]
+            yield [i for i, s in enumerate(samples) if s.group in chosen]
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs: trained weights, optimizer, number of updates."""

@@ -1,0 +1,89 @@
+"""The ledger's words: what happened to each LLM call of a step's rollouts, said by an algorithm at the step's end.
+
+A run counts the calls itself, from the traces. `agentrig.run.ledger` compares both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import attrs
+
+Place = Literal["trained", "masked", "dropped"]
+
+CALL_ERROR = "call-error"
+OTHER_SERVER = "other-server"
+NO_TOKEN_IDS = "no-token-ids"
+FAILED_ROLLOUT = "failed-rollout"
+UNMATCHED_NODE = "unmatched-node"
+DUPLICATE = "duplicate"
+LEFT_OUT_BY_ADAPTER = "left-out-by-adapter"
+ZERO_VARIANCE = "zero-variance-group"
+ALONE = "alone-in-group"
+ZERO_ADVANTAGE = "zero-advantage"
+NEGATIVE_SCALE = "negative-scale-zero"
+LEFT_OUT_BY_SAMPLES = "left-out-by-samples"
+NOT_FINITE = "gradient-not-finite"
+
+REASONS: Mapping[str, str] = {
+    CALL_ERROR: "the call failed, or its stream broke off",
+    OTHER_SERVER: "it went to another server than the run's: another model answered",
+    NO_TOKEN_IDS: "the server returned no token ids",
+    FAILED_ROLLOUT: "the rollout failed: there is no reward to learn from",
+    UNMATCHED_NODE: "the adapter trains other graph nodes",
+    DUPLICATE: "the same call was recorded twice; the other record counts",
+    LEFT_OUT_BY_ADAPTER: "the adapter left it out and does not say why (it has no method `left_out`)",
+    ZERO_VARIANCE: "all rollouts of its group got the same reward: the advantage is 0",
+    ALONE: "no other rollout of its group can be compared with its own: the advantage is 0",
+    ZERO_ADVANTAGE: "its rollout's reward is the baseline of its group: the advantage is 0",
+    NEGATIVE_SCALE: "its rollout did worse than its group, and `negative_scale` is 0",
+    LEFT_OUT_BY_SAMPLES: "a `samples` method of its own, which the algorithm has, left it out",
+    NOT_FINITE: "the gradient was NaN or infinite, and the update was skipped",
+}
+"""Why a call was dropped, by reason. An algorithm or adapter of your own may add reasons: lower case, with hyphens."""
+
+
+class Call(NamedTuple):
+    """Which LLM call: a rollout's id, and the id of the call's span in its trace."""
+
+    rollout: str
+    span: str
+
+
+@attrs.frozen
+class Entry:
+    """What an algorithm did with response tokens of a call.
+
+    A call may have several entries, for example one for its trained and one for its masked tokens. Together they
+    must have exactly the tokens that were sampled. A call that is trained in several epochs has one entry.
+
+    Attributes:
+        call: Which call.
+        place: `trained`: the tokens are in a loss that changed the weights. `masked`: they were in a sequence as
+            context, without loss. `dropped`: they were left out.
+        tokens: Number of response tokens.
+        reason: Why it was dropped, see `REASONS`; empty for the other places.
+    """
+
+    call: Call
+    place: Place
+    tokens: int
+    reason: str = ""
+
+
+def without_gradient(values: Sequence[float | None]) -> str:
+    """Return why a rollout has the advantage 0 in its group.
+
+    Args:
+        values: The values of the group's rollouts, of those that count in its baseline; None for a failure.
+    """
+    valid = [v for v in values if v is not None]
+    if len(valid) < 2:
+        return ALONE
+    if min(valid) == max(valid):
+        return ZERO_VARIANCE
+    return ZERO_ADVANTAGE
+
+
+__all__ = ["REASONS", "Call", "Entry", "Place", "without_gradient"]

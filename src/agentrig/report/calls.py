@@ -1,0 +1,77 @@
+"""The ledger of calls in the report: one line, and a table of where the calls of all training steps went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentrig.ledger import REASONS
+from agentrig.report.findings import Finding
+from agentrig.report.reading import RunData, mapping, number
+from agentrig.report.text import count
+
+PLACES: Mapping[str, str] = {
+    "trained": "in the loss",
+    "masked": "in a sequence as context, without loss",
+    "handed_over": "handed over to the algorithm, which does not say what it did with them",
+    "unaccounted": "neither trained, masked nor dropped: the run stopped",
+}
+"""What the report says of each place."""
+
+
+def books(run: RunData, key: str) -> dict[str, int]:
+    """Return the sums over all steps of `calls` or `call_tokens`: `recorded`, each place, `dropped` and each reason.
+
+    Reasons come as `dropped: REASON`. Empty for a run of a version without a ledger.
+    """
+    found: dict[str, int] = {}
+
+    def add(name: str, value: Any) -> None:
+        found[name] = found.get(name, 0) + int(number(value) or 0)
+
+    for step in run.steps:
+        for name, value in mapping(step.get(key)).items():
+            if name != "dropped":
+                add(name, value)
+                continue
+            for reason, n in mapping(value).items():
+                add("dropped", n)
+                add(f"dropped: {reason}", n)
+    return found
+
+
+def line(run: RunData) -> list[Finding]:
+    """Return the ledger's line: `20 114 calls: 19 968 trained, 146 dropped: 146 failed-rollout`."""
+    calls = books(run, "calls")
+    if not calls.get("recorded"):
+        return []
+    parts = [f"{count(calls.get('trained'))} trained"] if calls.get("trained") or not calls.get("handed_over") else []
+    if calls.get("masked"):
+        parts.append(f"{count(calls['masked'])} masked")
+    if calls.get("handed_over"):
+        algorithm = mapping(mapping(run.manifest.get("components")).get("algorithm")).get("name") or "(unknown)"
+        parts.append(
+            f"{count(calls['handed_over'])} handed over to the algorithm {algorithm}, which does not say what it did "
+            "with them"
+        )
+    if calls.get("unaccounted"):
+        parts.append(f"{count(calls['unaccounted'])} not accounted for")
+    if calls.get("dropped"):
+        reasons = {k.removeprefix("dropped: "): n for k, n in calls.items() if k.startswith("dropped: ") and n}
+        listed = ", ".join(f"{count(n)} {reason}" for reason, n in sorted(reasons.items(), key=lambda r: -r[1]))
+        parts.append(f"{count(calls['dropped'])} dropped: {listed}")
+    level = "warn" if calls.get("unaccounted") else "ok"
+    return [Finding(level, f"{count(calls['recorded'])} calls: {', '.join(parts)}")]
+
+
+def rows(run: RunData) -> list[tuple[str, str, int, int, float]]:
+    """Return place or reason, what it means, calls, tokens, and the share of the calls; the largest place first."""
+    calls, tokens = books(run, "calls"), books(run, "call_tokens")
+    whole = calls.get("recorded")
+    if not whole:
+        return []
+    places = [(name, PLACES[name], name) for name in PLACES if calls.get(name) or name == "trained"]
+    reasons = [k for k in calls if k.startswith("dropped: ")]
+    reasons.sort(key=lambda k: -calls[k])
+    places += [(k, REASONS.get(k.removeprefix("dropped: "), ""), k) for k in reasons]
+    return [(name, meaning, calls.get(k, 0), tokens.get(k, 0), calls.get(k, 0) / whole) for name, meaning, k in places]
