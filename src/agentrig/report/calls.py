@@ -60,8 +60,8 @@ def line(run: RunData) -> list[Finding]:
         reasons = {k.removeprefix("dropped: "): n for k, n in calls.items() if k.startswith("dropped: ") and n}
         listed = ", ".join(f"{count(n)} {reason}" for reason, n in sorted(reasons.items(), key=lambda r: -r[1]))
         parts.append(f"{count(calls['dropped'])} dropped: {listed}")
-    level = "warn" if calls.get("unaccounted") else "ok"
-    return [Finding(level, f"{count(calls['recorded'])} calls: {', '.join(parts)}")]
+    text = f"{count(calls['recorded'])} calls: {', '.join(parts)}"
+    return [Finding("warn" if calls.get("unaccounted") else "ok", text)]
 
 
 def rows(run: RunData) -> list[tuple[str, str, int, int, float]]:

@@ -254,7 +254,8 @@ class Ledger:
         else:
             for entry in entries:
                 if entry.place == "dropped" and (wrong := self._false(recorded, entry.reason)):
-                    faults.add(f"a call was dropped as {entry.reason or 'nothing'}, but {wrong}", recorded)
+                    what = f"a call was dropped for a reason that its group's rewards contradict, {entry.reason}"
+                    faults.add(what if entry.reason else "a call was dropped without a reason", recorded, wrong)
             first = min(entries, key=lambda e: ("trained", "masked", "dropped").index(e.place))
             for entry in entries:
                 dropped = entry.place == "dropped"
@@ -268,18 +269,17 @@ class Ledger:
         group, value = self._values[recorded.group], recorded.value
         everyone = [v for v, _ in group]
         callers = [v for v, has_calls in group if has_calls]  # a baseline over calls sees only these
-        rewards = f"the rewards of its group are {', '.join(f'{v:g}' for v in everyone)}"
-        if value is None:
-            return ""
-        if not reason:
-            return "no reason is given"
+        if value is None or not reason:
+            return "" if reason else "each dropped call needs one"
         wrong = {
             ZERO_VARIANCE: len(set(everyone)) > 1 and len(set(callers)) > 1,
             ALONE: len(everyone) > 1 and len(callers) > 1,
             ZERO_ADVANTAGE: not min(everyone) < value < max(everyone),
             NEGATIVE_SCALE: value == max(everyone),
         }
-        return f"{rewards}, its own is {value:g}" if wrong.get(reason) else ""
+        if not wrong.get(reason):
+            return ""
+        return f"its reward is {value:g}, those of its group are {', '.join(f'{v:g}' for v in everyone)}"
 
     def _closed(self, counted: _Columns, wrong: str = "") -> Books:
         recorded = self._recorded.values()

@@ -100,7 +100,7 @@ class Grpo:
                         "validation": validated - pushed,
                     },
                     digests=learner.digests,
-                    calls=self._entries(rollouts, samples, learner),
+                    calls=self.entries(rollouts, samples, learner),
                 )
                 last = step == config.steps or session.stopping or session.solved
                 if last or step % config.save_every == 0:
@@ -167,7 +167,7 @@ class Grpo:
             for t in rollout.triplets
         ]
 
-    def _entries(
+    def entries(
         self, rollouts: Sequence[Rollout], samples: Sequence[TrainSample], learner: Learner
     ) -> list[Entry] | None:
         """Return what the update did with each call; None if a subclass's samples don't say which calls they are."""

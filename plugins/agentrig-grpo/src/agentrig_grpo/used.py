@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch  # noqa: TID253  (imported by the learner)
 
-from agentrig.ledger import NEGATIVE_SCALE, ZERO_ADVANTAGE, Entry, without_gradient
+from agentrig.ledger import NEGATIVE_SCALE, ZERO_ADVANTAGE, Call, Entry, without_gradient
 from agentrig_grpo.loss import TokenLoss
-
-if TYPE_CHECKING:
-    from agentrig_grpo.learner import TrainSample
 
 
 def tokens_in_loss(logprobs: torch.Tensor, out: TokenLoss, advantages: torch.Tensor) -> torch.Tensor:
@@ -68,8 +65,32 @@ class Used:
         return max((epoch[place] for epoch in self._epochs), key=lambda n: abs(n - expected), default=0)
 
 
+class Identified(Protocol):
+    """A sample that says which call it is (an `agentrig_grpo.learner.TrainSample` is one)."""
+
+    @property
+    def call(self) -> Call | None:
+        """Which call; the ledger has no entry for a sample without one."""
+        ...
+
+    @property
+    def response_ids(self) -> Sequence[int]:
+        """Token ids of the response."""
+        ...
+
+    @property
+    def rollout(self) -> int:
+        """The place of its rollout."""
+        ...
+
+    @property
+    def group(self) -> str:
+        """The group of that."""
+        ...
+
+
 def entries_of(
-    samples: Sequence[TrainSample],
+    samples: Sequence[Identified],
     used: Used,
     *,
     values: Sequence[float | None],
@@ -90,7 +111,8 @@ def entries_of(
         members[group].append(value)
     found = []
     for place, sample in enumerate(samples):
-        assert sample.call is not None
+        if sample.call is None:
+            continue
         expected = len(sample.response_ids)
         reason = used.reasons.get(place)
         trained = used.tokens(place, 0 if reason else expected)

@@ -1,0 +1,282 @@
+"""The ledger: faults planted where calls can get lost are found and named; healthy steps close their books."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from agentrig_agent_match import AgentMatch
+from agentrig_grpo import algorithm, learner
+from agentrig_grpo.algorithm import Grpo
+from agentrig_grpo.learner import Learner
+from agentrig_grpo.loss import TokenLoss
+from recorded_steps import run_steps, session_in
+
+from agentrig.errors import RunStopped
+from agentrig.runners.engine import RolloutEngine
+
+Patch = pytest.MonkeyPatch
+Plant = Callable[[Patch], None]
+FAULTS: dict[str, tuple[Plant, str]] = {}
+"""What is planted, and what the message says."""
+
+
+def fault(said: str) -> Callable[[Plant], Plant]:
+    """Add a fault to the list; its name is the function's."""
+
+    def add(plant: Plant) -> Plant:
+        FAULTS[plant.__name__] = (plant, said)
+        return plant
+
+    return add
+
+
+def around(patch: Patch, owner: Any, name: str, change: Callable[..., Any]) -> None:
+    """Change what a function returns: `change(result, *arguments)`."""
+    real = getattr(owner, name)
+
+    def wrapped(*arguments: Any, **more: Any) -> Any:
+        return change(real(*arguments, **more), *arguments)
+
+    patch.setattr(owner, name, wrapped)
+
+
+# --- engine and adapter ---
+
+WHERE = r"rollout ro-\d+, task task-\d, node \w+, call c-\w+"
+ADAPTER = "the adapter agent-match does not train what was sampled"
+ALGORITHM = "what the algorithm grpo did with its 30 calls"
+
+
+@fault("16 rollouts were asked for, 15 came back")
+def a_rollout_is_lost(patch: Patch) -> None:
+    around(patch, RolloutEngine, "run", lambda found, *_: found[:-1])
+
+
+@fault("16 rollouts were asked for, 16 came back; returned more than once: ro-1")
+def a_rollout_comes_back_twice(patch: Patch) -> None:
+    around(patch, RolloutEngine, "run", lambda found, *_: [*found[:-1], found[0]])
+
+
+@fault(f"{ADAPTER}.\n  15 x a call that it should keep, by its own word, gave no triplet: {WHERE}")
+def a_call_that_matches_is_not_kept(patch: Patch) -> None:
+    around(patch, AgentMatch, "__call__", lambda found, *_: found[1:])
+
+
+@fault(f"{ADAPTER}.\n  15 x a call gave more than one triplet: {WHERE}")
+def a_call_gives_two_triplets(patch: Patch) -> None:
+    around(patch, AgentMatch, "__call__", lambda found, *_: [*found, found[0]])
+
+
+@fault(f"{ADAPTER}.\n  30 x a triplet does not have its call's tokens: {WHERE} \\(2 response tokens, \\d were recorded")
+def a_response_is_cut_by_the_adapter(patch: Patch) -> None:
+    cut = lambda found, *_: [attrs.evolve(t, response_ids=t.response_ids[:2], logprobs=None) for t in found]  # noqa: E731
+    around(patch, AgentMatch, "__call__", cut)
+
+
+@fault(f"{ADAPTER}.\n  30 x a triplet does not have its call's tokens: {WHERE} \\(its prompt differs from token 3 on")
+def prompts_are_swapped(patch: Patch) -> None:
+    def swap(found: Sequence[Any], *_: Any) -> list[Any]:
+        return [attrs.evolve(a, prompt_ids=b.prompt_ids) for a, b in zip(found, reversed(found), strict=True)]
+
+    around(patch, AgentMatch, "__call__", swap)
+
+
+@fault(f"{ADAPTER}.\n  15 x a triplet belongs to no recorded call of its rollout: rollout ro-1, task task-0, span nine")
+def a_triplet_is_made_up(patch: Patch) -> None:
+    around(patch, AgentMatch, "__call__", lambda found, *_: [*found, attrs.evolve(found[0], span_id="nine")])
+
+
+# --- algorithm ---
+
+
+@fault(f"{ALGORITHM}.*\n  15 x a call got lost: neither trained, masked nor dropped: {WHERE} \\(\\d tokens\\)")
+def a_call_gets_no_sample(patch: Patch) -> None:
+    around(patch, Grpo, "samples", lambda found, *_: found[::2])
+
+
+@fault(f"{ALGORITHM}.*\n  \\d+ x a part of a call's response got lost: {WHERE} \\(4 of \\d tokens\\)")
+def responses_are_cut_at_a_maximum_length(patch: Patch) -> None:
+    cut = lambda found, *_: [attrs.evolve(s, response_ids=s.response_ids[:4]) for s in found]  # noqa: E731
+    around(patch, Grpo, "samples", cut)
+
+
+@fault("step 2: .*\n.*x a call was trained that no trace of this step has: rollout ro-1, call c-write_query")
+def samples_of_an_earlier_step_are_trained_again(patch: Patch) -> None:
+    first: list[Any] = []
+
+    def stale(found: list[Any], *_: Any) -> list[Any]:
+        first.append(found)
+        return first[0]
+
+    around(patch, Grpo, "samples", stale)
+
+
+@fault(
+    f"{ALGORITHM}.*\n  22 x a call was dropped for a reason that its group's rewards contradict, zero-advantage: "
+    f"{WHERE} \\(its reward is 0, those of its group are 0, 1, 0, 1\\)"
+)
+def all_advantages_are_zero(patch: Patch) -> None:
+    around(patch, algorithm, "group_advantages", lambda found, *_: [v and 0.0 for v in found])
+
+
+# --- learner ---
+
+
+@fault(f"{ALGORITHM}.*\n  \\d+ x a call got lost: neither trained, masked nor dropped: {WHERE}")
+def a_micro_batch_is_left_out(patch: Patch) -> None:
+    around(patch, learner, "batches_of", lambda found, *_: list(found)[:-1])
+
+
+@fault(f"{ALGORITHM}.*\n  \\d+ x a call got lost: neither trained, masked nor dropped: {WHERE}")
+def a_sample_is_lost_when_a_batch_is_made(patch: Patch) -> None:
+    def lose(batch: Any, *_: Any) -> Any:
+        held = batch.sample != batch.sample[-1]
+        held[: int(batch.place[-1]) + 1] |= not held.any()  # a batch of one sample stays
+        parts = {name: getattr(batch, name)[held] for name in ("at", "targets", "sample", "place")}
+        return attrs.evolve(batch, **parts)
+
+    around(patch, learner, "collate", lose)
+
+
+@fault(f"{ALGORITHM}.*\n  \\d+ x a part of a call's response got lost: {WHERE}")
+def a_mask_removes_tokens_inside_the_loss(patch: Patch) -> None:
+    def mask(out: TokenLoss, logprobs: Any, *_: Any) -> TokenLoss:
+        keep = logprobs.new_ones(len(logprobs))
+        keep[::5] = 0
+        return attrs.evolve(out, loss=out.loss * keep)
+
+    around(patch, learner, "token_losses", mask)
+
+
+@fault(f"{ALGORITHM}.*\n  \\d+ x a call got lost: neither trained, masked nor dropped: {WHERE}")
+def a_samples_weight_is_zero(patch: Patch) -> None:
+    around(patch, learner, "sample_weights", lambda found, *_: [0.0, *found[1:]])
+
+
+@fault(
+    f"{ALGORITHM}.*\n  22 x a call was trained or counted more than once: {WHERE} \\(\\d+ tokens, \\d were sampled\\)"
+)
+def a_mini_batch_is_trained_twice(patch: Patch) -> None:
+    around(patch, Learner, "_mini_batches", lambda found, *_: [*(held := list(found)), held[0]])
+
+
+@fault(f"{ALGORITHM}.*\n  \\d+ x a call got lost: neither trained, masked nor dropped: {WHERE}")
+def an_epoch_leaves_a_group_out(patch: Patch) -> None:
+    real = Learner._mini_batches
+
+    def some(self: Learner, samples: Any, *, step: int, epoch: int) -> Iterator[list[int]]:
+        for places in real(self, samples, step=step, epoch=epoch):
+            yield [i for i in places if not epoch or samples[i].group != samples[0].group]
+
+    patch.setattr(Learner, "_mini_batches", some)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_within_two_steps(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    session = session_in(tmp_path)
+    plant, said = FAULTS[name]
+    plant(monkeypatch)
+    with pytest.raises(RunStopped, match=said):
+        run_steps(session, ppo_epochs=2)
+    assert len(session.lines) <= 2
+    if "algorithm" in said and session.lines:
+        line = session.lines[-1]
+        assert closed(line["calls"]) or name == "samples_of_an_earlier_step_are_trained_again"
+
+
+def closed(book: dict[str, Any]) -> bool:
+    """Whether a book's columns add up."""
+    places = sum(n for place, n in book.items() if place not in ("recorded", "dropped"))
+    return bool(book["recorded"] == places + sum(book["dropped"].values()))
+
+
+# --- healthy steps ---
+
+DROPPED = {
+    "call-error": 4, "other-server": 4, "no-token-ids": 4, "failed-rollout": 3, "unmatched-node": 15,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"ppo_epochs": 3, "mini_batches": 2},
+        {"lora_rank": 4},
+        {"kl_loss_coef": 0.05, "ppo_epochs": 2},
+        {"kl_loss_coef": 0.05, "lora_rank": 4},
+        {"loss_agg_mode": "seq-mean-token-mean", "tokens_per_batch": 4096},
+        {"scale_rewards": True, "max_grad_norm": 0.01},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_healthy_steps_close_their_books(settings: dict[str, Any], logprobs: bool, tmp_path: Path) -> None:
+    lines = run_steps(session_in(tmp_path, logprobs=logprobs), **settings)
+    assert len(lines) == 2
+    for line in lines:
+        calls = line["calls"]
+        assert closed(calls)
+        assert closed(line["call_tokens"])
+        assert calls["recorded"] == 60
+        assert (calls["masked"], calls["handed_over"]) == (0, 0)
+        if "kl_loss_coef" in settings:  # has a gradient whatever the reward
+            assert (calls["trained"], calls["dropped"]) == (30, DROPPED)
+        else:
+            assert (calls["trained"], calls["dropped"]) == (22, {**DROPPED, "zero-variance-group": 8})
+
+
+def test_gradients_that_are_not_finite_train_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
+    around(monkeypatch, learner, "token_losses", lambda out, *_: attrs.evolve(out, loss=out.loss * float("inf")))
+    line = run_steps(session_in(tmp_path), steps=1)[0]
+    assert line["calls"]["trained"] == 0
+    assert line["calls"]["dropped"]["gradient-not-finite"] == 22
+    assert closed(line["call_tokens"])
+
+
+def test_an_algorithm_with_samples_of_its_own_says_what_they_leave_out(tmp_path: Path) -> None:
+    class Better(Grpo):
+        """Imitates the better rollouts of each group."""
+
+        def samples(self, rollouts: Sequence[Any]) -> list[Any]:
+            return [attrs.evolve(s, advantage=1.0) for s in super().samples(rollouts) if s.advantage > 0]
+
+    line = run_steps(session_in(tmp_path), steps=1, algorithm=Better)[0]
+    assert line["calls"]["trained"] == 10
+    assert line["calls"]["dropped"]["left-out-by-samples"] == 20
+    assert closed(line["call_tokens"])
+
+
+def test_samples_that_do_not_say_which_calls_they_are_stop_nothing(tmp_path: Path) -> None:
+    class Older(Grpo):
+        """Makes samples as version 0.1 did."""
+
+        def samples(self, rollouts: Sequence[Any]) -> list[Any]:
+            return [attrs.evolve(s, call=None) for s in super().samples(rollouts)]
+
+    line = run_steps(session_in(tmp_path), steps=1, algorithm=Older)[0]
+    assert (line["calls"]["trained"], line["calls"]["handed_over"]) == (0, 30)
+
+
+def test_negative_advantages_without_weight_have_their_own_reason(tmp_path: Path) -> None:
+    line = run_steps(session_in(tmp_path), steps=1, negative_scale=0.0)[0]
+    assert line["calls"]["trained"] == 10
+    assert line["calls"]["dropped"] == {**DROPPED, "zero-variance-group": 8, "negative-scale-zero": 12}
+
+
+def test_the_table_of_faults_in_the_docs_has_as_many_rows() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "proofs.md").read_text("utf-8")
+    section = page.split("### What it catches", 1)[1].split("\n## ", 1)[0]
+    rows = [row for row in section.splitlines() if row.startswith("| ")]
+    assert len(rows) - 2 == len(FAULTS)
+
+
+def test_every_reason_is_in_the_docs() -> None:
+    from agentrig.ledger import REASONS
+
+    page = (Path(__file__).parents[2] / "docs" / "proofs.md").read_text("utf-8")
+    assert [reason for reason in REASONS if f"| `{reason}` |" not in page] == []
