@@ -6,11 +6,10 @@ import re
 import warnings
 
 import pytest
-from agentrig_spider.rewards.lexing import official_text, order_matters
+import sqlparse
+from agentrig_spider.rewards.lexing import MAX_LEXED, TooLong, official_text, order_matters
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sqlparse = pytest.importorskip("sqlparse", reason="the official evaluator's parser is the reference here")
 
 PIECES = [
     *"()[];,.*'\"`\\$#@%?:-+/|<>=~!&^ \t\n\r\xa0é¨\u00b4İ\u017fK_",
@@ -73,6 +72,15 @@ def test_agrees_with_sqlparse_on_any_text(text: str) -> None:
         ("a IS NOT DISTINCT FROM b", "a IS NOT  FROM b"),
         ("SELECT 1; DROP TABLE t", "SELECT 1; "),
         ("SELECT ';'; SELECT 2", "SELECT ';'; "),
+        ("SELECT 'it''s;' ; SELECT 2", "SELECT 'it''s;' ; "),
+        ("SELECT 1 -- one; two\n, 2; SELECT 3", "SELECT 1 -- one; two\n, 2; "),
+        ("/* a; b */ SELECT DISTINCT 1; SELECT 3", "/* a; b */ SELECT  1; "),
+        (
+            "WITH a AS (SELECT ';' AS b) SELECT DISTINCT b FROM a; DROP TABLE a",
+            "WITH a AS (SELECT ';' AS b) SELECT  b FROM a; ",
+        ),
+        ("SELECT $$distinct; $$, $t$;$t$; SELECT 2", "SELECT $$distinct; $$, $t$;$t$; "),
+        ("SELECT CATEGORY FROM t", "SELECT CATEGORY FROM t"),
         ("SELECT '> ='", "SELECT '>='"),
         ("SELECT YEAR ( CURDATE() ) AS y", "SELECT 2020AS y"),
         ("  \n", None),
@@ -89,3 +97,42 @@ def test_official_text(sql: str, expected: str | None) -> None:
 )
 def test_order_matters(gold: str, matters: bool) -> None:
     assert order_matters(gold) is matters
+
+
+HOSTILE = [
+    "(",
+    ")",
+    "/*",
+    "'",
+    '"',
+    "\\'",
+    '\\"',
+    "$a$",
+    "$a",
+    "[",
+    "--",
+    "`",
+    "\u00b4",
+    "begin ",
+    "case ",
+    "(select ",
+    ";",
+    "GO ",
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_hostile_text_ends_soon(piece: str) -> None:
+    """The longest text that is lexed takes a fraction of a second, whatever it holds; a longer one is refused."""
+    text = "SELECT DISTINCT 1 ;" + piece * MAX_LEXED
+    assert official_text(text[:MAX_LEXED]).startswith("SELECT  1 ;")
+    with pytest.raises(TooLong, match="at most 10000 are judged"):
+        official_text(text)
+    one_string = f"SELECT '{'x' * 900_000}', DISTINCT a"
+    assert official_text(one_string) == one_string.replace("DISTINCT", "")
+
+
+def test_nesting_that_the_evaluator_refuses_is_left_to_sqlite() -> None:
+    text = "SELECT DISTINCT " + "(" * 3000 + "1" + ")" * 3000 + ";"
+    assert official_text(text + " SELECT 2") == text.replace("DISTINCT", "") + " "
