@@ -1,8 +1,8 @@
 """Changes the text of a query as the official evaluator does before it runs the query.
 
 The official evaluator passes every query to the package sqlparse, keeps the first statement, and joins its tokens again
-without the tokens `distinct`. This module does the same with sqlparse's lexer and splitter. Most queries contain neither
-`distinct` nor an inner `;` and need no lexing at all. `tests/test_spider_exec_lexing.py` compares both.
+without the tokens `distinct`. This module does the same with the lexer and the splitter of sqlparse. Most queries
+contain neither `distinct` nor an inner `;` and need no lexing. `tests/test_spider_exec_lexing.py` compares both.
 """
 
 from __future__ import annotations
