@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from agentrig.adapters import Adapter
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
+from agentrig.ledger import Entry
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run.damage import reading
 from agentrig.run.rows import rollout_of
@@ -121,10 +122,11 @@ class RecordedSession(RunSession):
         metrics: Mapping[str, float],
         time_s: Mapping[str, float],
         digests: Mapping[str, Any] | None = None,
+        calls: Iterable[Entry] | None = None,
     ) -> None:
         """Close the step, and ask the algorithm to end."""
         try:
-            super().end_step(step, metrics=metrics, time_s=time_s, digests=digests)
+            super().end_step(step, metrics=metrics, time_s=time_s, digests=digests, calls=calls)
         except RunStopped as error:
             self.stopped = str(error)
         self.stopping = True
