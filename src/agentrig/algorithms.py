@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import attrs
 
 from agentrig._moved import former
+from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.hardware import Hardware
 from agentrig.ledger import Entry
@@ -71,6 +72,8 @@ class Session(Protocol):
         stopping: True once the user asked to end (Ctrl-C): finish the step, save, return.
         solved: True once every rollout of three steps in a row got the same reward and is correct: there is nothing
             left to learn. Finish the step, save, `report` "after", return; the run then counts as successful.
+        delivery: Proves that the model's server answers with the weights that were trained: call its `prepare` and
+            `prove` around each transfer, and its `sign` when a checkpoint is written.
         measured: The latest result of `validate` or `report`: accuracy and mean reward; None before the first.
     """
 
@@ -82,6 +85,7 @@ class Session(Protocol):
     checkpoint: Path | None
     stopping: bool
     solved: bool
+    delivery: Delivery
     measured: Measurement | None
 
     @property

@@ -42,6 +42,9 @@ class RunSettings:
         None, help="an answer counts as correct if its reward is at least this; by default the reward decides"
     )
     audit: str = setting("", help="a second reward that is logged at every step and not trained on")
+    delivery: bool = setting(
+        True, help="after every transfer of weights, prove that the model's server answers with them"
+    )
     block: list[str] = setting(list, help="plugins or distributions that are not loaded")
     plugins: list[str] = setting(list, help="Python files that are plugins too, relative to the run file")
 

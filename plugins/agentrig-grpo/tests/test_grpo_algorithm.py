@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrig import Outcome, Score, Task, Trace, Triplet
 from agentrig.algorithms import Measurement
+from agentrig.delivery import Delivery
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.rollouts import Rollout
@@ -32,6 +33,7 @@ class FakeSession:
         self.stop_after, self.measured = stop_after, None
         self.calls, self.lines, self.reports, self.saved, self.validated = [], [], {}, {}, {}
         directory.mkdir(exist_ok=True)
+        self.delivery = Delivery(directory)
 
     def plan_steps(self, steps):
         self.calls.append(("plan", steps))

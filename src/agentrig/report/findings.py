@@ -40,7 +40,7 @@ def findings(run: RunData, pairs: Pairs | None) -> list[Finding]:
             Finding("ok", "the tasks are solved: every rollout of the last steps was correct, so the run ended")
         )
     if run.steps:
-        found += [*_trained(run), *_weights(run), *_zero_variance(run), *_failed(run)]
+        found += [*_trained(run), *_weights(run), *_delivery(run), *_zero_variance(run), *_failed(run)]
     if pairs is not None:
         found += _changed(pairs)
     for plugin, times in mapping(run.summary.get("observer_errors")).items():
@@ -77,6 +77,37 @@ def _weights(run: RunData) -> list[Finding]:
     return [
         Finding("ok", f"the weights changed in every step (L2 norm {figure(min(values))} to {figure(max(values))})")
     ]
+
+
+def _delivery(run: RunData) -> list[Finding]:
+    """Say how often the server was shown to answer with the trained weights."""
+    if "delivery" not in run.summary:  # a run of an earlier version
+        return []
+    seen = mapping(run.summary["delivery"])
+    algorithm = mapping(mapping(run.manifest.get("components")).get("algorithm")).get("name") or "this algorithm"
+    proofs, arrived = int(number(seen.get("proofs")) or 0), int(number(seen.get("arrived")) or 0)
+    notes = [Finding("warn", text) for text in _strings(seen.get("notes"))]
+    if seen.get("on") is False:
+        return [Finding("warn", "nothing shows that the trained weights arrived: run.delivery is false")]
+    if not proofs:
+        return [
+            Finding(
+                "warn",
+                f"nothing shows that the trained weights arrived at the model's server: {algorithm} has no learner "
+                "that could be asked",
+            )
+        ]
+    gap, bound = number(seen.get("difference")), number(seen.get("bound"))
+    text = f"weights arrived {count(arrived)} of {count(proofs)} times"
+    if gap is not None:
+        text += f", largest difference of a log-probability {figure(gap)} (bound {figure(bound)})"
+    tensors = int(number(seen.get("tensors")) or 0)
+    if tensors:
+        text += f", {count(tensors)} tensors equal bit by bit"
+    calls = number(seen.get("calls_difference"))
+    if calls is not None:
+        text += f"; recorded calls agree with the learner within {figure(calls)}"
+    return [Finding("ok" if arrived == proofs else "warn", text), *notes]
 
 
 def _zero_variance(run: RunData) -> list[Finding]:

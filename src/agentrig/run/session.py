@@ -13,6 +13,7 @@ from typing import Any, Literal
 import attrs
 
 from agentrig.algorithms import Measurement
+from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.figures import canonical, mean
@@ -85,6 +86,7 @@ class RunSession:
         self.checkpoint = past.checkpoint
         self.stopping = False
         self.plan, self.engine, self.runtime = plan, engine, runtime
+        self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
         self._run = run
         self.validation_tasks, self._report_tasks = validation_tasks, report_tasks
         self._audit = audit
@@ -163,6 +165,7 @@ class RunSession:
         verdicts = self._audited(rollouts) if mode == "train" else {}
         self._run.write_rollouts(rollouts, mode=mode, step=step, audits=verdicts)
         self._failures.update(count_failures(rollouts))
+        self.delivery.offer(rollouts)
         if mode == "train":
             reward = sum(r.reward_s for r in rollouts)
             # Rewards are computed while rollouts run; their own seconds count, at most the whole wall time.
@@ -314,6 +317,7 @@ class RunSession:
             "prompt_tokens": mean([line["prompt_tokens"] for line in self.lines if line["prompt_tokens"]]),
             "response_tokens": mean([line["response_tokens"] for line in self.lines if line["response_tokens"]]),
             "warnings": [w for w in (self.engine.scorer.correctness.warning, *self._warnings) if w],
+            "delivery": self.delivery.record.summary(),
             "observer_errors": dict(self.plan.registry.observer_errors),
         }
 
@@ -363,6 +367,9 @@ class RunSession:
             "nodes": count_nodes(rollouts),
             "algorithm": canonical(metrics),
         }
+        proven = self.delivery.record.line()
+        if proven:
+            line["delivery"] = proven
         if self._validated is not None:
             line["validation_accuracy"] = self._validated.accuracy
             line["validation_reward"] = self._validated.reward

@@ -7,6 +7,7 @@ there is no KL loss, and a step makes one update, so the ratio is 1 up to roundi
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -24,15 +25,18 @@ from agentrig.hardware import Hardware
 from agentrig.ledger import LEFT_OUT_BY_SAMPLES, Call, Entry
 from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import reading
+from agentrig.tasks import Task
 from agentrig_grpo import checkpoint, trainer_files
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.context import check_context
+from agentrig_grpo.delivery import LearnerView
 from agentrig_grpo.digests import weight_difference
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.model_files import ModelError, weight_files
 from agentrig_grpo.naming import model_directory
 from agentrig_grpo.proofs import check_sampled
 from agentrig_grpo.sampler import tasks_of_step
+from agentrig_grpo.server.chat import Chat
 from agentrig_grpo.server.handle import LLMServer, ServerSettings
 from agentrig_grpo.trainer_files import Best
 from agentrig_grpo.used import entries_of
@@ -63,9 +67,10 @@ class Grpo:
             _dead_server_first(server),
         ):
             endpoint = self._endpoint(server)
+            view = LearnerView(learner, dtype)
             measured = endpoint.with_sampling(temperature=config.val_temperature, top_p=1.0)
             session.plan_steps(config.steps)
-            server.swap(checkpoint.weights(learner.model), session.first_step - 1)
+            self._deliver(session, server, learner, view, tokenizer, session.first_step - 1)
             if session.checkpoint is None:
                 session.report(measured, when="before", step=0)
                 if config.validate_every:
@@ -82,11 +87,14 @@ class Grpo:
                 advantages = {s.rollout: s.advantage for s in samples}
                 check_advantages(rollouts, [advantages.get(i) for i in range(len(rollouts))], step=step)
                 metrics = learner.update(samples, step=step)
+                if learner.furthest is not None:
+                    gap, at = learner.furthest
+                    session.delivery.sampled(step=step, difference=gap, call=_call_of(at, rollouts))
                 if config.top_p == 1:
                     check_sampled(metrics.get("sampled_difference", 0.0), dtype=dtype, step=step)
                 updated = time.perf_counter()
-                server.swap(checkpoint.weights(learner.model), step)
-                pushed = time.perf_counter()
+                proof = self._deliver(session, server, learner, view, tokenizer, step)
+                pushed = time.perf_counter() - proof
                 due = config.final == "best" and (step == config.steps or session.solved)
                 if config.validate_every and (due or step % config.validate_every == 0):
                     self._validate(session, measured, best, step, learner)
@@ -97,7 +105,8 @@ class Grpo:
                     time_s={
                         "update": updated - clock,
                         "push": pushed - updated,
-                        "validation": validated - pushed,
+                        "delivery": proof,
+                        "validation": validated - pushed - proof,
                     },
                     digests=learner.digests,
                     calls=self.entries(rollouts, samples, learner),
@@ -115,7 +124,7 @@ class Grpo:
                 figures = best.accuracy, best.reward
                 log.warning("ending with the weights of %s, validation accuracy %.3f, mean reward %.4g", kept, *figures)
                 learner.load_weights(best.trained)
-                server.swap(checkpoint.weights(learner.model), best.step)
+                self._deliver(session, server, learner, view, tokenizer, best.step)
                 self._save(session, step, learner, tokenizer, best, dtype, keep=True)
             session.report(measured, when="after", step=step)
 
@@ -190,6 +199,25 @@ class Grpo:
             ]
         return found
 
+    def _deliver(
+        self, session: Session, server: LLMServer, learner: Learner, view: LearnerView, tokenizer: Any, version: int
+    ) -> float:
+        """Give the server the learner's weights and prove that it answers with them; return the proof's seconds."""
+        endpoint = self._endpoint(server)
+        start = time.perf_counter()
+        session.delivery.prepare([endpoint])
+        prepared = time.perf_counter()
+        server.swap(checkpoint.weights(learner.model), version)
+        swapped = time.perf_counter()
+        session.delivery.prove(
+            version=version,
+            learner=view,
+            servers=[endpoint],
+            context=server.max_length,
+            prompt=lambda: probe_of(session.train_tasks[0], tokenizer),
+        )
+        return prepared - start + time.perf_counter() - swapped
+
     def _server(self, source: Path, hardware: Hardware, dtype: str, seed: int, log_file: Path | None) -> LLMServer:
         config = self.config
         # The agents need the other half of the cores. More threads do not speed up small batches.
@@ -239,6 +267,7 @@ class Grpo:
         def write(directory: Path) -> None:
             checkpoint.save(learner.model, tokenizer, directory, dtype=getattr(torch, dtype))
             trainer_files.write(directory, learner=learner.state(), best=best, step=step, seed=session.seed)
+            session.delivery.sign(directory)
 
         session.save_checkpoint(step, write, keep=keep)
 
@@ -269,6 +298,19 @@ class Grpo:
             log.warning("the best weights of the earlier steps were not saved (final was last): only later steps count")
             return Best()
         return best
+
+
+def probe_of(task: Task, tokenizer: Any) -> list[int]:
+    """Return the token ids of a task's input as a chat prompt: the probe of a run that has recorded no call yet."""
+    text = json.dumps(dict(task.input), ensure_ascii=False, default=str)
+    return list(Chat(tokenizer).prompt_ids([{"role": "user", "content": text}]))
+
+
+def _call_of(sample: TrainSample, rollouts: Sequence[Rollout]) -> str:
+    """Name the call that a sample was made of, for a message."""
+    rollout = rollouts[sample.rollout]
+    nodes = [t.node for t in rollout.triplets if t.prompt_ids is sample.prompt_ids]
+    return f"a call of {nodes[0] if nodes and nodes[0] else 'no node'} in rollout {rollout.id}"
 
 
 @contextmanager

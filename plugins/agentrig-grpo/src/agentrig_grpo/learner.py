@@ -28,7 +28,7 @@ from agentrig_grpo.digests import (
 from agentrig_grpo.loss import sample_weights, token_losses
 from agentrig_grpo.proofs import StepProof, TokenProof
 from agentrig_grpo.scoring import response_logits, shares_prompts, to_device, token_entropy, token_logprobs
-from agentrig_grpo.sequences import Batch, batches_of, collate, rows_of
+from agentrig_grpo.sequences import Batch, Sample, batches_of, collate, rows_of
 from agentrig_grpo.used import Used, tokens_in_loss
 
 
@@ -69,6 +69,8 @@ class _Figures:
     kl: float = 0.0
     kl_k1: float = 0.0
     kl_reference: float = 0.0
+    furthest: tuple[float, TrainSample] | None = None
+    """Before the first update: the sample whose recorded log-probabilities differ most, and its mean difference."""
     norms: list[float] = attrs.field(factory=list)
     """Of the gradient before clipping, one for each update that was tried."""
     updates: int = 0
@@ -90,6 +92,8 @@ class Learner:
 
     Attributes:
         digests: Of the latest step: what it began with, its samples, its batches and its new weights.
+        furthest: Of the samples of the latest `update`, the one whose recorded log-probabilities differ most from the
+            learner's, and the mean absolute difference of its tokens: before the update, both are the same policy's.
     """
 
     def __init__(self, model: Any, config: GrpoConfig, *, dtype: str, seed: int) -> None:
@@ -121,6 +125,7 @@ class Learner:
         self._dtype = dtype
         self._proof = StepProof(self.trained, config)
         self.used = Used(0)
+        self.furthest: tuple[float, TrainSample] | None = None
         # Checkpointing needs training mode. Dropout stays off: the ratio needs the same function
         # that sampled.
         self.model.train(config.gradient_checkpointing)
@@ -163,6 +168,7 @@ class Learner:
         start = time.perf_counter()
         before = {name: p.detach().clone() for name, p in self.trained.items()}
         figures = _Figures()
+        self.furthest = None
         samples = self._with_behaviour(samples, figures)
         for epoch in range(self.config.ppo_epochs):
             for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
@@ -170,6 +176,7 @@ class Learner:
             self.used.end_epoch()
         with torch.no_grad():
             changes = [(p - before[name]).float().norm() for name, p in self.trained.items()]
+        self.furthest = figures.furthest
         wall = time.perf_counter() - start
         n = max(figures.tokens, 1)
         metrics = {
@@ -253,6 +260,8 @@ class Learner:
                 figures.kl_reference += float(out.kl_reference.sum())
         if figures.sampled_difference is None:
             figures.sampled_difference = proof.difference()
+            found = proof.furthest()
+            figures.furthest = None if found is None else (found[0], chosen[found[1]])
         # A gradient that is not finite is skipped below, and the run's guard names it.
         figures.token_error = max(figures.token_error, proof.check())
         self._proof.before(
@@ -284,8 +293,21 @@ class Learner:
         hook.remove()
         return bool(called)
 
-    def _logits(self, model: Any, batch: Batch) -> torch.Tensor:
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
+    @torch.no_grad()
+    def logprobs(self, sample: Sample, *, temperature: float = 1.0, autocast: bool = True) -> list[float]:
+        """Return the log-probabilities of a sample's response under the current weights.
+
+        Args:
+            sample: Prompt and response.
+            temperature: Of the softmax.
+            autocast: False computes in the weights' own dtype, whatever the configuration says.
+        """
+        batch = to_device(collate(rows_of([sample])), self._device)
+        logits = self._logits(self.model, batch, autocast=autocast)
+        return token_logprobs(logits, batch.targets, temperature).tolist()
+
+    def _logits(self, model: Any, batch: Batch, *, autocast: bool = True) -> torch.Tensor:
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast and autocast):
             return response_logits(model, batch)
 
     def _batches(self, samples: Sequence[TrainSample], figures: _Figures) -> Iterator[Batch]:

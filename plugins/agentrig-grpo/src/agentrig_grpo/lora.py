@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch  # noqa: TID253  (imported with the learner only)
@@ -79,3 +80,40 @@ def merged(model: Any) -> Any:
         return copy.deepcopy(model, shared).merge_and_unload(safe_merge=True)
     except ValueError as error:
         raise AgentrigError(f"the LoRA adapters cannot be merged: {error}. Try a lower algorithm.lr") from error
+
+
+@torch.no_grad()
+def live_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what the model computes with, under the plain model's names: read from its layers, not from a state dict.
+
+    It is another way to what `merged` returns, from the parameters that the forward pass reads, so that the
+    two can be compared. A tensor that two layers share comes under both names. One merged tensor is made at a time.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for name, module in base.named_modules(remove_duplicate=False):
+        if ".lora_" in f".{name}":
+            continue
+        plain = f"{name}.".replace(".base_layer.", ".").lstrip(".")
+        owner = base.get_submodule(name.removesuffix(".base_layer")) if name.endswith(".base_layer") else None
+        for key, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
+            if key == "weight" and isinstance(owner, LoraLayer):
+                tensor = sum((_change(owner, adapter) for adapter in owner.active_adapters), tensor)
+            if not isinstance(module, LoraLayer):
+                yield plain + key, tensor
+        for key, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            if key not in module._non_persistent_buffers_set:
+                yield plain + key, buffer
+
+
+def _change(layer: Any, adapter: str) -> Any:
+    """Return what an adapter adds to its layer's weight, from its two factors and its scaling."""
+    if adapter not in layer.lora_A:  # of an embedding
+        first, second = layer.lora_embedding_A[adapter], layer.lora_embedding_B[adapter]
+        return (second @ first).T * layer.scaling[adapter]
+    first, second = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
+    if first.ndim > 2:  # of a convolution
+        return layer.get_delta_weight(adapter)
+    change = (second @ first).T if layer.fan_in_fan_out else second @ first
+    return change * layer.scaling[adapter]

@@ -101,6 +101,18 @@ class TokenProof:
         """Return the mean difference of the sampled log-probabilities and the learner's, in nats; 0 without any."""
         return 0.0 if self._sampled is None else float((self._now - self._sampled).abs().mean())
 
+    def furthest(self) -> tuple[float, int] | None:
+        """Return the largest mean difference of a sample's tokens, and which sample that is; None without any."""
+        if self._sampled is None:
+            return None
+        lengths = torch.tensor(self._lengths, device=self._now.device)
+        owners = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
+        gaps = (self._now - self._sampled).abs()
+        means = (torch.zeros(len(lengths), device=gaps.device).index_add_(0, owners, gaps) / lengths).nan_to_num(
+            float("inf")
+        )
+        return float(means.max()), int(means.argmax())
+
     def check(self) -> float:
         """Compare; return the largest difference, relative to the largest gradient of a token.
 

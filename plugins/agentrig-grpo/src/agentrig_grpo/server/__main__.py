@@ -125,7 +125,7 @@ async def _serve(api: Any, listener: socket.socket, channel: Channel, host: str,
     tasks = [asyncio.create_task(api.drive()), asyncio.create_task(waiting.watch())]
     for task in tasks:
         task.add_done_callback(lambda _: setattr(server, "should_exit", True))
-    channel.send({"port": port})
+    channel.send({"port": port, "max_length": api.max_length})
     arguments = (channel, api, asyncio.get_running_loop())
     threading.Thread(target=_take_weights, args=arguments, daemon=True).start()
     await server.serve(sockets=[listener])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,9 +16,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from agentrig_grpo.server import protocol
+from agentrig_grpo.server import completions, protocol
 from agentrig_grpo.server.chat import Chat, StopStrings, TooLong
-from agentrig_grpo.server.engine import Engine, Request
+from agentrig_grpo.server.engine import Engine, Request, Score
 from agentrig_grpo.server.protocol import ApiError, ChatRequest
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class Api:
         return Starlette(
             routes=[
                 Route("/v1/chat/completions", _guarded(self.completions), methods=["POST"]),
+                Route("/v1/completions", _guarded(self.text_completions), methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/health", self.health),
             ],
@@ -90,6 +91,30 @@ class Api:
         _raise_failures(choices)
         body = protocol.response(request, choices, self.chat, model=self.model)
         return Response(body, media_type="application/json")
+
+    async def text_completions(self, http: HttpRequest) -> Response:
+        """Answer a completion of token ids; its prompt's scores and its tokens come from one version of the weights."""
+        request = completions.parse(await http.body(), model=self.model, vocabulary=self.engine.decoder.vocabulary)
+        if self._open + 1 > self._slots_waiting:
+            raise ApiError("too many requests are waiting; try again later", status=429, code="rate_limit_exceeded")
+        while True:
+            choice = completions.request_of(request, max_length=self.max_length)
+            score = await self._score(request.prompt) if request.prompt_logprobs is not None else None
+            await self._until_done([choice], http)
+            if score is None or score.version == choice.version:
+                break
+        _raise_failures([choice])
+        body = completions.response(request, choice, score, self.chat, self.engine.decoder, model=self.model)
+        return Response(body, media_type="application/json")
+
+    async def _score(self, tokens: Sequence[int]) -> Score:
+        done: asyncio.Future[Score | Exception] = asyncio.get_running_loop().create_future()
+        self.engine.score(tokens, done.set_result)
+        self._wake.set()
+        found = await done
+        if isinstance(found, Exception):
+            raise ApiError(f"the model failed: {type(found).__name__}: {found}", status=500)
+        return found
 
     async def _prompt(self, request: ChatRequest) -> tuple[int, ...]:
         """Return the prompt's token ids; a thread beside the event loop makes them, once for all who ask the same."""
@@ -266,7 +291,10 @@ def _guarded(
 
 async def _http_error(http: HttpRequest, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    text = f"there is no {http.method} {http.url.path}; try POST /v1/chat/completions, GET /v1/models, GET /health"
+    text = (
+        f"there is no {http.method} {http.url.path}; try POST /v1/chat/completions, POST /v1/completions, "
+        "GET /v1/models, GET /health"
+    )
     return Response(ApiError(text, status=status).body(), status_code=status, media_type="application/json")
 
 

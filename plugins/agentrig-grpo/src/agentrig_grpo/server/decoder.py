@@ -20,6 +20,9 @@ EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROTARY = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose angles depend on the position alone; others change with the length of the sequence."""
 
+SCORED = 128
+"""Tokens whose logits are there at once while given tokens are scored."""
+
 FIRST_ROWS, FIRST_LENGTH = 8, 256
 """What the cache holds before it grows."""
 
@@ -129,7 +132,7 @@ class LlamaDecoder:
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.layers_n, self.eps, self.scale = config.num_hidden_layers, config.rms_norm_eps, self.head_dim**-0.5
         self.token_bytes = 2 * self.layers_n * self.kv_heads * self.head_dim * dtype.itemsize
-        self.rows = 0
+        self.rows, self.vocabulary = 0, config.vocab_size
         self.lengths = torch.zeros(slots, dtype=torch.long, device=self.device)
         self._longest: list[int] = []  # the same on the host: reading a device tensor would wait for it
         self._cos, self._sin = (t.to(self.device, dtype) for t in _rotary(config, max_length, self.head_dim))
@@ -203,7 +206,29 @@ class LlamaDecoder:
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prompt]:
         """Run prompts through the model, padded to the longest; returns them in their order."""
         lengths = [len(p) for p in prompts]
-        longest = max(lengths)
+        x, keys, values = self._through(prompts)
+        last = torch.tensor([length - 1 for length in lengths], device=self.device)
+        logits = self._logits(x[torch.arange(len(prompts), device=self.device), last])
+        return [
+            Prompt(length, logits[i].clone(), (keys[:, i, ..., :length].clone(), values[:, i, :, :length].clone()))
+            for i, length in enumerate(lengths)
+        ]
+
+    @torch.inference_mode()
+    def score(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Return the log-probability of each token but the first, given those before it, fp32 [len(tokens) - 1]."""
+        x, _, _ = self._through([tokens])
+        targets = torch.tensor(tokens[1:], device=self.device)
+        parts = zip(torch.split(x[0, :-1], SCORED), torch.split(targets, SCORED), strict=True)
+        return torch.cat([-F.cross_entropy(self._logits(part), given, reduction="none") for part, given in parts])
+
+    def held(self) -> dict[str, str]:
+        """Return name to digest of the weights that it computes with."""
+        return self._parameters.digests()
+
+    def _through(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Run prompts through all blocks, padded to the longest; returns the hidden states, and keys and values."""
+        longest = max(len(p) for p in prompts)
         padded = [[*p, *[0] * (longest - len(p))] for p in prompts]
         x = F.embedding(torch.tensor(padded, device=self.device), self._embed)
         n = len(prompts)
@@ -218,12 +243,7 @@ class LlamaDecoder:
             # Padding is on the right, so the causal mask alone hides it from real tokens.
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
             x = self._rest(layer, x, mixed.transpose(1, 2).flatten(2))
-        last = torch.tensor([length - 1 for length in lengths], device=self.device)
-        logits = self._logits(x[torch.arange(n, device=self.device), last])
-        return [
-            Prompt(length, logits[i].clone(), (keys[:, i, ..., :length].clone(), values[:, i, :, :length].clone()))
-            for i, length in enumerate(lengths)
-        ]
+        return x, keys, values
 
     @torch.inference_mode()
     def append(self, prompts: Sequence[Prompt]) -> None:

@@ -26,6 +26,10 @@ class Decoder(Protocol):
 
     token_bytes: int
     """Bytes of one token of one row in the cache."""
+    vocabulary: int
+    """How many tokens the model has an embedding for."""
+    dtype: torch.dtype
+    """What it computes in."""
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None: ...  # noqa: D102
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prompt]: ...  # noqa: D102
@@ -33,6 +37,8 @@ class Decoder(Protocol):
     def remove(self, row: int) -> None: ...  # noqa: D102
     def step(self, tokens: Sequence[int]) -> torch.Tensor: ...  # noqa: D102
     def clear(self) -> None: ...  # noqa: D102
+    def score(self, tokens: Sequence[int]) -> torch.Tensor: ...  # noqa: D102
+    def held(self) -> dict[str, str]: ...  # noqa: D102
 
 
 @attrs.define(eq=False)
@@ -76,6 +82,21 @@ class Request:
     uniforms: Uniforms | None = None
 
 
+@attrs.frozen(kw_only=True)
+class Score:
+    """What the model says of given tokens.
+
+    Attributes:
+        version: The weights' version.
+        logprobs: Of each token but the first, untempered.
+        digests: Name to digest of the weights that computed them.
+    """
+
+    version: int
+    logprobs: list[float]
+    digests: dict[str, str]
+
+
 class Engine:
     """The requests that wait, the batch that runs, and the prompts that are kept.
 
@@ -113,12 +134,14 @@ class Engine:
         self._prompt_bytes = 0
         self._seen: Counter[bytes] = Counter()
         self._swap: Callable[[], None] | None = None
+        self._scoring: deque[Callable[[], None]] = deque()
+        self._held: dict[str, str] | None = None
         self._settings: Settings | None = None
 
     @property
     def busy(self) -> bool:
         """Whether `tick` has anything to do."""
-        return bool(self._running or self._waiting or self._swap)
+        return bool(self._running or self._waiting or self._swap or self._scoring)
 
     @property
     def running(self) -> int:
@@ -149,10 +172,26 @@ class Engine:
                 return
             self._forget_prompts()
             self.decoder.clear()
-            self.version = version
+            self.version, self._held = version, None
             done(None)
 
         self._swap = apply
+
+    def score(self, tokens: Sequence[int], done: Callable[[Score | Exception], None]) -> None:
+        """Score given tokens before the next decode step; `done` is called with the answer or the error."""
+
+        def apply() -> None:
+            try:
+                logprobs = self.decoder.score(tokens).tolist()
+                if self._held is None:
+                    self._held = self.decoder.held()
+                found = Score(version=self.version, logprobs=logprobs, digests=self._held)
+            except Exception as error:
+                done(error)
+                return
+            done(found)
+
+        self._scoring.append(apply)
 
     def tick(self) -> None:
         """Swap, admit, sample one token for every row, drop what has ended, decode the rest.
@@ -162,6 +201,8 @@ class Engine:
         if self._swap and not self._running:
             swap, self._swap = self._swap, None
             swap()
+        if self._scoring and not self._swap:
+            self._scoring.popleft()()
         try:
             if not self._swap:
                 self._admit()

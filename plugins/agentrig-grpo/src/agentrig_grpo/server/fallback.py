@@ -31,6 +31,8 @@ class TransformersDecoder:
         self.model = model
         self.device = torch.device(device)
         self._caches: list[Any] = []
+        embedding = model.get_input_embeddings().weight
+        self.vocabulary, self.dtype = int(embedding.shape[0]), embedding.dtype
         tied = getattr(model, "all_tied_weights_keys", None) or {}
         self._parameters = Parameters(tied=tied)
         for name, tensor in model.state_dict().items():
@@ -63,6 +65,17 @@ class TransformersDecoder:
             logits, cache = self._forward(prompt)
             done.append(Prompt(len(prompt), logits, cache))
         return done
+
+    @torch.inference_mode()
+    def score(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Return the log-probability of each token but the first, given those before it, fp32 [len(tokens) - 1]."""
+        ids = torch.tensor([list(tokens)], device=self.device)
+        logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        return -torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
+
+    def held(self) -> dict[str, str]:
+        """Return name to digest of the weights that it computes with."""
+        return self._parameters.digests()
 
     @torch.inference_mode()
     def append(self, prompts: Sequence[Prompt]) -> None:

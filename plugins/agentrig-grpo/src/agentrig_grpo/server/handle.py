@@ -69,6 +69,7 @@ class LLMServer:
     Attributes:
         api_key: The key that every request must have; new for each server.
         port: The port that it listens on.
+        max_length: Its context in tokens, once it is started.
 
     Args:
         settings: See `ServerSettings`.
@@ -92,7 +93,7 @@ class LLMServer:
         self._process: ServerProcess | None = None
         self._channel: Channel | None = None
         self.api_key = secrets.token_urlsafe(32)
-        self.port = 0
+        self.port = self.max_length = 0
 
     @property
     def base_url(self) -> str:
@@ -135,7 +136,7 @@ class LLMServer:
         if "error" in answer:
             self.stop()
             raise ServerError(f"the LLM server for {self.settings.model} could not start: {answer['error']}")
-        self.port = answer["port"]
+        self.port, self.max_length = answer["port"], answer["max_length"]
 
     def _ask(
         self, message: dict[str, Any], timeout_s: float, what: str, *, descriptor: int | None = None

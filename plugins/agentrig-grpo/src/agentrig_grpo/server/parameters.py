@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 
 import torch  # noqa: TID253  (imported in the server process only)
 
+from agentrig.delivery.digests import digest
+
 
 class WeightsError(ValueError):
     """Weights do not fit the model, or are no numbers; names the tensor."""
@@ -57,6 +59,18 @@ class Parameters:
         self.check(state, start=start)
         for name, (place, _) in self._places.items():
             place.copy_(state[name])
+
+    @torch.no_grad()
+    def digests(self) -> dict[str, str]:
+        """Return name to digest of what is in the places now; one that stands for all rows of a place is read in each.
+
+        Rows that should be equal and are not have no digest of the model's: theirs is that of the whole place.
+        """
+        found = {}
+        for name, (place, shape) in self._places.items():
+            rows = place.reshape(-1, *shape)
+            found[name] = digest(rows[0] if bool((rows == rows[0]).all()) else rows)
+        return found
 
 
 def _finite(tensor: torch.Tensor) -> bool:

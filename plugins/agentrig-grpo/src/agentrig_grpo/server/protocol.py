@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, NewType, TypedDict, get_args
+from typing import Annotated, Any, Literal, NewType, TypedDict, TypeVar, get_args
 
 import attrs
 import cattrs
@@ -82,6 +82,9 @@ class Addressed:
     model: str
 
 
+AnyRequest = TypeVar("AnyRequest", bound=Addressed)
+
+
 @attrs.frozen(kw_only=True)
 class ChatRequest(Addressed):
     """A checked request body; the fields have their names there."""
@@ -127,6 +130,11 @@ class ChatRequest(Addressed):
 
 
 def parse(body: bytes, *, model: str) -> ChatRequest:
+    """Check the body of a chat completion; see `checked` for the errors."""
+    return checked(body, ChatRequest, _rules(), model=model)
+
+
+def checked(body: bytes, cls: type[AnyRequest], rules: cattrs.Converter, *, model: str) -> AnyRequest:
     """Check a request's body.
 
     Raises:
@@ -136,7 +144,7 @@ def parse(body: bytes, *, model: str) -> ChatRequest:
         data = values.read(body)
         if not isinstance(data, dict):
             raise ApiError("the body must be a JSON object")
-        asked = structure(Addressed, data, _rules()).model
+        asked = structure(Addressed, data, rules).model
         if asked != model:
             raise ApiError(
                 f"the model {short(asked)} does not exist; this server has {model!r}",
@@ -144,10 +152,10 @@ def parse(body: bytes, *, model: str) -> ChatRequest:
                 status=404,
                 code="model_not_found",
             )
-        request = structure(ChatRequest, data, _rules())
+        request = structure(cls, data, rules)
     except (values.BadValue, Unfit) as error:
         raise ApiError(str(error), param=error.where or None) from None
-    _refuse_others(data)
+    _refuse_others(data, attrs.fields_dict(cls))
     return request
 
 
@@ -180,8 +188,7 @@ def _stops(stop: Any, _: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _refuse_others(data: Mapping[str, Any]) -> None:
-    own = attrs.fields_dict(ChatRequest)
+def _refuse_others(data: Mapping[str, Any], own: Collection[str]) -> None:
     for name, value in data.items():
         if name in own or name in IGNORED:
             continue

@@ -1,0 +1,84 @@
+"""What the learner tells the proof of delivery: log-probabilities of given tokens, and digests of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch  # noqa: TID253  (imported with the learner only)
+
+from agentrig.delivery.digests import digests
+from agentrig.delivery.verdict import difference
+from agentrig_grpo.learner import Learner
+from agentrig_grpo.lora import live_weights
+
+
+@attrs.frozen(kw_only=True)
+class _Tokens:
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+
+
+class LearnerView:
+    """Implements `agentrig.delivery.Learner`.
+
+    Args:
+        learner: Whose weights are trained.
+        dtype: What the server computes in.
+    """
+
+    def __init__(self, learner: Learner, dtype: str) -> None:
+        self._learner, self.dtype = learner, dtype
+        self.layers: int = getattr(learner.model.config, "num_hidden_layers", 1)
+
+    def logprobs(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
+        """Return the log-probabilities of all tokens but the first, by the forward pass that trains."""
+        with self._evaluating():
+            return self._learner.logprobs(_Tokens(prompt_ids=ids[:1], response_ids=ids[1:]), temperature=temperature)
+
+    def digests(self) -> dict[str, str]:
+        """Return name to digest of the live weights, adapters added in, rounded to the server's dtype."""
+        return digests(live_weights(self._learner.model), getattr(torch, self.dtype))
+
+    def spread(self, ids: Sequence[int]) -> float:
+        """Return the most that the server's dtype and the learner's own mixed precision change a log-probability.
+
+        Each is measured against fp32, on these tokens, with these weights. Both may differ from fp32 in opposite
+        directions, so they are added.
+        """
+        if self.dtype == "float32":
+            return 0.0
+        tokens = _Tokens(prompt_ids=ids[:1], response_ids=ids[1:])
+        with self._evaluating():
+            mixed = self._learner.logprobs(tokens)
+            exact = self._learner.logprobs(tokens, autocast=False)
+            with _rounded(self._learner.model, getattr(torch, self.dtype)):
+                rounded = self._learner.logprobs(tokens, autocast=False)
+        return difference(exact, rounded) + difference(exact, mixed)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        model = self._learner.model
+        modes = {module: module.training for module in model.modules()}
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+
+@contextmanager
+def _rounded(model: Any, dtype: torch.dtype) -> Iterator[None]:
+    """Compute with the weights in another dtype, as the server does; they come back as they were."""
+    kept = {parameter: parameter.data for parameter in model.parameters()}
+    try:
+        for parameter, data in kept.items():
+            parameter.grad = None
+            parameter.data = data.to(dtype)
+        yield
+    finally:
+        for parameter, data in kept.items():
+            parameter.data = data

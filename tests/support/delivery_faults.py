@@ -1,0 +1,372 @@
+"""Silent faults between what was trained and what answers: each with where it is planted and what must name it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        stage: Which stage is at fault.
+        where: The process that it is planted in: the run's, or the server's.
+        code: Python that plants it, run before the run starts or at the start of the server process.
+        names: A regular expression that the run's error must match: what differs, and where.
+        step: The last step by which it must be named.
+        settings: Of the algorithm.
+    """
+
+    stage: Literal["transfer", "sampling", "adapting"]
+    where: Literal["run", "server"]
+    code: str
+    names: str
+    step: int = 2
+    settings: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+FILL = """
+from agentrig_grpo.server import parameters
+import torch
+def fill(self, state, *, start=False):
+    self.check(state, start=start)
+    for name, (place, shape) in self._places.items():
+        {body}
+parameters.Parameters.fill = torch.no_grad()(fill)
+"""
+
+WEIGHTS = """
+from agentrig_grpo import checkpoint
+import torch
+kept, real = [], checkpoint.weights
+def weights(model):
+    found = {{name: tensor.detach().clone() for name, tensor in real(model).items()}}
+    kept.append(found)
+    {body}
+checkpoint.weights = weights
+"""
+
+MERGED = """
+from agentrig_grpo import checkpoint
+from peft.tuners.lora import LoraLayer
+kept, real = [], checkpoint.weights
+def weights(model):
+    found = {{name: tensor.detach().clone() for name, tensor in real(model).items()}}
+    layers = {{n: m for n, m in model.get_base_model().named_modules() if isinstance(m, LoraLayer)}}
+    plain = {{n: m.base_layer.weight.detach() for n, m in layers.items()}}
+    {body}
+    return found
+checkpoint.weights = weights
+"""
+
+LORA = {"lora_rank": 4, "lora_alpha": 16}
+STILL = r"tensors differ.*\n  these are still the weights of version \d"
+NAMED = r"did not arrive at http://.*\n  1 of \d+ tensors differ from the learner's: {}"
+CALLS = r"step 1: what is trained is not what was sampled. .* a call of no node in rollout 1-\d-\d differ"
+
+FAULTS: Mapping[str, Fault] = {
+    # --- transfer ---
+    "the swap is skipped": Fault(
+        stage="transfer",
+        where="run",
+        code="""
+from agentrig_grpo.server.handle import LLMServer
+real = LLMServer.swap
+LLMServer.swap = lambda self, weights, version, **more: real(self, weights, version, **more) if not version else None
+""",
+        names=r"answers with the weights of version 0; the learner's are version 1\n.*" + STILL,
+    ),
+    "the swap is skipped, the version is not": Fault(
+        stage="transfer",
+        where="server",
+        code="""
+from agentrig_grpo.server.decoder import LlamaDecoder
+LlamaDecoder.load = lambda self, state: None
+""",
+        names=STILL,
+    ),
+    "the swap is skipped after a tiny step": Fault(
+        stage="transfer",
+        where="server",
+        code="""
+from agentrig_grpo.server.decoder import LlamaDecoder
+LlamaDecoder.load = lambda self, state: None
+""",
+        names=STILL,
+        settings={"lr": 1e-7},
+    ),
+    "the previous step's weights are sent": Fault(
+        stage="transfer",
+        where="run",
+        code=WEIGHTS.format(body="return kept[-2] if len(kept) > 1 else found"),
+        names=STILL,
+    ),
+    "one layer is left out": Fault(
+        stage="transfer",
+        where="server",
+        code=FILL.format(body='if start or ".layers.1." not in name: place.copy_(state[name])'),
+        names=r"tensors differ from the learner's: model\.layers\.1\.",
+    ),
+    "the norms are not sent": Fault(
+        stage="transfer",
+        where="server",
+        code=FILL.format(body='if start or "norm" not in name: place.copy_(state[name])'),
+        names=r"tensors differ from the learner's: model\.layers\.0\.input_layernorm\.weight",
+    ),
+    "a square tensor is transposed": Fault(
+        stage="transfer",
+        where="server",
+        code=FILL.format(
+            body='place.copy_(state[name].T if not start and "0.self_attn.o_proj" in name else state[name])'
+        ),
+        names=NAMED.format(r"model\.layers\.0\.self_attn\.o_proj\.weight"),
+    ),
+    "two layers' tensors are exchanged": Fault(
+        stage="transfer",
+        where="server",
+        code=FILL.format(
+            body='other = {"0": "1", "1": "0"}\n'
+            '        parts = name.split(".")\n'
+            '        if not start and name.endswith("up_proj.weight"): parts[2] = other[parts[2]]\n'
+            '        place.copy_(state[".".join(parts)])'
+        ),
+        names=r"tensors are exchanged: model\.layers\.0\.mlp\.up_proj\.weight holds model\.layers\.1\.mlp\.up_proj",
+    ),
+    "the swap stops half-way": Fault(
+        stage="transfer",
+        where="server",
+        code=FILL.format(body='if start or name < "model.layers.1": place.copy_(state[name])'),
+        names=r"tensors differ from the learner's: model\.layers\.1\.",
+    ),
+    "the weights are cut to bf16": Fault(
+        stage="transfer",
+        where="run",
+        code="""
+from agentrig_grpo.server import transfer
+import torch
+real = transfer.pack
+transfer.pack = lambda weights, dtype: real({n: t.to(torch.bfloat16).float() for n, t in weights.items()}, dtype)
+""",
+        names=r"\d+ of \d+ tensors differ",
+    ),
+    "one tensor is cut to fp8": Fault(
+        stage="transfer",
+        where="server",
+        code=FILL.format(
+            body='cut = not start and name == "model.layers.1.mlp.down_proj.weight"\n'
+            "        place.copy_(state[name].to(torch.float8_e4m3fn).float() if cut else state[name])"
+        ),
+        names=NAMED.format(r"model\.layers\.1\.mlp\.down_proj\.weight"),
+    ),
+    "the output layer keeps the old tied embedding": Fault(
+        stage="transfer",
+        where="server",
+        code="""
+from agentrig_grpo.server.decoder import LlamaDecoder
+real = LlamaDecoder._allocate
+def allocate(self, *given, **more):
+    real(self, *given, **more)
+    self._stale = None
+def logits(self, x):
+    import torch.nn.functional as F
+    if self._stale is None:
+        self._stale = self._head.clone()
+    return F.linear(F.rms_norm(x, (x.shape[-1],), self._norm, self.eps), self._stale).float()
+LlamaDecoder._allocate, LlamaDecoder._logits = allocate, logits
+""",
+        names=r"the probe's \d+ log-probabilities differ from the learner's by up to",
+    ),
+    "an adapter of the previous step is sent": Fault(
+        stage="transfer",
+        where="run",
+        code=MERGED.format(body="kept.append(dict(found)); found = kept[-2] if len(kept) > 1 else found"),
+        names=STILL,
+        settings=LORA,
+    ),
+    "the adapter is scaled by alpha alone": Fault(
+        stage="transfer",
+        where="run",
+        code=MERGED.format(
+            body='found |= {n + ".weight": w + 4 * (found[n + ".weight"] - w) for n, w in plain.items()}'
+        ),
+        names=r"tensors differ from the learner's: model\.layers\.0\.self_attn\.q_proj\.weight",
+        settings=LORA,
+    ),
+    "the adapter is merged twice": Fault(
+        stage="transfer",
+        where="run",
+        code=MERGED.format(
+            body='found |= {n + ".weight": w + 2 * (found[n + ".weight"] - w) for n, w in plain.items()}'
+        ),
+        names=r"tensors differ from the learner's: model\.layers\.0\.self_attn\.q_proj\.weight",
+        settings=LORA,
+    ),
+    "no adapter is merged": Fault(
+        stage="transfer",
+        where="run",
+        code=MERGED.format(body='found |= {n + ".weight": w for n, w in plain.items()}'),
+        names=r"tensors differ from the learner's: model\.layers\.0\.self_attn\.q_proj\.weight",
+        settings=LORA,
+    ),
+    "the adapter of one layer is left out": Fault(
+        stage="transfer",
+        where="run",
+        code=MERGED.format(body='n = "model.layers.1.mlp.gate_proj"; found[n + ".weight"] = plain[n]'),
+        names=NAMED.format(r"model\.layers\.1\.mlp\.gate_proj\.weight"),
+        settings=LORA,
+    ),
+    # --- sampling ---
+    "the prefix cache is stale": Fault(
+        stage="sampling",
+        where="server",
+        code="""
+from agentrig_grpo.server.engine import Engine
+Engine._forget_prompts = lambda self: self._seen.clear()
+""",
+        names=r"its prefix cache still has keys and values of\s+older weights",
+        settings={"steps": 3, "lr": 1e-2},
+    ),
+    "log-probabilities ignore the temperature": Fault(
+        stage="sampling",
+        where="server",
+        code="""
+from agentrig_grpo.server import engine
+import torch
+real = engine.sample
+def sample(logits, settings, uniforms):
+    tokens, _ = real(logits, settings, uniforms)
+    return tokens, torch.log_softmax(logits, -1)
+engine.sample = sample
+""",
+        names=r"log-probabilities are not those of temperature 0\.6",
+        settings={"temperature": 0.6},
+    ),
+    "log-probabilities come after the nucleus's cut": Fault(
+        stage="sampling",
+        where="server",
+        code="""
+from agentrig_grpo.server import engine, sampling
+real = engine.sample
+def sample(logits, settings, uniforms):
+    tokens, logp = real(logits, settings, uniforms)
+    if settings.top_p is not None:
+        probs = sampling._nucleus(logp.exp(), settings.top_p)
+        logp = (probs / probs.sum(-1, keepdim=True)).log()
+    return tokens, logp
+engine.sample = sample
+""",
+        names=CALLS,
+        settings={"top_p": 0.5},
+    ),
+    "log-probabilities are another token's": Fault(
+        stage="sampling",
+        where="server",
+        code="""
+from agentrig_grpo.server import engine
+real = engine.sample
+def sample(logits, settings, uniforms):
+    tokens, logp = real(logits, settings, uniforms)
+    return tokens, logp.roll(1, -1)
+engine.sample = sample
+""",
+        names=r"the tokens that it samples after the probe have log-probabilities that differ",
+    ),
+    "positions are off by one after the prompt": Fault(
+        stage="sampling",
+        where="server",
+        code="""
+from agentrig_grpo.server.decoder import LlamaDecoder
+real = LlamaDecoder.step
+def step(self, tokens):
+    cos, sin = self._cos, self._sin
+    self._cos, self._sin = cos.roll(-1, 0), sin.roll(-1, 0)
+    try:
+        return real(self, tokens)
+    finally:
+        self._cos, self._sin = cos, sin
+LlamaDecoder.step = step
+""",
+        names=r"the tokens that it samples after the probe have log-probabilities that differ",
+    ),
+    "the rotary angles are another model's": Fault(
+        stage="sampling",
+        where="server",
+        code="""
+from agentrig_grpo.server import decoder
+real = decoder._rotary
+decoder._rotary = lambda config, length, dim: tuple(t.roll(-3, 0) ** 3 for t in real(config, length, dim))
+""",
+        names=r"the probe's \d+ log-probabilities differ from the learner's",
+    ),
+    "rows of a batch are mixed up": Fault(
+        stage="sampling",
+        where="server",
+        code="""
+from agentrig_grpo.server.decoder import LlamaDecoder
+real = LlamaDecoder.append
+def append(self, prompts):
+    real(self, prompts)
+    if self.rows > 1:
+        self._values[:, :self.rows] = self._values[:, :self.rows].roll(1, 1)
+LlamaDecoder.append = append
+""",
+        names=CALLS,
+    ),
+    # --- adapting ---
+    "the prompt has lost its beginning": Fault(
+        stage="adapting", where="run", code="CHANGE = lambda t: evolve(t, prompt_ids=t.prompt_ids[4:])", names=CALLS
+    ),
+    "the response is tokenized anew": Fault(
+        stage="adapting",
+        where="run",
+        code="CHANGE = lambda t: evolve(t, response_ids=tuple((i + 1) % 300 for i in t.response_ids))",
+        names=CALLS,
+    ),
+    "the log-probabilities are shifted by a token": Fault(
+        stage="adapting",
+        where="run",
+        code="CHANGE = lambda t: evolve(t, logprobs=(*t.logprobs[1:], t.logprobs[0]))",
+        names=CALLS,
+    ),
+    "the prompt is another call's": Fault(
+        stage="adapting",
+        where="run",
+        code="""
+before = []
+def CHANGE(t):
+    before.append(t.prompt_ids)
+    others = [p for p in before if p != t.prompt_ids]
+    return evolve(t, prompt_ids=others[0] if others else t.prompt_ids)
+""",
+        names=CALLS,
+    ),
+    "the log-probabilities are another call's": Fault(
+        stage="adapting",
+        where="run",
+        code="""
+before = []
+def CHANGE(t):
+    before.append(t.logprobs)
+    same = [p for p in before[:-1] if len(p) == len(t.logprobs)]
+    return evolve(t, logprobs=same[-1] if same else t.logprobs)
+""",
+        names=CALLS,
+    ),
+    "an end-of-text token is added": Fault(
+        stage="adapting",
+        where="run",
+        code="CHANGE = lambda t: evolve(t, response_ids=(*t.response_ids, 1), logprobs=(*t.logprobs, 0.0))",
+        names=CALLS,
+    ),
+    "a system prompt is added": Fault(
+        stage="adapting",
+        where="run",
+        code="CHANGE = lambda t: evolve(t, prompt_ids=(2, 40, 41, 1, *t.prompt_ids))",
+        names=CALLS,
+    ),
+}
+"""What is planted, in words, to the fault."""

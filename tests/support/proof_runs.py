@@ -1,0 +1,194 @@
+"""Runs of the embedded algorithm for the tests of proofs: tiny model, real server process, real adapter, real files."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+from agentrig_agent_match import AgentMatch, AgentMatchConfig
+from agentrig_grpo.algorithm import Grpo
+from agentrig_grpo.config import GrpoConfig
+
+from agentrig import Outcome, Score, Task, Trace
+from agentrig.algorithms import Measurement
+from agentrig.delivery import Delivery
+from agentrig.hardware import Cpu, CpuConfig
+from agentrig.rollouts import Rollout
+from agentrig.traces import LLM_CALL, Span
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = Cpu(config=CpuConfig(threads=1))
+
+
+def tiny() -> Any:
+    """Return the module with the tiny models and their tokenizer."""
+    file = ROOT / "plugins/agentrig-grpo/tests/conftest.py"
+    spec = importlib.util.spec_from_file_location("tiny_models", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class ProofSession:
+    """A session whose agents ask the real server once; recorded as the tracer records, adapted by the real adapter."""
+
+    def __init__(self, directory: Path, *, checkpoint: Path | None = None, first_step: int = 1, words: int = 1) -> None:
+        self.train_tasks = [Task(id=str(i), input={"question": f"name {i} " + "count " * words}) for i in range(6)]
+        self.directory, self.hardware, self.seed = directory, CPU, 3
+        self.first_step, self.checkpoint, self.stopping, self.solved = first_step, checkpoint, False, False
+        self.measured: Measurement | None = None
+        self.steps: list[dict[str, Any]] = []
+        self.saved: dict[int, Path] = {}
+        self.adapter = AgentMatch(AgentMatchConfig(match=""))
+        directory.mkdir(exist_ok=True)
+        self.delivery = Delivery(directory)
+
+    @property
+    def lines(self) -> Sequence[Any]:
+        return self.steps
+
+    def plan_steps(self, steps: int) -> None:
+        """Take note of nothing."""
+
+    def rollouts(self, tasks: Any, *, n: int, endpoint: Any, step: int, mode: Any = "train", **_: Any) -> list[Rollout]:
+        headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+        with (
+            httpx.Client(base_url=endpoint.base_url, timeout=60, headers=headers) as client,
+            ThreadPoolExecutor(4) as pool,
+        ):
+            jobs = [(task, i) for task in tasks for i in range(n)]
+            found = list(pool.map(lambda job: self._one(client, endpoint, step, mode, *job), jobs))
+        self.delivery.offer(found)
+        return found
+
+    def _one(self, client: Any, endpoint: Any, step: int, mode: Any, task: Task, i: int) -> Rollout:
+        messages = [{"role": "user", "content": task.input["question"]}]
+        body = {"model": endpoint.model, "messages": messages, "logprobs": True, "return_token_ids": True}
+        reply = client.post("/chat/completions", json={**body, **endpoint.sampling})
+        reply.raise_for_status()
+        answer = reply.json()
+        (choice,) = answer["choices"]
+        attributes = {
+            "request": body,
+            "prompt_token_ids": answer["prompt_token_ids"],
+            "response_token_ids": choice["token_ids"],
+            "response_logprobs": [entry["logprob"] for entry in choice["logprobs"]["content"]],
+        }
+        call = Span(id=f"{task.id}-{i}", parent=None, name=LLM_CALL, start=0.0, end=0.0, attributes=attributes)
+        trace = Trace(rollout_id=f"{step}-{task.id}-{i}", spans=[call])
+        ids = choice["token_ids"]
+        return Rollout(
+            id=trace.rollout_id,
+            task=task,
+            group=task.id,
+            mode=mode,
+            step=step,
+            outcome=Outcome(answer=choice["message"]["content"]),
+            score=Score.ok(sum(token % 7 for token in ids) / len(ids)),
+            trace=trace,
+            triplets=self.adapter(trace),
+        )
+
+    def validate(self, endpoint: Any, *, step: int) -> float | None:
+        self.measured = Measurement(accuracy=1.0 / (1 + step), reward=0.0, n=1)
+        return self.measured.accuracy
+
+    def report(self, endpoint: Any, *, when: str, step: int) -> float | None:
+        return None
+
+    def end_step(self, step: int, *, metrics: Any, time_s: Any) -> None:
+        assert metrics["weight_change"] > 0
+        self.steps.append({"step": step, "delivery": self.delivery.record.line(), "time_s": dict(time_s)})
+
+    def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
+        directory = self.directory / f"step-{step}-{len(self.saved)}"
+        write(directory)
+        self.saved[step] = directory
+        return directory
+
+
+def run(directory: Path, model: Path, session: ProofSession | None = None, **settings: Any) -> ProofSession:
+    """Run the algorithm for two steps."""
+    settings = {"steps": 2, "tasks_per_step": 3, "group_size": 4, "lr": 1e-3, "max_tokens": 6, **settings}
+    session = session or ProofSession(directory)
+    Grpo(GrpoConfig(model=str(model), **{"validate_every": 0, "server_batch": 8, **settings})).run(session)  # type: ignore[arg-type]
+    return session
+
+
+class Backend:
+    """An address that a balancer passes requests on to, with its key."""
+
+    def __init__(self, base_url: str, api_key: str) -> None:
+        self.base_url, self.api_key = base_url, api_key
+
+
+class Balancer(ThreadingHTTPServer):
+    """A real load balancer: each connection goes to the next backend. `refuse` names paths that it does not know."""
+
+    daemon_threads = True
+
+    def __init__(self, backends: Sequence[Backend], refuse: Sequence[str] = ()) -> None:
+        super().__init__(("127.0.0.1", 0), _Passing)
+        self.turns, self.refuse = itertools.cycle(backends), refuse
+        self.lock = threading.Lock()
+
+    @property
+    def base_url(self) -> str:
+        """Its address, ending in /v1."""
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class _Passing(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Balancer
+
+    def setup(self) -> None:
+        super().setup()
+        with self.server.lock:
+            self.backend = next(self.server.turns)
+
+    def log_message(self, *args: Any) -> None:
+        """Stay quiet."""
+
+    def do_POST(self) -> None:
+        """Pass a request on."""
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        path = self.path.removeprefix("/v1")
+        if path in self.server.refuse:
+            self._send(404, json.dumps({"error": f"no {path} here"}).encode())
+            return
+        headers = {"Authorization": f"Bearer {self.backend.api_key}", "Content-Type": "application/json"}
+        reply = httpx.post(self.backend.base_url + path, content=body, headers=headers, timeout=60)
+        self._send(reply.status_code, reply.content)
+
+    def _send(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@contextmanager
+def balanced(backends: Sequence[Backend], refuse: Sequence[str] = ()) -> Iterator[Balancer]:
+    """Run a balancer until the block ends."""
+    balancer = Balancer(backends, refuse)
+    thread = threading.Thread(target=balancer.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield balancer
+    finally:
+        balancer.shutdown()
+        balancer.server_close()
+        thread.join()
