@@ -45,6 +45,7 @@ SHOWN = (
     (r"^src/agentrig/ |^algorithm\.py ", "a list of files"),
     (r"^agent\(task_input, endpoint\) ->", "the form of a call"),
     (r"^step  8/60", "what a run prints"),
+    (r"^step \d+(, update \d+)?: ", "what a run that a proof stops says; tests/proofs compares it"),
     (r"^---\nconfig:", "the reference agent's graph, as Mermaid draws it"),
     (r"^(\w+=\S+ )?agentrig ", "the examples in a command's help; tests/cli/test_cli.py parses them"),
 )

@@ -107,7 +107,7 @@ class ProofSession:
     def report(self, endpoint: Any, *, when: str, step: int) -> float | None:
         return None
 
-    def end_step(self, step: int, *, metrics: Any, time_s: Any) -> None:
+    def end_step(self, step: int, *, metrics: Any, time_s: Any, **_: Any) -> None:
         assert metrics["weight_change"] > 0
         self.steps.append({"step": step, "delivery": self.delivery.record.line(), "time_s": dict(time_s)})
 
