@@ -9,6 +9,7 @@ from typing import Any
 import torch  # noqa: TID253  (imported with the learner, the server or the warm-up only)
 
 from agentrig.errors import ConfigError
+from agentrig.run.checkpoints import TOKENIZER_FILES as TOKENIZER_FILES  # its path of 0.1, until 0.3
 from agentrig.run.checkpoints import copy_tokenizer
 from agentrig_grpo.lora import merged
 from agentrig_grpo.model_files import loading, model_files, weight_files

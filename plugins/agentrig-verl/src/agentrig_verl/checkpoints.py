@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import ConfigError
-from agentrig.run.checkpoints import copy_tokenizer
+from agentrig.run.checkpoints import TOKENIZER_FILES, copy_tokenizer
+
+TOKENIZER = TOKENIZER_FILES
+"""The list's name in 0.1, until 0.3."""
 
 
 def finish_checkpoint(path: Path, step: int, *, base: str) -> None:
