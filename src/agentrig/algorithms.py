@@ -112,7 +112,7 @@ class Session(Protocol):
         Args:
             tasks: What to run.
             n: The group's size.
-            endpoint: One server, or several replicas: a whole group goes to the same one, in turn.
+            endpoint: One server, or several replicas: groups go to them in turn, each group to one.
             step: The training step.
             mode: What the rollouts are for.
             on_groups: Called in this thread with groups that are complete while others still run, once for each

@@ -321,7 +321,7 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
         if "use" in keys and old_use is not None and _plain_name(old_use) != _plain_name(keys["use"]):
             into[section] = {}
         for key, value in keys.items():
-            old = into[section].pop(key, None)  # set anew at the end: of two names of one key the later one wins
+            old = into[section].pop(key, None)  # moved to the end: of two names of one key the later one applies
             into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
 
 

@@ -85,7 +85,7 @@ def test_no_override_holds_for_a_verl_that_nobody_has_seen() -> None:
 
 @pytest.mark.parametrize("version", ["0.8.0", "0.9.1"])
 def test_the_engine_of_newer_versions_reads_the_key_that_is_set(wheel: Any, version: Any) -> None:
-    """From verl 0.8 on, actor.use_torch_compile is accepted and does not reach the engine: hence the other key."""
+    """From verl 0.8 on, actor.use_torch_compile is accepted and does not reach the engine, so the other key is set."""
     engine = wheel(f"verl=={version}") / "verl" / "workers" / "engine" / "fsdp" / "transformer_impl.py"
     assert "self.engine_config.use_torch_compile" in engine.read_text("utf-8")
     config = composed(wheel, version, ["actor_rollout_ref.actor.use_torch_compile=false"])

@@ -75,9 +75,7 @@ def test_the_doctor_says_ok_to_no_stack_that_cannot_run(doctor: Any, stack: Stac
 def test_a_run_ends_before_ray_with_a_verl_that_cannot_be_driven(wheel: Any, monkeypatch: Any) -> None:
     root = wheel("verl==0.8.0") / "verl"
     monkeypatch.setattr(schema, "package", lambda: root)
-    with pytest.raises(
-        ConfigError, match=r"cannot drive the installed verl: it has no verl\.trainer\.ppo\.v1"
-    ) as error:
+    with pytest.raises(ConfigError, match=r"cannot use the installed verl: it has no verl\.trainer\.ppo\.v1") as error:
         symbols.require()
     assert "Install verl 0.9" in str(error.value)
     assert list(check_settings(Situation(hardware=Ascend(), plan=None))) == []

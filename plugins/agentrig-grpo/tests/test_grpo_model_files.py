@@ -62,19 +62,19 @@ def damage(copy, kind):
 
 
 DAMAGES = [
-    ("cut off", r"model\.safetensors is damaged or cut off .*; copy it anew"),
+    ("cut off", r"model\.safetensors is damaged or cut off .*; copy it again"),
     ("no header", r"model\.safetensors is damaged"),
     ("empty", r"model\.safetensors is damaged"),
     ("missing", r"holds no model\.safetensors"),
     ("fifo", r"model\.safetensors is a FIFO; a model's directory must hold regular files"),
     ("device", r"model\.safetensors is a device"),
-    ("config", r"cannot be loaded: .*copy the model anew"),
+    ("config", r"cannot be loaded: .*copy the model again"),
     ("tokenizer", r"the tokenizer in .* cannot be loaded"),
     ("tokenizer-fifo", r"tokenizer\.json is a FIFO"),
     ("outside", r"index\.json names '\.\./secret\.safetensors', which lies outside"),
     ("absolute", r"names '/etc/passwd', which lies outside"),
     ("fifo-shard", r"pipe is a FIFO"),
-    ("lost", r"lost is missing; copy the model anew"),
+    ("lost", r"lost is missing; copy the model again"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Requests that no well-meaning client sends: each is refused in words, at once, and the server goes on."""
+"""Requests that no well-meaning client sends: each is refused immediately with a message, and the server continues."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_pair_of_surrogates_is_text(client):
 
 
 def test_prompts_are_tokenized_beside_the_event_loop(tokenizer):
-    """While one prompt is tokenized for long, others come and go, and whoever asks for the same waits for it."""
+    """While one prompt is tokenized for long, other requests are served; a request for the same prompt waits for it."""
     held, calls = threading.Event(), []
 
     class Slow(Chat):

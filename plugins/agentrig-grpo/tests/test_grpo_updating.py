@@ -150,7 +150,7 @@ PLANTED = {
     clips_to_0: r"step 1, update 1: 26 of 26 trained tensors did not move.*clipped to norm 1",
     counts_a_batch_twice: r"step 1, update 1: \d+ of \d+ response tokens are counted more than once, the first",
     forgets_a_batch: r"step 1, update 1: \d+ of \d+ response tokens are left out of the gradient",
-    mixes_responses: r"step 1, update 1: \d+ response tokens stand in the place of other ones",
+    mixes_responses: r"step 1, update 1: \d+ response tokens replace other ones",
     always_ratio_1: r"step 1, update 2: \d+ of \d+ response tokens have another gradient",
 }
 

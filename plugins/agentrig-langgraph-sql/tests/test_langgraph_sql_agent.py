@@ -128,7 +128,7 @@ def test_a_model_that_fails_is_no_answer(chat_server: Any, zoo: Path) -> None:
     with pytest.raises(openai.InternalServerError):  # the core counts the openai package's errors as llm-error
         agent(task_about(zoo), endpoint_at(chat_server))
     chat_server.replies = [(200, b"<html></html>")]
-    with pytest.raises(AgentFailure, match="no chat completion") as failure:
+    with pytest.raises(AgentFailure, match="not a chat completion") as failure:
         agent(task_about(zoo), endpoint_at(chat_server))
     assert failure.value.kind == "llm-error"
 

@@ -334,7 +334,7 @@ def test_a_cluster_without_the_gpus_is_explained(ray_cluster, composed, monkeypa
             return Probe(available=True)
 
     assert cluster._short(ray, composed, Gpu(name="cuda", torch_device="cuda", ray_resource="GPU")) == [
-        "it has 0 GPU, and the run wants 1"
+        "it has 0 GPU, and the run needs 1"
     ]
 
 

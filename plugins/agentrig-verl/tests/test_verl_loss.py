@@ -32,7 +32,7 @@ begins after its first call."""
 @pytest.fixture(scope="module")
 def engine(needs_verl: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """verl's engine around a tiny random model, in fp32."""
-    import agentrig_verl.trainer  # noqa: F401  (what verl imports shall not see the platform below)
+    import agentrig_verl.trainer  # noqa: F401  (imported first, so that verl does not see the platform below)
     from transformers import Qwen2Config, Qwen2ForCausalLM
     from verl.plugin.platform import platform_manager
     from verl.trainer.config import CheckpointConfig

@@ -30,7 +30,7 @@ def learned(segments):
 
 @st.composite
 def conversations(draw):
-    """Calls of an agent that goes on with any of its earlier calls, or begins anew, over few tokens."""
+    """Calls of an agent that continues any of its earlier calls, or starts a new conversation, over few tokens."""
     tokens = st.lists(st.integers(0, 2), min_size=1, max_size=4)
     calls = []
     for number in range(draw(st.integers(0, 8))):

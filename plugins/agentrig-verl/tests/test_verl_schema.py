@@ -92,7 +92,7 @@ def test_numbers_that_are_written_as_text_become_numbers():
 
 @needs_yaml
 def test_a_key_that_agentrig_sets_is_not_overwritten_in_silence():
-    with pytest.raises(ConfigError, match=r"transfer_queue\.enable is agentrig's to set, to True"):
+    with pytest.raises(ConfigError, match=r"agentrig itself sets transfer_queue\.enable, to True"):
         schema.compose({"transfer_queue.enable": False}, trusted={"transfer_queue.enable": True})
     assert schema.compose({"transfer_queue.enable": True}, trusted={"transfer_queue.enable": True})
 

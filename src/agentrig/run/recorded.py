@@ -45,7 +45,7 @@ class RecordedEngine(RolloutEngine):
         step: That step.
 
     Attributes:
-        requested: How the tasks that the algorithm asked for differ from the recorded ones, in words; '' if they do
+        requested: How the tasks that the algorithm asked for differ from the recorded ones, as text; '' if they do
             not; None before it has asked.
         returned: The rollouts with their triplets.
     """

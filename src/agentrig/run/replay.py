@@ -173,7 +173,7 @@ def needed(run: RunDirectory, plan: Plan, step: int) -> tuple[Mapping[str, Any],
 
 
 def why_inexact(facts: Mapping[str, Any], recorded: Mapping[str, Any], repeated: Mapping[str, Any]) -> list[str]:
-    """Return why the same bits cannot be expected, in words.
+    """Return why the same bits cannot be expected, as text.
 
     Args:
         facts: The run's manifest.

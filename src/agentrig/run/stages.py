@@ -43,7 +43,7 @@ class Stage:
     Attributes:
         name: The stage.
         result: `ok`, `differs` or `not compared`.
-        detail: The figures, or the reason, in words.
+        detail: The figures, or the reason, as text.
     """
 
     name: str

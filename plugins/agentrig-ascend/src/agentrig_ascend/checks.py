@@ -1,4 +1,4 @@
-"""What the doctor looks at where torch_npu or an NPU may be."""
+"""The doctor's checks of torch_npu and of NPUs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_torch_npu(situation: Situation) -> Iterator[Finding]:
 
 
 def check_cann(situation: Situation) -> Iterator[Finding]:
-    """Is CANN there and sourced, and the driver mounted?"""
+    """Is CANN installed and sourced, and is the driver mounted?"""
     if not situation.uses("ascend"):
         return
     home = cann_home(situation.environ)
@@ -65,7 +65,7 @@ def check_cann(situation: Situation) -> Iterator[Finding]:
         else:
             yield Finding(check="CANN", result="ok", evidence=f"{version} at {home}")
     if "ATB_HOME_PATH" not in situation.environ:
-        evidence = "ATB_HOME_PATH is not set: vllm-ascend wants the transformer boost library"
+        evidence = "ATB_HOME_PATH is not set: vllm-ascend needs the transformer boost library"
         cure = "source /usr/local/Ascend/nnal/atb/set_env.sh"
         yield Finding(check="CANN nnal", result="warning", evidence=evidence, cure=cure)
     driver = driver_version()
@@ -78,7 +78,7 @@ def check_cann(situation: Situation) -> Iterator[Finding]:
 
 
 def check_hccl_ports(situation: Situation) -> Iterator[Finding]:
-    """Are HCCL's port ranges well-formed, and apart from the range that the system gives out itself?"""
+    """Are HCCL's port ranges well-formed, and outside the range that the system assigns itself?"""
     if not situation.uses("ascend"):
         return
     for name in ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE"):
@@ -107,7 +107,7 @@ def check_hccl_ports(situation: Situation) -> Iterator[Finding]:
 
 
 def ephemeral_ports(path: str = "/proc/sys/net/ipv4/ip_local_port_range") -> tuple[int, int]:
-    """Return the lowest and highest port that the kernel hands out to outgoing connections."""
+    """Return the lowest and highest port that the kernel assigns to outgoing connections."""
     if not os.path.exists(path):
         return 32768, 60999
     with open(path, encoding="ascii") as file:

@@ -86,7 +86,7 @@ class Ascend(Hardware):
         context = context or Context()
         variables: dict[str, str] = {}
         verl, vllm = context.versions.get("verl"), context.versions.get("vllm")
-        # verl sets the port ranges to auto since 0.7.1; the user's own range wins.
+        # verl sets the port ranges to auto since 0.7.1; a range set by the user has precedence.
         if verl is None or fits(verl, "<0.7.1") or self.config.socket_ports != "auto":
             variables["HCCL_HOST_SOCKET_PORT_RANGE"] = self.config.socket_ports
             variables["HCCL_NPU_SOCKET_PORT_RANGE"] = self.config.socket_ports
@@ -119,5 +119,5 @@ class Ascend(Hardware):
         return {name: version for name, version in found.items() if version}
 
     def stacks(self) -> Sequence[Stack]:
-        """Return what the makers publish; none was run here, and what agentrig cannot drive is history."""
+        """Return the sets that the makers publish; none was run here, and those that agentrig can't use are history."""
         return STACKS

@@ -53,7 +53,7 @@ SINCE: Sequence[Override] = (
     Override(
         key="actor_rollout_ref.ref.fsdp_config.use_torch_compile",
         value=False,
-        reason="as for the actor: since verl 0.8 the reference model's engine has a key of its own",
+        reason="as for the actor: since verl 0.8 the reference model's engine has its own key",
         versions=NEW,
     ),
     Override(

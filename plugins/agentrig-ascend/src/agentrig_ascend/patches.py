@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 NEEDED = ">=0.9.1,<0.10.0rc1"
-"""vllm-ascend versions whose patches mend their torch 2.5 builds; later ones have none of this."""
+"""vllm-ascend versions whose patches fix their torch 2.5 builds; later versions don't need them."""
 
 
 def apply() -> None:

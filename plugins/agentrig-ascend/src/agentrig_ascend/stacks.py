@@ -1,6 +1,6 @@
 """Sets of versions that their makers publish for Ascend, and where their requirements contradict each other.
 
-The algorithm `verl` drives verl 0.9 only: older ones lack `verl.trainer.ppo.v1`, so their sets are history. They are
+The algorithm `verl` needs verl 0.9: older versions lack `verl.trainer.ppo.v1`, so their sets are history. They are
 kept so that the doctor recognizes them.
 """
 
@@ -24,7 +24,7 @@ STACKS: Sequence[Stack] = (
             "verl": "==0.5.0",
         },
         algorithms=("verl",),
-        source="the reference's own set; its verl has no verl.trainer.ppo.v1, which agentrig drives",
+        source="the reference's own set; its verl has no verl.trainer.ppo.v1, which agentrig needs",
         clashes=(
             "torch_npu 2.7.1.dev20250724 is not on the usual package index: it comes with vllm-ascend's "
             "own index or container",
@@ -44,7 +44,7 @@ STACKS: Sequence[Stack] = (
             "verl": "==0.8.*",
         },
         algorithms=("verl",),
-        source="verl's documentation; its verl has no verl.trainer.ppo.v1, which agentrig drives",
+        source="verl's documentation; its verl has no verl.trainer.ppo.v1, which agentrig needs",
         clashes=(
             "vllm-ascend 0.18 needs a Python below 3.12",
             "verl 0.8.0's extra [vllm] says vllm<=0.12.0: install verl without that extra",

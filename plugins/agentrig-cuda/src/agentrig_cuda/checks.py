@@ -1,4 +1,4 @@
-"""What the doctor looks at on an NVIDIA host."""
+"""The doctor's checks of an NVIDIA host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ print(json.dumps({"flash_attn": importlib.metadata.version("flash-attn"), "torch
 
 
 def check_flash_attention(situation: Situation) -> Iterator[Finding]:
-    """Does flash-attn's binary load beside this torch? It is imported in a process of its own."""
+    """Does flash-attn's binary load with this torch? It is imported in a separate process."""
     if not situation.uses("cuda"):
         return
     wanted = situation.setting("hardware", "attention", "auto")

@@ -87,7 +87,7 @@ def loading(directory: Path, what: str) -> Iterator[None]:
     except Exception as error:
         raise ModelError(
             f"the {what} in {directory} cannot be loaded: {type(error).__name__}: {error}\n"
-            "  a file there is damaged or does not fit the others; copy the model anew"
+            "  a file there is damaged or does not fit the others; copy the model again"
         ) from error
 
 
@@ -98,7 +98,7 @@ def _shards(index: Path) -> list[str]:
         if not shards or not all(isinstance(name, str) for name in shards):
             raise ValueError("weight_map must map names to files")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{index} is damaged ({type(error).__name__}: {error}); copy the model anew") from None
+        raise ModelError(f"{index} is damaged ({type(error).__name__}: {error}); copy the model again") from None
     return sorted(shards)
 
 
@@ -121,11 +121,11 @@ def _whole(file: Path) -> None:
         with safe_open(str(file), framework="np"):
             pass  # it compares the header with the file's length
     except FileNotFoundError:
-        raise ModelError(f"{file} is missing; copy the model anew, all of its files") from None
+        raise ModelError(f"{file} is missing; copy the model again, with all of its files") from None
     except PermissionError:
         raise ModelError(_forbidden(file)) from None
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} is damaged or cut off ({error}); copy it anew") from None
+        raise ModelError(f"{file} is damaged or cut off ({error}); copy it again") from None
 
 
 def _readable(file: Path) -> None:

@@ -120,7 +120,7 @@ class TokenProof:
             RunStopped: Tokens are counted twice or left out, or their gradient is not that of their rollout.
         """
         if int(self._strange):
-            self._stop(f"{int(self._strange)} response tokens stand in the place of other ones")
+            self._stop(f"{int(self._strange)} response tokens replace other ones")
         for times, what in ((self._seen > 1, "counted more than once"), (self._seen < 1, "left out of the gradient")):
             if int(times.sum()):
                 self._stop(f"{int(times.sum())} of {len(self._seen)} response tokens are {what}{self._first(times)}")

@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Environment: OPENAI_BASE_URL (or OPENAI_API_BASE) and OPENAI_API_KEY.",
     )
     address = os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE") or "https://api.openai.com/v1"
-    parser.add_argument("question", nargs="?", default="", help="what to ask, in words")
+    parser.add_argument("question", nargs="?", default="", help="the question, in natural language")
     parser.add_argument("--database", default="", help="the SQLite file")
     parser.add_argument("--model", default="", help="the model's name at the server")
     parser.add_argument("--base-url", default=address, help="the server, ending in /v1 (default: %(default)s)")

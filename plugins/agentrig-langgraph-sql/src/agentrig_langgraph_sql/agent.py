@@ -35,12 +35,12 @@ class SqlAgentConfig:
     reply_truncate: int = setting(
         4096, help="greatest length of a query or of a check's remarks in the next prompt, in characters", ge=64
     )
-    max_tokens: int = setting(2048, help="most new tokens per call; a lower limit of the endpoint wins", ge=1)
-    query_timeout_s: float = setting(5.0, help="a query is stopped after so many seconds", gt=0)
+    max_tokens: int = setting(2048, help="most new tokens per call; the endpoint may set a lower limit", ge=1)
+    query_timeout_s: float = setting(5.0, help="time limit of a query, in seconds", gt=0)
     max_rows: int = setting(1000, help="most rows of a result that are fetched", ge=1)
-    llm_timeout_s: float = setting(600.0, help="each try of a call to the model fails after so many seconds", gt=0)
+    llm_timeout_s: float = setting(600.0, help="time limit of each attempt of a call to the model, in seconds", gt=0)
     max_retries: int = setting(
-        2, help="further tries of a call that failed on its way or at an overloaded server", ge=0
+        2, help="further attempts of a call that failed in the network or at an overloaded server", ge=0
     )
 
     def preset(self) -> Prompts:
@@ -68,8 +68,8 @@ class SqlAgent:
 
         Raises:
             openai.OpenAIError: A call to the model failed.
-            AgentFailure: The task lacks a field; or, of kind `llm-error`, the model's server answered with something
-                that is no completion; or, of kind `database-error`, the database can't be read.
+            AgentFailure: The task lacks a field; or, of kind `llm-error`, the response of the model's server
+                is not a completion; or, of kind `database-error`, the database can't be read.
         """
         from langsmith import tracing_context
 
@@ -96,7 +96,7 @@ class SqlAgent:
         )
         question = Question(question=task_input["question"], database=task_input["database"])
         try:
-            # Whatever the environment says, prompts are not sent to LangSmith: agentrig's tracer records them.
+            # Prompts are never sent to LangSmith, whatever the environment is: agentrig's tracer records them.
             with tracing_context(enabled=False):
                 answer = self._graph.invoke(question, context={"llm": llm})
         except LLMError as error:

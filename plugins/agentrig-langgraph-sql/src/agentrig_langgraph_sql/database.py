@@ -1,8 +1,8 @@
 """The agent's SQL tool: one query on an SQLite file, read-only, with budgets of time, memory, rows and characters.
 
-It runs in `agentrig_spider.sandbox`, as the rewards' queries do: a query can't write, can't hang, can't fill the
-memory or a disk. What the query did wrong (text for the model) is kept apart from what the environment did wrong (an
-exception). docs/decisions/0005 says why this is not LangChain's `SQLDatabase`.
+It runs in `agentrig_spider.sandbox`, like the rewards' queries: a query can't write, can't hang, and can't fill the
+memory or a disk. An error of the query is text for the model; an error of the environment is an exception.
+docs/decisions/0005 says why this is not LangChain's `SQLDatabase`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import attrs
 from agentrig_spider import sandbox
 from agentrig_spider.sandbox import Fingerprint, QueryFailed, QueryTimeout, Terms, WorkersBusy
 
-_LONGEST_VALUE = 16 * 2**20  # bytes; for what the agent itself reads: the schema and sample rows
-_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # how a journal begins that SQLite would roll back
+_LONGEST_VALUE = 16 * 2**20  # bytes; for the agent's own reads: the schema and sample rows
+_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # the first bytes of a journal that SQLite would roll back
 
 
 class DatabaseBroken(Exception):
@@ -29,11 +29,11 @@ class DatabaseBroken(Exception):
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """What running a query gave.
+    """The result of a query.
 
     Attributes:
         columns: The names of the result's columns.
-        rows: The first rows, as many as were asked for.
+        rows: The first rows, at most as many as requested.
         more: There were more rows than the budget allows.
         error: What was wrong with the query, or None.
     """
@@ -44,10 +44,10 @@ class Result:
     error: str | None = None
 
     def text(self, limit: int = 2048, *, header: bool = True) -> str:
-        """Return the result for the model to read: a row a line, cells split by ` | `.
+        """Return the result as text for the model: one row per line, cells separated by ` | `.
 
         Args:
-            limit: Greatest length in characters; a longer text is cut after a whole row where one fits, and says so.
+            limit: Greatest length in characters; a longer text is cut after a whole row if possible, with a note.
             header: Start with the columns' names.
         """
         if self.error is not None:
@@ -59,7 +59,7 @@ class Result:
         for row in self.rows:
             lines.append(_line(row, limit))
             length += 1 + len(lines[-1])
-            if length > limit + 1:  # the rest can't be shown, so it needs no form
+            if length > limit + 1:  # the rest can't be shown, so it is not formatted
                 break
         whole = "\n".join(lines)
         if len(lines) == len(head) + len(self.rows) and not self.more and len(whole) <= limit:
@@ -76,7 +76,7 @@ class Result:
 
 
 def cut(text: str, limit: int, note: str = "... (cut off)") -> str:
-    """Return the beginning of a text, with a note on a line of its own where something is missing."""
+    """Return the beginning of a text, with a note on a separate line if something is missing."""
     return text if len(text) <= limit else f"{text[: max(0, limit - len(note) - 1)]}\n{note}"[-limit:]
 
 
@@ -94,9 +94,9 @@ def _cell(value: Any, limit: int) -> str:
 
 @contextmanager
 def connect(path: str | Path) -> Iterator[sqlite3.Connection]:
-    """Open an SQLite file that nothing done through the connection can change, and close it at the end.
+    """Open an SQLite file so that the connection can't change it, and close it at the end.
 
-    It is for statements of one's own, which are trusted to end; a model's queries go through `run_query`.
+    Use it only for the agent's own statements, which are known to end; for a model's queries use `run_query`.
 
     Raises:
         DatabaseBroken: SQLite can't open or read the file, or it is being written to.
@@ -106,7 +106,7 @@ def connect(path: str | Path) -> Iterator[sqlite3.Connection]:
     try:
         connection = sandbox.open_read_only(absolute)
         with closing(connection):
-            # Real data holds bytes that are no UTF-8 in text columns.
+            # Text columns of real data may have bytes that are not UTF-8.
             connection.text_factory = lambda raw: raw.decode(errors="replace")
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
             yield connection
@@ -117,9 +117,9 @@ def connect(path: str | Path) -> Iterator[sqlite3.Connection]:
 
 
 def _at_rest(path: str) -> Fingerprint:
-    """Return the file's fingerprint; raise `DatabaseBroken` where what it says is not all that it holds.
+    """Return the file's fingerprint; raise `DatabaseBroken` if the file is not complete.
 
-    It is read as it lies on the disk, without a lock, so changes that a writer has not yet put there would be missed.
+    It is read from the disk without a lock, so unfinished changes of a writer would be missed.
     """
     try:
         mark = sandbox.fingerprint(path)
@@ -149,15 +149,15 @@ def run_query(
     Args:
         database: The SQLite file.
         query: One statement. One that would write, change settings or attach files is refused.
-        timeout_s: The query is stopped after so many wall seconds, whatever it is doing.
-        max_rows: So many rows are fetched at most.
-        max_chars: No more rows are fetched once their values have so many characters together.
+        timeout_s: The query is stopped after this many wall seconds.
+        max_rows: Most rows to fetch.
+        max_chars: No more rows are fetched once their values have this many characters in total.
 
     Returns:
-        Rows, or the query's error in words for the model.
+        Rows, or the query's error as text for the model.
 
     Raises:
-        DatabaseBroken: The environment failed, whatever the query says.
+        DatabaseBroken: The environment failed, not the query.
     """
     if not query.strip():
         return Result(error="the query is empty")
@@ -170,7 +170,7 @@ def run_query(
     except QueryTimeout:
         return Result(error=f"the query was stopped after {timeout_s:g} s")
     except QueryFailed as error:
-        # A query can provoke errors that speak of the file; then the file itself is asked.
+        # A query can provoke errors that are about the file; then the file itself is checked.
         if error.damaged and (problem := sandbox.damage(path, mark, time.monotonic() + timeout_s)):
             raise DatabaseBroken(problem) from error
         return Result(error="only a SELECT that reads the tables is allowed" if error.refused else str(error))

@@ -22,17 +22,17 @@ RECURSION_LIMIT = 100
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """What a question may cost.
+    """Limits for one question.
 
     Attributes:
         max_turns: Full cycles of write (or rewrite), execute and check.
         table_info_truncate: Greatest length of the schema, in characters.
         sample_rows: Rows of each table that are shown with the schema, 0 to 3, within its length.
         execution_truncate: Greatest length of a result, in characters.
-        reply_truncate: Greatest length of a query or of a check's remarks in the next prompt, in characters. A model
-            that rambles would else fill its own context, and the call would fail.
-        query_timeout_s: A query is stopped after so many seconds.
-        max_rows: So many rows of a result are fetched at most.
+        reply_truncate: Greatest length of a query or of a check's remarks in the next prompt, in characters. Otherwise
+            a model with long replies would fill its own context, and the call would fail.
+        query_timeout_s: A query is stopped after this many seconds.
+        max_rows: Most rows of a result to fetch.
     """
 
     max_turns: int = 3
@@ -45,16 +45,16 @@ class Limits:
 
 
 class Question(TypedDict):
-    """What the graph is given: a question in words and the SQLite file that it is about."""
+    """The graph's input: a question in natural language, and the SQLite file that it is about."""
 
     question: str
     database: str
 
 
 class State(Question):
-    """What the nodes know.
+    """The state of the nodes.
 
-    The schema is not in it: it is the same in every node and would be copied into every trace.
+    It does not have the schema, which is the same in every node and would be copied into every trace.
     """
 
     query: str
@@ -65,7 +65,7 @@ class State(Question):
 
 
 class Context(TypedDict):
-    """What may differ from one call of the graph to the next."""
+    """Values that can differ from one call of the graph to the next."""
 
     llm: LLM
 
@@ -77,9 +77,9 @@ def build_graph(llm: LLM | None = None, *, limits: Limits | None = None, prompts
     """Return the agent: `graph.invoke({"question": …, "database": …})["query"]` is the final SQL.
 
     Args:
-        llm: The model that the nodes ask. None when each call brings its own:
-            `graph.invoke(question, context={"llm": llm})`, which saves compiling the graph again for each.
-        limits: What a question may cost.
+        llm: The model that the nodes call. None if each call passes its own,
+            `graph.invoke(question, context={"llm": llm})`, so that the graph is compiled only once.
+        limits: Limits for one question.
         prompts: The prompts, and how replies are parsed.
     """
     limits = limits or Limits()
@@ -139,5 +139,5 @@ def build_graph(llm: LLM | None = None, *, limits: Limits | None = None, prompts
 
 
 def mermaid(graph: Graph) -> str:
-    """Return the graph's picture as Mermaid text."""
+    """Return the graph as Mermaid text."""
     return graph.get_graph().draw_mermaid()

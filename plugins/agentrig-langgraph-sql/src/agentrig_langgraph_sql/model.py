@@ -15,7 +15,7 @@ from agentrig_langgraph_sql.prompts import Message
 
 
 class LLMError(Exception):
-    """The endpoint answered with something that is no chat completion."""
+    """The endpoint's response is not a chat completion."""
 
 
 @attrs.frozen(kw_only=True)
@@ -29,9 +29,8 @@ class LLM:
         sampling: Fields of the request, sent as they are: `temperature`, `top_p`, `max_tokens`,
             `stop`, `seed`, and any other that the endpoint knows.
         headers: Extra HTTP headers of every call.
-        timeout_s: Each try of a call fails after so many seconds.
-        max_retries: A call that failed to connect, or came back with status 408, 409, 429 or 5xx, is tried
-            again so many times.
+        timeout_s: Each attempt of a call fails after this many seconds.
+        max_retries: Most further attempts of a call that failed to connect, or got status 408, 409, 429 or 5xx.
     """
 
     base_url: str
@@ -43,11 +42,11 @@ class LLM:
     max_retries: int = 2
 
     def ask(self, messages: Sequence[Message]) -> str:
-        """Return the model's reply; empty when it said nothing.
+        """Return the model's reply; it may be empty.
 
         Raises:
             openai.OpenAIError: The endpoint can't be reached or refused the call.
-            LLMError: It answered with something that is no chat completion.
+            LLMError: Its response is not a chat completion.
         """
         chat = _chat(os.getpid(), self.base_url, self.model, self.api_key, self.timeout_s, self.max_retries)
         options: dict[str, Any] = {"extra_body": dict(self.sampling)}
@@ -56,9 +55,9 @@ class LLM:
         try:
             reply = chat.invoke(list(messages), **options)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            # What langchain-openai raises on a body without choices or messages, or that is no JSON.
+            # langchain-openai raises these for a body without choices or messages, or one that is not JSON.
             raise LLMError(
-                f"{self.base_url} answered with something that is no chat completion ({type(error).__name__}: {error});"
+                f"the response of {self.base_url} is not a chat completion ({type(error).__name__}: {error});"
                 " check that the address ends in /v1 and belongs to an OpenAI-compatible server"
             ) from error
         return reply.content if isinstance(reply.content, str) else str(reply.text)
@@ -68,8 +67,8 @@ class _Chat(ChatOpenAI):
     """`ChatOpenAI` that sends the messages and sampling fields as they are.
 
     All of them travel in `extra_body`, which the openai package merges into the request's body.
-    That keeps the name `max_tokens` (`ChatOpenAI` renames it to one that not all servers know), lets
-    through fields that the package has never heard of, and spares a walk over every message that
+    This keeps the name `max_tokens` (`ChatOpenAI` renames it to one that not all servers know), passes
+    fields that the package does not know, and avoids a loop over every message that
     takes a third of a call's CPU time.
     """
 
@@ -80,7 +79,7 @@ class _Chat(ChatOpenAI):
 
 
 class _Client(DefaultHttpxClient):
-    """An `httpx.Client` that closes its connections when nobody holds it any more."""
+    """An `httpx.Client` that closes its connections when it is no longer referenced."""
 
     def __del__(self) -> None:
         if not self.is_closed:

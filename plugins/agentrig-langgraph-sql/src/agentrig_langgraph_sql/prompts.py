@@ -1,7 +1,7 @@
-"""What the agent says to the model: two presets of three prompts, as templates of named fields.
+"""The agent's prompts: two presets of three prompts, as templates of named fields.
 
-`full` is for instruct models. `short` is for a model of a few million parameters that has learned
-nothing but this exchange: it says nothing that such a model has no use for, and its replies are bare.
+`full` is for instruct models. `short` is for a model of a few million parameters that was trained
+only on these prompts: they have only what such a model uses, and its replies are bare SQL or phrases.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ Message = dict[str, str]
 
 @attrs.frozen
 class Template:
-    """Chat messages with named gaps.
+    """Chat messages with named placeholders.
 
     Attributes:
-        parts: Role and text of each message; `{name}` in a text is a gap, `{{` a brace.
+        parts: Role and text of each message; `{name}` in a text is a placeholder, `{{` a brace.
     """
 
     parts: Sequence[tuple[str, str]]
 
     def messages(self, **fields: str) -> list[Message]:
-        """Return the messages with every gap filled; braces within a field's value stay as they are.
+        """Return the messages with every placeholder filled; braces in a field's value are unchanged.
 
         Args:
             **fields: `question`, `schema`, `dialect`, `db_id`; for check and rewrite also `query` and
                 `result`; for rewrite also `feedback`. A template uses those that it needs.
 
         Raises:
-            KeyError: A gap has no field.
+            KeyError: A placeholder has no field.
         """
         return [{"role": role, "content": text.format_map(fields)} for role, text in self.parts]
 

@@ -1,4 +1,4 @@
-"""How the model's replies are read: the query and the verdict."""
+"""Parses the model's replies: the query and the verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TAG_WORD = re.compile(r"(?i)[ \t]*sql(?:ite3?)?\s+")
 def sql_of(reply: str, former: str | None = None) -> str:
     r"""Return the query in a reply: its last fenced code block that is not empty.
 
-    A block that the reply's end cuts off counts, since stop strings and token limits do that.
+    An unclosed block at the end counts too, because stop strings and token limits can cut it off.
 
     Args:
         reply: The model's reply.
@@ -35,7 +35,7 @@ def sql_of(reply: str, former: str | None = None) -> str:
 
 
 def _without_tag(block: str) -> str:
-    """Drop the language name of a code block: a line of its own, or `sql` before the query."""
+    """Drop the language name of a code block: a separate line, or `sql` before the query."""
     if _STATEMENT.match(block):
         return block
     tag = _TAG_LINE.match(block) or _TAG_WORD.match(block)
@@ -47,8 +47,8 @@ def verdict_of(reply: str, prompts: Prompts = FULL) -> bool:
 
     Args:
         reply: The model's reply. Only the exact phrases count (case included, and not as part of a
-            longer word); of several the last one wins, and a reply without any refuses.
-        prompts: The preset whose phrases are looked for.
+            longer word); if there are several, the last one applies; a reply without any refuses.
+        prompts: The preset with the phrases.
     """
     # The longer phrase first: one may be part of the other.
     phrases = sorted((prompts.correct, prompts.incorrect), key=len, reverse=True)

@@ -1,6 +1,6 @@
 """The schema of a database as text for the prompt, in one of three styles, up to a length.
 
-Sample rows, where they are asked for, follow their table in a comment, as LangChain's `get_table_info()` shows them.
+Sample rows, if requested, follow their table in a comment, in the form of LangChain's `get_table_info()`.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ def _cell(value: Any) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return an identifier as SQL wants it: as it is when plain, else in double quotes."""
+    """Return an identifier for SQL: unchanged if plain, else in double quotes."""
     return name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'
 
 
 def tables_of(connection: sqlite3.Connection, *, sample_rows: int = 0) -> list[Table]:
-    """Return the tables and views in the order in which they were made, SQLite's own left out.
+    """Return the tables and views in order of creation, without SQLite's own.
 
     Args:
         connection: The database.
-        sample_rows: How many rows of each table to read; none of a view, which may be a query of any cost.
+        sample_rows: How many rows of each table to read; no rows of a view, which may be an expensive query.
     """
     rows = connection.execute(
         "SELECT name, sql, type FROM sqlite_master"
@@ -107,14 +107,14 @@ def schema_text(
 ) -> str:
     """Return a database's schema as text.
 
-    It is kept in memory for as long as the file's time and size stay the same.
+    It is cached as long as the file's time and size stay the same.
 
     Args:
         database: The SQLite file.
         style: One of `STYLES`.
         limit: Greatest length in characters. A schema that is longer loses detail table by table,
             never in the middle of a statement, and a comment in the text says so.
-        sample_rows: Rows shown of each table, 0 to 3, where the schema leaves room for them: first one of each table,
+        sample_rows: Rows shown of each table, 0 to 3, as far as `limit` allows: first one of each table,
             then the second ones. A row is shown whole or not at all.
 
     Raises:
@@ -166,7 +166,7 @@ def _rows_that_fit(tables: Sequence[Table], left: int) -> list[int]:
 
 
 def _mixed(tables: Sequence[Table], statements: Sequence[str], limit: int) -> str:
-    """Give every table a compact line, then whole statements instead to as many as fit, first come first served."""
+    """Give every table a compact line; then replace lines by whole statements, from the first table, while they fit."""
     note = "-- The schema is too long to show in full: these tables only by name and columns."
     lines = [f"-- {table.compact}" for table in tables]
     left = limit - len(note) - 1 - sum(len(line) + 1 for line in lines)
@@ -183,7 +183,7 @@ def _mixed(tables: Sequence[Table], statements: Sequence[str], limit: int) -> st
 
 
 def _lines(lines: Sequence[str], limit: int) -> str:
-    """Return one line a table, as many as fit, then the number of those left out."""
+    """Return one line per table, as many as fit, then the number of tables left out."""
     whole = "\n".join(lines)
     if len(whole) <= limit:
         return whole

@@ -46,7 +46,7 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
 
 @hookimpl
 def register_recipes() -> Iterable[RecipeSpec]:
-    """Bring `fast`, `qwen`, `llama` and `npu`."""
+    """Register `fast`, `qwen`, `llama` and `npu`."""
     from agentrig_verl.recipes import recipes
 
     return recipes()

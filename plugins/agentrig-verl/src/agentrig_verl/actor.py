@@ -12,7 +12,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker  #
 from agentrig_verl import logprobs
 
 SAMPLE = 1 << 20
-"""How many weights of each rank are looked at; an odd stride spreads them over every tensor."""
+"""How many weights of each rank are sampled; an odd stride spreads them over every tensor."""
 
 METRIC = "weight_change"
 
@@ -25,7 +25,7 @@ class MeasuringWorker(TrainingWorker):  # type: ignore[misc]
     """
 
     def train_mini_batch(self, data: Any) -> Any:
-        """Run the update between two looks at the weights."""
+        """Run the update, and compare the weights before and after it."""
         before, count = self._sample()
         output = super().train_mini_batch(data)
         after, _ = self._sample()

@@ -98,7 +98,7 @@ class Verl:
             what = "failed" if alive else "died"
             raise AgentrigError(
                 f"a worker or server of verl {what}: {str(error).strip()}\n  The unfinished step is lost. "
-                f"Go on from the last checkpoint with: agentrig train --resume {session.directory}"
+                f"Resume from the last checkpoint with: agentrig train --resume {session.directory}"
             ) from error
         finally:
             if self._pool is not None:

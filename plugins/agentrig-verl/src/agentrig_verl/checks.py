@@ -20,21 +20,21 @@ from agentrig_verl.schema import ACTOR
 
 
 def check_symbols(situation: Situation) -> Iterator[Finding]:
-    """For `agentrig doctor`: does the installed verl have what agentrig drives it by?"""
+    """For `agentrig doctor`: does the installed verl have everything that agentrig uses?"""
     if not schema.installed():
         return  # a finding of its own
     version = situation.versions.get("verl", "")
     missing = symbols.lacking()
     if missing:
-        evidence = f"agentrig cannot drive verl {version}: it has no {', '.join(missing)}"
+        evidence = f"agentrig cannot use verl {version}: it has no {', '.join(missing)}"
         cure = f"install verl {symbols.SUPPORTED}, with the versions that docs/hardware.md names for it"
         yield Finding(check="verl", result="problem", evidence=evidence, cure=cure)
     else:
-        yield Finding(check="verl", result="ok", evidence=f"verl {version} has all that agentrig drives it by")
+        yield Finding(check="verl", result="ok", evidence=f"verl {version} has everything that agentrig uses")
 
 
 def check_settings(situation: Situation) -> Iterator[Finding]:
-    """For `agentrig doctor`: do verl's settings go together, and can its loggers start?"""
+    """For `agentrig doctor`: are verl's settings consistent, and can its loggers start?"""
     if situation.plan is None or situation.hardware is None or not schema.installed() or symbols.lacking():
         return  # findings of their own
     config = situation.plan.configs["algorithm"]
@@ -45,7 +45,7 @@ def check_settings(situation: Situation) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding(check="verl settings", result="problem", evidence=str(error))
     else:
-        yield Finding(check="verl settings", result="ok", evidence="verl takes them, and its loggers can start")
+        yield Finding(check="verl settings", result="ok", evidence="verl accepts them, and its loggers can start")
 
 
 ACCEPTS_VLLM = """
@@ -69,7 +69,7 @@ def check_verl_vllm(situation: Situation) -> Iterator[Finding]:
 
 
 def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> None:
-    """Check what no single key shows.
+    """Check combinations of keys.
 
     Args:
         config: verl's composed configuration.
@@ -77,7 +77,7 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
         negative_scale: What negative advantages are multiplied by.
 
     Raises:
-        ConfigError: Settings that contradict one another, in verl's words or in ours.
+        ConfigError: Settings that contradict one another, found by verl or by agentrig.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -142,7 +142,7 @@ def check(config: Any, *, merge: bool = True, negative_scale: float = 1.0) -> No
     if config.actor_rollout_ref.rollout.val_kwargs.n != 1:
         raise ConfigError("[algorithm] verl: val_kwargs.n must be 1: validation runs the agent once on each task")
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it says that all is well
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints that everything is fine
             validate_config(
                 config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
             )
@@ -155,9 +155,9 @@ MERGEABLE_LOSSES = frozenset({"vanilla", "dppo_kl", "gpg", "dro", "cispo"})
 
 
 def by_sequence(config: Any) -> str | None:
-    """Return the setting, `key = value`, under which verl does not treat each token by itself; None when there is none.
+    """Return the setting, `key = value`, with which verl does not treat each token separately, or None.
 
-    With such a setting, two merged calls give another loss than the same calls apart.
+    With such a setting, the loss of two merged calls differs from that of the same calls unmerged.
     """
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     correction = algorithm.rollout_correction
@@ -175,10 +175,10 @@ def by_sequence(config: Any) -> str | None:
 
 
 WANDB_HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")
-"""Where W&B logs in unless told otherwise, since 0.31 and before; it takes a login for either."""
+"""W&B's default servers, since 0.31 and before; it accepts a login for either."""
 
 LOGGERS = frozenset({"tensorboard", "wandb", "swanlab", "mlflow", "clearml", "trackio"})
-"""verl's loggers that are packages of their own, and modules of that name."""
+"""verl's loggers that are separate packages, with modules of that name."""
 
 
 def check_loggers(config: Any) -> None:

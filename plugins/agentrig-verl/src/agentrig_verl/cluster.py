@@ -25,7 +25,7 @@ PASSED = (
 """Passed on to the workers of a cluster that was started elsewhere."""
 
 STOP = [sys.executable, "-P", "-m", "ray.scripts.scripts", "stop"]
-"""`ray stop`, of this environment, which need not be on PATH."""
+"""`ray stop` of this environment, which may not be on PATH."""
 
 
 def connect(config: Any, hardware: Hardware, *, logs: bool = False) -> int:
@@ -33,8 +33,8 @@ def connect(config: Any, hardware: Hardware, *, logs: bool = False) -> int:
 
     Args:
         config: verl's composed configuration.
-        hardware: Whose environment and set-up function the workers get.
-        logs: Print what the workers print.
+        hardware: The hardware whose environment and setup function the workers get.
+        logs: Print the workers' output.
 
     Returns:
         The number of nodes.
@@ -88,7 +88,7 @@ def connect(config: Any, hardware: Hardware, *, logs: bool = False) -> int:
 
 
 def _reach(address: str) -> None:
-    """Raise at once when nothing listens at `host:port`; Ray itself tries for minutes."""
+    """Raise immediately if nothing listens at `host:port`; Ray itself retries for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
         return  # `auto`, `local`, `ray://…`
@@ -132,7 +132,7 @@ def running_cluster() -> str | None:
 
 
 def lacks(ray: Any, names: Sequence[str]) -> list[str]:
-    """Return what the workers of a cluster lack, a line for each node that lacks something."""
+    """Return what the workers of a cluster lack, one line per node that lacks something."""
     if not names:
         return []
 
@@ -158,7 +158,7 @@ def _short(ray: Any, config: Any, hardware: Hardware) -> list[str]:
     name = hardware.ray_resource
     there = ray.cluster_resources().get(name, 0)
     if name != "CPU" and there < wanted:
-        return [f"it has {there:g} {name}, and the run wants {wanted}"]
+        return [f"it has {there:g} {name}, and the run needs {wanted}"]
     return []
 
 

@@ -1,4 +1,4 @@
-"""verl's way in for data: a dataset whose rows are the tasks' places, and never their private parts."""
+"""The dataset that verl reads: its rows are the tasks' indices, never their private parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_index(path: Path, tasks: list[Task]) -> None:
 
 
 class TaskDataset(Dataset[dict[str, Any]]):
-    """The tasks of a split, by place and id.
+    """The tasks of a split, by index and id.
 
     Args:
         data_files: The file that `write_index` wrote.
@@ -44,6 +44,6 @@ class TaskDataset(Dataset[dict[str, Any]]):
         return {
             "index": index,
             "task_id": self.ids[index],
-            "raw_prompt": [],  # verl counts a batch by it
-            "dummy_tensor": torch.zeros(1, dtype=torch.uint8),  # and wants one tensor in it
+            "raw_prompt": [],  # verl determines the batch size from it
+            "dummy_tensor": torch.zeros(1, dtype=torch.uint8),  # and requires at least one tensor
         }

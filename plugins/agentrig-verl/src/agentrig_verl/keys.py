@@ -1,4 +1,4 @@
-"""verl's keys as a run has them: the run file's, what the hardware changes, and what verl's YAML leaves open."""
+"""verl's keys of a run: those of the run file, the hardware's changes, and values that verl's YAML leaves open."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ log = logging.getLogger(__name__)
 
 
 def keys_of(config: VerlConfig, hardware: Hardware) -> dict[str, Any]:
-    """Return verl's keys, dotted, as a run on that hardware has them, without those that connect verl to the run."""
+    """Return verl's keys, dotted, of a run on that hardware, without those that connect verl to the run."""
     flat = changed(config, hardware)
     return _choose({**flat, **attention(flat, hardware)})
 
 
 def changed(config: VerlConfig, hardware: Hardware) -> dict[str, Any]:
-    """Return verl's keys as the run sets them, with what the hardware changes in them."""
+    """Return verl's keys as the run sets them, with the hardware's changes."""
     versions = {**installed(("verl", "vllm", "torch", "torch_npu")), **hardware.host_versions()}
     return apply_overrides(schema.flatten(config.verl), hardware.overrides(versions))
 
 
 def served_with(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `vllm serve` that verl's keys ask for, to serve what is measured as what trains."""
+    """Return the options of `vllm serve` for verl's keys, so that evaluation serves the model as training does."""
     named = {
         "tokenizer": flat.get(f"{MODEL}.tokenizer_path"),
         "trust-remote-code": flat.get(f"{MODEL}.trust_remote_code"),
@@ -48,11 +48,11 @@ _said: set[str] = set()
 
 
 def attention(flat: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
-    """Return verl's keys for the attention that works here; says once what it chose when it is not flash-attn.
+    """Return verl's keys for the attention that works here; log the choice once if it is not flash-attn.
 
-    verl asks transformers for flash_attention_2 unless told otherwise; the hardware knows whether its kernels are
-    here. Without them sdpa is used, on padded sequences: packed ones have no varlen kernel then, and were slower when
-    measured (docs/benchmarks.md). Who names an attention in the run file keeps its `use_remove_padding` too.
+    By default verl requests flash_attention_2 from transformers; the hardware knows whether its kernels are
+    installed. Without them sdpa is used on padded sequences: it has no varlen kernel for packed ones, which were
+    slower (docs/benchmarks.md). If the run file sets an attention, its `use_remove_padding` is kept too.
     """
     key = f"{MODEL}.override_config.attn_implementation"
     if key in flat:

@@ -1,7 +1,7 @@
-"""Log-probabilities of the tokens that are there, for hosts without flash-attn.
+"""Log-probabilities of given tokens, for hosts without flash-attn.
 
-verl takes them from flash-attn's cross-entropy. Where that is not installed it loops over the rows of the logits, and
-the rows that its FSDP engine hands over are single tokens: a loop in Python over every token of a batch, which takes
+verl computes them with flash-attn's cross-entropy. If that is not installed, it loops over the rows of the logits. The
+rows that its FSDP engine passes are single tokens, so this is a Python loop over every token of a batch, which takes
 most of a training step (docs/benchmarks.md has the figures).
 """
 
@@ -16,14 +16,14 @@ import torch  # noqa: TID253  (runs in verl's workers; imported by the actor onl
 log = logging.getLogger(__name__)
 
 CHUNK = 4096
-"""Tokens that are in fp32 at once: 4096 of a vocabulary of 152,000 are 2.5 GB, and logsumexp takes as much again."""
+"""Tokens in fp32 at once: 4096 with a vocabulary of 152,000 need 2.5 GB, and logsumexp needs as much again."""
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """log softmax(logits)[label], in fp32 whatever the logits' dtype, without a second copy of the logits.
+    """log softmax(logits)[label], in fp32 for any dtype of the logits, without a second copy of the logits.
 
-    Kept for the backward pass are the logits themselves and one number a token, log sum exp(logits); the gradient is
-    (onehot(label) - softmax(logits)) times the incoming one, made chunk by chunk.
+    The backward pass keeps the logits themselves and one number per token, log sum exp(logits); the gradient is
+    (onehot(label) - softmax(logits)) times the incoming one, computed chunk by chunk.
     """
 
     @staticmethod
@@ -55,10 +55,10 @@ class TokenLogprobs(torch.autograd.Function):
 
 
 def token_logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the log-probabilities of labels; takes the place of verl's `logprobs_from_logits`.
+    """Return the log-probabilities of labels; replaces verl's `logprobs_from_logits`.
 
     Args:
-        logits: [..., V]; they stay as they are.
+        logits: [..., V]; not changed.
         labels: [...].
 
     Returns:

@@ -26,7 +26,7 @@ SLICE_S = 0.02
 
 
 class Runner:
-    """Lives in a Ray actor: builds the agent once, then runs rollouts, each in a thread of its own."""
+    """Lives in a Ray actor: builds the agent once, then runs rollouts, each in its own thread."""
 
     def __init__(self, plan: AgentPlan, variables: Mapping[str, str], absent: Sequence[str]) -> None:
         confine((*RAY, *plan.environment), variables, absent)
@@ -53,7 +53,7 @@ class _Actor(Worker):
 
 
 class RayPool(BasePool[_Actor]):
-    """`agentrig.runners.processes.Pool` on Ray: the same contract, with actors for processes.
+    """`agentrig.runners.processes.Pool` on Ray: the same contract, with actors instead of processes.
 
     Args:
         plan: The agent.
@@ -87,7 +87,7 @@ class RayPool(BasePool[_Actor]):
         self._woken.set()
 
     def poll(self, timeout_s: float) -> list[Result]:
-        """Hand out jobs, wait in slices for something to happen, and return what has ended."""
+        """Send jobs, wait for events in short intervals, and return finished results."""
         end = time.monotonic() + timeout_s
         while True:
             woken = self._woken.is_set()
@@ -163,7 +163,7 @@ class RayPool(BasePool[_Actor]):
 
         free, total = (r.get("CPU", 0.0) for r in (ray.available_resources(), ray.cluster_resources()))
         return (
-            f"a runner has waited {READY_S:g} s for a place ({self._cpus} CPUs of {free:g} free and {total:g} in all) "
+            f"a runner has waited {READY_S:g} s for {self._cpus} CPUs (of {total:g} in the cluster, {free:g} are free) "
             "or to build its agent: lower runners.n or algorithm.runner_cpus, or give the cluster more CPUs"
         )
 
@@ -240,7 +240,7 @@ class PlacedPool:
         return inner.processes() if inner else []
 
     def poll(self, timeout_s: float) -> list[Result]:
-        """Hand out jobs, wait, and return what has ended."""
+        """Send jobs, wait, and return finished results."""
         with self._polling:
             if self._inner is not None:
                 while self._waiting:

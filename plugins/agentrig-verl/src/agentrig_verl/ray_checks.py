@@ -1,4 +1,4 @@
-"""For `agentrig doctor`: a Ray cluster that is already there, what its workers lack, tokens, and the place for it."""
+"""For `agentrig doctor`: a running Ray cluster, what its workers lack, tokens, and the machine's limits."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def check_ray_cluster(situation: Situation, proc: Path = PROC) -> Iterator[Findi
         if process.environ is not None:
             present = process.environ
             lacking |= {n for n in NEEDED_BY_WORKERS if situation.environ.get(n) and not present.get(n)}
-    restart = "ask whoever started it, then `ray stop` and start again from this shell"
+    restart = "ask the person who started it, then `ray stop` and start again from this shell"
     if lacking:
         yield Finding(
             check="ray",
@@ -155,7 +155,7 @@ def check_ray_token(situation: Situation) -> Iterator[Finding]:
     if mode != "token":
         cure = "unset RAY_AUTH_MODE and share a token, unless the network is trusted"
         yield Finding(
-            check="ray token", result="warning", evidence=f"RAY_AUTH_MODE={mode}: anybody may join", cure=cure
+            check="ray token", result="warning", evidence=f"RAY_AUTH_MODE={mode}: anybody can join", cure=cure
         )
         return
     source, token = _token(situation.environ)
@@ -184,7 +184,7 @@ def _token(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 LEAST_SHM = 64 * 2**20
-"""What a container gets when nobody says otherwise, in bytes; Ray and torch's loaders die with a bus error in it."""
+"""A container's default, in bytes; Ray and torch's loaders crash with a bus error in it."""
 
 LEAST_FILES = 4096
 """Open files that a process should be allowed."""
@@ -207,7 +207,7 @@ def check_place(situation: Situation, shared: Path = Path("/dev/shm")) -> Iterat
             check="ray port",
             result="warning",
             evidence=f"port {RAY_PORT} (Ray's head) is taken",
-            cure="Ray will take another",
+            cure="Ray will use another",
         )
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit < LEAST_FILES:

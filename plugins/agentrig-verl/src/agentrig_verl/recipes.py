@@ -1,6 +1,6 @@
 """The recipes `fast`, `qwen`, `llama` and `npu`: the reference's values under verl 0.9's keys.
 
-Where a value departs from the reference, `DEPARTURES` says why; docs/gpu.md shows the same list.
+If a value differs from the reference, `DEPARTURES` says why; docs/gpu.md has the same list.
 """
 
 from __future__ import annotations
@@ -59,21 +59,23 @@ ADDITIONS: Mapping[str, Any] = {
 
 DEPARTURES: Mapping[str, str] = {
     "data.truncation": "left out: no text is tokenized outside vLLM, so there is nothing to truncate; a prompt that is "
-    "too long is a typed failure and counted",
+    "too long is a counted failure",
     f"{ROLLOUT}.multi_turn.format": "left out: it belongs to verl's own tool loop, which does not run here",
-    f"{ROLLOUT}.val_kwargs.temperature": "0, as the reference evaluates; verl's own default, written down",
-    "reward.num_workers": "1 (verl: 8): rewards come from agentrig, and each idle worker holds a CPU",
+    f"{ROLLOUT}.val_kwargs.temperature": "0, as in the reference's evaluation; it is also verl's default",
+    "reward.num_workers": "1 (verl: 8): agentrig computes the rewards, and each idle worker holds a CPU",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units": "2 (verl: 8): each holds a CPU; a step is some MB",
-    "data.dataloader_num_workers": "0 (verl: 8): rows are places in a list, and verl's workers end with an error line",
+    "data.dataloader_num_workers": "0 (verl: 8): rows are indices in a list, and verl's workers end with an error line",
     "trainer.project_name": "agentrig (the reference names its own)",
-    f"{ROLLOUT}.max_model_len": "prompt and response limit together, so that vLLM refuses what could not be trained",
-    f"{ACTOR}.checkpoint.save_contents": "with hf_model: every checkpoint can be served and exported as it is",
+    f"{ROLLOUT}.max_model_len": "prompt and response limit together, so that vLLM refuses calls that could not be "
+    "trained",
+    f"{ACTOR}.checkpoint.save_contents": "with hf_model: every checkpoint can be served and exported without "
+    "conversion",
     "actor_rollout_ref.model.lora.merge": "true with LoRA: the servers' OpenAI endpoint serves the merged weights",
-    "actor_rollout_ref.model.use_remove_padding": "false, with sdpa, where flash-attn is missing and no attention is "
-    "named: packed sequences have no kernel then",
-    "run.validation": "dev where it is there; the reference validates on samples of the test set while it trains",
-    "run.report": "test_dev_500, on which the reference validates; its own report is on test_dev, 100 rows of which 25 "
-    "are in test_dev_500 too",
+    "actor_rollout_ref.model.use_remove_padding": "false, with sdpa, if flash-attn is missing and no attention is "
+    "set: sdpa has no kernel for packed sequences",
+    "run.validation": "dev if it exists; the reference validates on samples of the test set during training",
+    "run.report": "test_dev_500, on which the reference validates; the reference reports on test_dev, 100 rows, 25 of "
+    "which are also in test_dev_500",
     "runners.n": "10, as the newer reference runs; 16 in older ones",
 }
 """What differs from the reference, and why."""

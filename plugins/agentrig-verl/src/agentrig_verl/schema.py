@@ -29,7 +29,7 @@ OPEN = frozenset(
         "ray_kwargs.ray_init.runtime_env",
     }
 )
-"""Tables that verl hands on to another library: below them any key may be added."""
+"""Tables that verl passes to another library: they accept any key."""
 
 ADDED = frozenset({"actor_rollout_ref.rollout.agent.agent_loop_manager_class"})
 """Keys that verl reads and its dataclasses have, but that its YAML leaves out."""
@@ -51,9 +51,9 @@ IGNORED: Mapping[str, str] = {
     "custom_reward_function.": "set [reward]",
     "reward_model.": "set [reward]",
     "sandbox_fusion.": "set [reward]",
-    f"{ROLLOUT}.agent.num_workers": "agentrig's runners take the place of verl's; set runners.n",
-    f"{ROLLOUT}.agent.default_agent_loop": "agentrig's runners take the place of verl's; set [agent]",
-    f"{ROLLOUT}.agent.agent_loop_config_path": "agentrig's runners take the place of verl's; set [agent]",
+    f"{ROLLOUT}.agent.num_workers": "agentrig's runners replace verl's; set runners.n",
+    f"{ROLLOUT}.agent.default_agent_loop": "agentrig's runners replace verl's; set [agent]",
+    f"{ROLLOUT}.agent.agent_loop_config_path": "agentrig's runners replace verl's; set [agent]",
     f"{ROLLOUT}.multi_turn.": "turns and tools are the agent's; set [agent]",
     f"{ROLLOUT}.trace.": "every call is in the run directory, as Parquet",
     f"{ROLLOUT}.router_config_path": "agentrig spreads rollouts over the servers itself",
@@ -102,10 +102,10 @@ IGNORED: Mapping[str, str] = {
     f"{ROLLOUT}.enable_rollout_routing_replay": "vLLM's endpoint does not return how experts were chosen",
     "algorithm.use_pf_ppo": "verl's trainer no longer looks at it",
     "algorithm.pf_ppo.": "verl's trainer no longer looks at it",
-    "algorithm.filter_groups.": "it draws prompts one by one within a step; agentrig's steps are whole batches",
+    "algorithm.filter_groups.": "it samples prompts one by one within a step; agentrig's steps are whole batches",
     "trainer.v1.sampler.sync_refill_failed_groups": "it draws prompts one by one within a step; agentrig's steps are "
     "whole batches",
-    "data.gen_batch_size": "a step draws what it trains on; set data.train_batch_size",
+    "data.gen_batch_size": "a step samples what it trains on; set data.train_batch_size",
     "trainer.critic_warmup": "agentrig trains no critic, and each step must train something",
     "trainer.esi_redundant_time": "verl's trainer no longer looks at it",
     "critic.": "agentrig trains no critic",
@@ -201,7 +201,7 @@ def compose(settings: Mapping[str, Any], *, trusted: Mapping[str, Any] | None = 
         An OmegaConf `DictConfig`, struct mode on.
 
     Raises:
-        ConfigError: A key that verl has not, a value of another kind, or a key that would be ignored or overwritten.
+        ConfigError: A key that verl does not have, a value of another type, or a key that would be ignored or replaced.
     """
     from omegaconf import OmegaConf, open_dict
 
@@ -211,7 +211,7 @@ def compose(settings: Mapping[str, Any], *, trusted: Mapping[str, Any] | None = 
         if (reason := ignored(key)) and not (_has(config, key) and OmegaConf.select(config, key) == value):
             raise ConfigError(f"[algorithm] verl: {key} cannot be set here: {reason}")
         if key in trusted and flat[key] != trusted[key]:
-            raise ConfigError(f"[algorithm] verl: {key} is agentrig's to set, to {trusted[key]!r}; leave it out")
+            raise ConfigError(f"[algorithm] verl: agentrig itself sets {key}, to {trusted[key]!r}; leave it out")
     known: list[str] = []
     for key, value in {**flat, **trusted}.items():
         value = _check(config, key, value, known)

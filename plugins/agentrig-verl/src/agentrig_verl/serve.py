@@ -16,7 +16,7 @@ from agentrig.endpoints import without_proxy
 from agentrig.processes.servers import ServerProcess
 
 START_S = 600.0
-"""How long vLLM may take to come up."""
+"""Seconds that vLLM may take to start."""
 
 END_S = 30.0
 """How long vLLM may take to end its workers and give the GPU back."""
@@ -38,7 +38,7 @@ def serve_model(
         model: A Hugging Face directory or a name on the Hub.
         sampling: The endpoint's sampling fields.
         max_model_len: Prompt and response together, in tokens; None for the model's own.
-        memory: The share of the GPU's memory that vLLM may take.
+        memory: The share of the GPU's memory that vLLM may use.
         dtype: Of the weights.
         options: More options of `vllm serve`; True for one without a value.
 

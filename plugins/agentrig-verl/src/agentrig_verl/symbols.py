@@ -1,4 +1,4 @@
-"""Whether the installed verl has what this plugin imports from it: read from source files, nothing is imported."""
+"""Checks that the installed verl has what this plugin imports from it: reads source files, imports nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def wanted() -> Mapping[str, frozenset[str]]:
 
 
 def lacking(root: Path | None = None) -> list[str]:
-    """Return the dotted names that this plugin needs and a verl does not have; empty when it can drive that verl.
+    """Return the dotted names that this plugin needs and a verl does not have; empty if it can use that verl.
 
     Args:
         root: The folder of the package `verl`; None for the installed one.
@@ -48,15 +48,15 @@ def lacking(root: Path | None = None) -> list[str]:
 
 
 def require() -> None:
-    """Raise unless this plugin can drive the installed verl.
+    """Raise unless this plugin can use the installed verl.
 
     Raises:
         ConfigError: It cannot; names what is missing and what to install.
     """
     if missing := lacking():
         raise ConfigError(
-            f"[algorithm] verl: agentrig cannot drive the installed verl: it has no {', '.join(missing)}\n"
-            f"  Install verl {SUPPORTED}: docs/gpu.md and docs/hardware.md have the versions that go with it"
+            f"[algorithm] verl: agentrig cannot use the installed verl: it has no {', '.join(missing)}\n"
+            f"  Install verl {SUPPORTED}: docs/gpu.md and docs/hardware.md have the versions that work with it"
         )
 
 

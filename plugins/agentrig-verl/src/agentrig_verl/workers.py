@@ -1,4 +1,4 @@
-"""Ray workers: the environment and the set-up function that hardware asks for, chained and never overwritten."""
+"""Ray workers: the environment and the setup function that hardware needs, chained with existing ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ray_environment(
     holds what either role needs.
 
     Args:
-        hardware: Whose.
+        hardware: The hardware.
         versions: Installed versions by distribution.
         existing: A runtime_env to extend: its variables win, and its set-up hook is called first.
     """
@@ -51,7 +51,7 @@ def ray_environment(
 
 
 def set_up_worker_path() -> str:
-    """Return the dotted path of `set_up_worker`, as Ray wants it."""
+    """Return the dotted path of `set_up_worker`, in Ray's format."""
     return f"{__name__}.{set_up_worker.__name__}"
 
 

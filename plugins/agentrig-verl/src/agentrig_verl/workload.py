@@ -1,4 +1,4 @@
-"""What a verl configuration asks of one device, for the doctor's estimate of memory; imports no verl."""
+"""What a verl configuration needs from one device, for the doctor's memory estimate; does not import verl."""
 
 from __future__ import annotations
 
