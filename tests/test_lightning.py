@@ -121,7 +121,7 @@ def test_their_algorithm(ran: tuple[dict[str, Any], Path]) -> None:
     assert (run / "rollouts" / "train-00001.parquet").is_file()
 
 
-def test_observers_are_told_of_their_rollouts(ran: tuple[dict[str, Any], Path]) -> None:
+def test_observers_get_their_rollouts(ran: tuple[dict[str, Any], Path]) -> None:
     told = ran[0]["lit-sweep-told"]
     assert (told[0], told[-1]) == (["start", 1], ["step", 1])
     assert sorted(value for kind, value in told if kind == "rollout") == [0.0] * 3 + [1.0] * 3

@@ -239,7 +239,7 @@ def test_sources_that_are_not_there(tmp_path: Path) -> None:
         resolve("no-such-recipe")
 
 
-def test_a_python_file_in_the_place_of_a_name_is_told_how_to_be_given() -> None:
+def test_a_python_file_instead_of_a_name_gives_advice() -> None:
     with pytest.raises(ConfigError, match=r"my_agent\.py is Python and no run file.*\n.*--plugin my_agent\.py --agent"):
         resolve("my_agent.py")
     with pytest.raises(LookupFailed, match=r'agent called "my_agent\.py"(.*\n)+.*--plugin my_agent\.py, and --agent'):

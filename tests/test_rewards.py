@@ -98,7 +98,7 @@ def test_a_reward_that_exits_is_invalid_at_once() -> None:
         assert [s.details["reason"].split(" (")[0] for s in scores] == ["the reward raised SystemExit: no judge"] * 2
 
 
-def test_a_reward_that_returns_a_number_is_told_what_to_return() -> None:
+def test_the_error_of_a_reward_that_returns_a_number_says_what_to_return() -> None:
     score = Scorer(lambda t, o, b: 1.0, budget_s=5)(ITEMS[:1])[0]  # type: ignore[arg-type,return-value]
     assert score.status == "invalid"
     assert score.details["reason"] == "the reward returned float; it must return an agentrig.Score"

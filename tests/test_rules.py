@@ -198,7 +198,7 @@ def test_rule_7_a_broken_accelerator_is_never_replaced_by_the_cpu(
     assert json.loads((tmp_path / "runs" / "x" / "manifest.json").read_text())["hardware"]["name"] == "cpu"
 
 
-def test_rule_8_a_run_is_reproducible_and_goes_on_after_a_crash(
+def test_rule_8_a_run_is_reproducible_and_resumes_after_a_crash(
     model: ModelServer, tmp_path: Path, toy_file: str
 ) -> None:
     run = tmp_path / "runs" / "toy"

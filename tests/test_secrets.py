@@ -175,7 +175,7 @@ def test_runners_get_what_their_agent_declares(
         assert f"{name}=" in proc
 
 
-def test_an_agent_that_misses_a_variable_is_told_where_to_declare_it(
+def test_the_error_of_a_missing_variable_says_where_to_declare_it(
     plan: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOY_UNDECLARED", "x")

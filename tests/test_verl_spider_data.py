@@ -193,7 +193,7 @@ def test_the_graded_reward_gives_part_of_the_marks_to_a_wrong_query_that_runs(sh
     assert [reward(*item, 5.0).value for item in items] == [1.0, 0.3, 0.0, 0.0, None]
 
 
-def test_a_measure_is_told_turn_by_turn_and_against_the_first():
+def test_a_measurement_is_reported_by_turn_and_against_the_first():
     def one(right, runs, rejected):
         return measures.Measured(right=right, runs=runs, rejected=rejected)
 

@@ -3,7 +3,7 @@
     python tests/benchmarks/exec_match.py [--pairs FILE] [--official PATH] [--repeat N] [--json]
 
 The pairs are those of `exec_pairs.jsonl` in the Spider folder, each distinct (database, gold, prediction)
-once. The official side is its algorithm written anew here for measuring (parse, open, run, compare); with
+once. The official side is its algorithm reimplemented here for measuring (parse, open, run, compare); with
 `--official` it is the reader's own copy of the official code (the folder that holds `exec_eval.py`).
 CPU seconds count this process and its children, user and system.
 """

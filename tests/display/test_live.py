@@ -217,7 +217,7 @@ def test_the_last_line_names_the_page_only_when_it_is_there(tmp_path: Path):
     assert line.endswith(f"report {tmp_path / 'report.html'}")
 
 
-def test_the_mean_reward_stands_beside_accuracy(tmp_path: Path):
+def test_the_mean_reward_is_shown_with_accuracy(tmp_path: Path):
     shown, buffer = display()
     shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
     assert "reward 0.500 (mean of 1: 0.500)  accuracy 25.0%  validation 48.2% (reward -0.250)" in buffer.getvalue()

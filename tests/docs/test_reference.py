@@ -77,7 +77,7 @@ def test_what_has_no_words_is_an_error() -> None:
     @attrs.frozen
     class Silent:
         """Attributes:
-        told: In words.
+        told: As text.
         """
 
         told: int

@@ -175,7 +175,7 @@ def test_a_large_micro_batch_is_a_warning():
     only(devices.check_memory(situation(QWEN, "algorithm.micro_batch=64", hardware=board)), "warning")
 
 
-def test_a_device_of_unknown_memory_is_told_what_is_needed():
+def test_a_device_of_unknown_memory_gets_the_memory_that_is_needed():
     board = Board(found=Probe(available=True, devices=(Device(name="B1"),)))
     assert "optimizer 12.3 GB" in only(devices.check_memory(situation(QWEN, hardware=board)), "skipped").evidence
 

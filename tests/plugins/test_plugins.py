@@ -138,7 +138,7 @@ def test_a_failed_plugin_brings_nothing_at_all(site: Path) -> None:
         registry.find("reward", "half")
 
 
-def test_two_plugins_of_one_name_are_told_apart(site: Path) -> None:
+def test_two_plugins_of_one_name_are_distinguished(site: Path) -> None:
     install(site, "toy-one", reward_source("twin"))
     install(site, "toy-other", reward_source("twin"), version="3.4")
     registry = load()
@@ -153,7 +153,7 @@ def test_two_plugins_of_one_name_are_told_apart(site: Path) -> None:
         assert "[run] in a run file" in message
 
 
-def test_a_name_that_two_plugins_bring_is_told_apart_by_its_distribution(site: Path) -> None:
+def test_a_name_of_two_plugins_is_selected_by_its_distribution(site: Path) -> None:
     install(site, "toy-one", reward_source("twin"))
     install(site, "toy-other", reward_source("twin"), point="elsewhere")
     install(site, "toy-third", reward_source("single"))

@@ -118,7 +118,7 @@ def test_a_signal_to_all_of_a_run_lets_the_step_end(
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.7, 1.5, 2.5])
-def test_a_signal_while_a_run_starts_ends_it_in_words(
+def test_a_signal_while_a_run_starts_ends_it_with_a_message(
     model: ModelServer, toy_file: str, tmp_path: Path, start: Start, delay_s: float
 ) -> None:
     command = start(*toy(model, toy_file, "agent.use=toy-broken", "agent.how=hang"))
@@ -154,7 +154,7 @@ def test_a_resume_that_is_interrupted_in_its_start_changes_nothing(
     command.leaves_nothing()
 
 
-def test_a_body_that_is_stuck_does_not_keep_a_run_that_is_told_to_end(
+def test_a_stuck_body_does_not_keep_a_run_from_ending(
     model: ModelServer, toy_file: str, tmp_path: Path, start: Start
 ) -> None:
     command = start(*toy(model, toy_file, "algorithm.wait_s=500", "algorithm.report=false"))
@@ -252,7 +252,7 @@ def test_a_run_that_is_killed_leaves_no_process_and_the_next_sweeps_its_files(
     again.leaves_nothing()
 
 
-def test_runners_that_cannot_be_forked_are_told_of(
+def test_runners_that_cannot_be_forked_are_an_error(
     model: ModelServer, toy_file: str, tmp_path: Path, start: Start
 ) -> None:
     path = tmp_path / "path"

@@ -111,7 +111,7 @@ def test_its_log_is_the_file_that_was_named_or_none_at_all(tmp_path):
     server.stop()
 
 
-def test_a_program_that_is_not_there_is_an_error_in_words():
+def test_a_missing_program_is_an_error_with_a_message():
     with pytest.raises(ServerError, match=r"the test server cannot be started: .*no/such/program"):
         ServerProcess("the test server", ["/no/such/program"])
 

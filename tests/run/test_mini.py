@@ -110,7 +110,7 @@ def test_dev_shows_the_spans_of_the_embedded_model(tmp_path: Path) -> None:
         assert word in text
 
 
-def test_ctrl_c_keeps_a_checkpoint_and_resume_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_a_checkpoint_and_the_run_resumes(tmp_path: Path) -> None:
     words = command("train", "mini", "algorithm.steps=4", "run.name=c", *TINY)
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     run = tmp_path / "runs" / "c"

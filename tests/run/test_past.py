@@ -28,7 +28,7 @@ def finished(ended_run: Callable[..., Path]) -> Path:
 
 
 def content(run: Path) -> dict[str, bytes]:
-    """Every file but the lock, which names whoever looked last."""
+    """Every file except the lock, which names the last process that looked."""
     return {str(f.relative_to(run)): f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != "run.lock"}
 
 
@@ -142,7 +142,7 @@ def test_a_damaged_checkpoint_names_the_one_before_which_can_be_taken(
     assert lines[-1]["algorithm"]["number"] == 0.5 * (1 + 2 + 3 + 4)  # went on from step 2's number
 
 
-def test_a_checkpoint_that_the_algorithm_cannot_read_is_told_with_its_cure(finished: Path) -> None:
+def test_the_error_of_an_unreadable_checkpoint_says_what_to_do(finished: Path) -> None:
     (finished / "checkpoints" / "step-00003" / checkpoints.LIST).unlink()  # of an earlier version
     before = content(finished)
     with (
@@ -170,7 +170,7 @@ def test_only_steps_with_a_checkpoint_can_be_gone_on_from(finished: Path) -> Non
     assert "--from-step needs --resume RUN" in done.stderr
 
 
-def test_directories_of_other_versions_are_refused_in_words(finished: Path) -> None:
+def test_directories_of_other_versions_are_refused_with_a_message(finished: Path) -> None:
     facts = json.loads((finished / "manifest.json").read_text())
     config = (finished / "config.toml").read_text()
     (finished / "manifest.json").write_text(json.dumps({**facts, "agentrig": "0.0.9"}))

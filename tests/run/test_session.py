@@ -194,7 +194,7 @@ def test_failures_below_the_limit_stay_out_of_every_mean(
     assert json.loads((tmp_path / "runs" / "toy" / "summary.json").read_text())["failures"] == line["failures"]
 
 
-def test_an_interrupted_run_keeps_a_checkpoint_and_goes_on(
+def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path
 ) -> None:
     class Interrupt:

@@ -1,4 +1,4 @@
-"""Splits: every row is looked at before anything starts, and what is wrong is said in words."""
+"""Splits: every row is checked before anything starts, and the message says what is wrong."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_wrong_row_ends_the_run_before_it_begins(
         ("Own.__init__ = lambda self: {}['rows']", "the tasks own cannot be built: KeyError: 'rows' (my_tasks.py:"),
     ],
 )
-def test_a_task_set_that_says_too_little_is_told_what_to_write(own: Callable[..., Plan], more: str, said: str) -> None:
+def test_the_error_of_an_incomplete_task_set_says_what_to_write(own: Callable[..., Plan], more: str, said: str) -> None:
     with pytest.raises((PluginError, ConfigError)) as caught:
         load_splits(own("return sound(split)", more=more))
     assert said in str(caught.value)

@@ -173,7 +173,9 @@ def test_what_the_body_raises_comes_out(roll: Roll) -> None:
         roll(tasks_of(""), check=check)
 
 
-def test_every_rollout_is_told_once_and_batches_do_not_mix(model: ModelServer, toy_plan: Callable[..., Plan]) -> None:
+def test_every_rollout_is_reported_once_and_batches_do_not_mix(
+    model: ModelServer, toy_plan: Callable[..., Plan]
+) -> None:
     from agentrig import hookimpl
 
     told: list[str] = []

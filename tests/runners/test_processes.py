@@ -246,7 +246,7 @@ def test_runners_that_die_before_they_have_an_agent_are_not_replaced_forever(sta
     assert pool.replaced == 3
 
 
-def test_an_agent_whose_making_hangs_is_told_of(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_whose_build_hangs_is_reported(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrig.runners.pools.READY_S", 1.0)
     pool = start("toy-broken", config={"how": "hang"})
     with pytest.raises(AgentrigError, match="the agent toy-broken has not been built after 1 s"):
@@ -358,7 +358,7 @@ def test_answers_are_json_values_as_they_are() -> None:
     assert "answered with dict: TypeError: Object of type set is not JSON serializable" in outcome.message
 
 
-def test_an_error_is_told_with_its_place_in_the_agent() -> None:
+def test_an_error_names_its_line_in_the_agent() -> None:
     def agent(task_input: Any, endpoint: Endpoint) -> Any:
         return os.path.join("x", task_input["a"])
 

@@ -320,7 +320,7 @@ LlamaDecoder.append = append
     "the prompt has lost its beginning": Fault(
         stage="adapting", where="run", code="CHANGE = lambda t: evolve(t, prompt_ids=t.prompt_ids[4:])", names=CALLS
     ),
-    "the response is tokenized anew": Fault(
+    "the response is tokenized again": Fault(
         stage="adapting",
         where="run",
         code="CHANGE = lambda t: evolve(t, response_ids=tuple((i + 1) % 300 for i in t.response_ids))",
@@ -369,4 +369,4 @@ def CHANGE(t):
         names=CALLS,
     ),
 }
-"""What is planted, in words, to the fault."""
+"""Description of what is planted, to the fault."""

@@ -109,7 +109,7 @@ def test_the_table_of_processes_is_no_device() -> None:
     assert parse_smi("") == []
 
 
-def test_cann_tells_its_version(tmp_path: Any) -> None:
+def test_the_version_of_cann_is_read(tmp_path: Any) -> None:
     assert cann_version(tmp_path) is None
     (tmp_path / "compiler").mkdir()
     (tmp_path / "compiler" / "version.info").write_text("Version=8.2.RC1\nversion_dir=8.2.RC1\n")

@@ -66,7 +66,7 @@ def stand_ins(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ray_hands_out_npus_and_sets_workers_up_as_the_plugin_expects(tmp_path: Path) -> None:
+def test_ray_assigns_npus_and_sets_workers_up_as_the_plugin_expects(tmp_path: Path) -> None:
     # pytest's own folders are too deep: the path of a socket may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="rig") as short:
         stand_ins(tmp_path)

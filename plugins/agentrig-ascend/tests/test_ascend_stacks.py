@@ -95,7 +95,7 @@ def test_flash_attention_of_an_npu_comes_with_torch_npu(tmp_path: Path, monkeypa
     assert Cpu().best_attention() == "sdpa"
 
 
-def test_a_recipe_that_an_npu_cannot_carry_is_told_which_can(monkeypatch: Any) -> None:
+def test_the_error_of_a_recipe_for_an_npu_names_those_that_run(monkeypatch: Any) -> None:
     monkeypatch.setattr(Ascend, "probe", lambda _: Probe(available=True, devices=(Device(name="910B3"),)))
     with pytest.raises(ConfigError, match="carries verl, not grpo\n  recipes that run on it: fast, llama, npu, qwen"):
         ready_hardware(resolve("spider", uses={"hardware": "ascend"}))

@@ -54,7 +54,7 @@ def test_a_reply_must_leave_room_for_a_prompt(model_dir, caplog):
     assert "leaves prompts 100 of the context's 300 tokens" in caplog.text
 
 
-def test_a_context_that_nobody_names_is_told(tmp_path, caplog):
+def test_an_unknown_context_is_logged(tmp_path, caplog):
     MambaConfig().save_pretrained(tmp_path)
     assert check_context(tmp_path, max_length=0, max_tokens=1) == 4096
     assert "algorithm.max_length sets it" in caplog.text

@@ -258,7 +258,7 @@ def test_the_budget_holds_however_many_ask_at_once(database: Path, monkeypatch: 
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show another's environment")
-def test_workers_get_nobodys_keys(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_get_no_keys(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     pool.WORKERS.close()
     assert ExecMatch().score("SELECT hex(1)", "SELECT hex(1) AS x", database).value == 1.0

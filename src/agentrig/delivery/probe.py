@@ -29,7 +29,7 @@ class Probe:
 
     Attributes:
         ids: Token ids, two at least.
-        source: Where they come from, in words.
+        source: Where they come from, as text.
         recorded: Whether they are of a recorded call; those of a task's prompt are replaced by the first one.
     """
 

@@ -280,7 +280,7 @@ class Delivery:
         Args:
             step: The training step.
             difference: Of the call that differs most, the mean absolute difference over its tokens.
-            call: Which call that is, in words.
+            call: Which call that is, as text.
 
         Raises:
             RunStopped: They are not: the server sampled from another policy, or the tokens are not those of the call.

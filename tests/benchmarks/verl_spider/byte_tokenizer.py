@@ -1,6 +1,6 @@
 """The tokenizer: byte-level BPE behind Qwen2's own pre-tokenizer, in which a word's forms share their tokens.
 
-transformers 5 and vLLM put that pre-tokenizer in the place of any other for every model of type qwen2, so with another
+transformers 5 and vLLM use that pre-tokenizer instead of any other for every model of type qwen2, so with another
 one the model would be served other tokens than it was trained on.
 
 A question says `singers`, the schema `Singer` or `stage_singer`. To BPE as usual these are unlike, and a model that is

@@ -34,7 +34,7 @@ from turns import Turn
 VOCABULARY = 6000
 NOTICE = """\
 Part of Spider 1.0 (Yu et al., EMNLP 2018, https://yale-lily.github.io/spider), CC BY-SA 4.0, and what was made of it.
-Whoever hands it on must name the source and keep the licence.
+If you pass it on, name the source and keep the licence.
 """
 
 

@@ -42,7 +42,7 @@ def measured(file: Path, spider: Path, match: ExecMatch) -> dict[str, Measured]:
     """Judge every query of a file of rollouts; returns task id to what was seen.
 
     Raises:
-        ValueError: A query that can't be judged, for want of its database.
+        ValueError: A query can't be run, because its database is missing.
     """
     golds = {f"dev-{i:05d}": row for i, row in enumerate(read_rows(spider / "dev.parquet"))}
     found = {}

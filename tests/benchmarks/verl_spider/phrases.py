@@ -113,7 +113,7 @@ class Phrases:
         return f"{self.one(*SHOW)} {rest}."
 
     def literal(self, value: str | float) -> tuple[str, str]:
-        """Return a value in SQL and in words."""
+        """Return a value in SQL and as text."""
         if not isinstance(value, str):
             return str(value), str(value)
         mark = self.one("", "", "", '"', "'")

@@ -110,7 +110,7 @@ def new_names(schema: Schema, which: Sequence[str], pool: Pool, rng: random.Rand
 
 
 def renamed_schema(schema: Schema, pool: Pool, rng: random.Random, share: float) -> Schema:
-    """Return the schema with a share of its names drawn anew."""
+    """Return the schema with a share of its names sampled again."""
     which = [name for name in sorted(schema.names()) if rng.random() < share]
     return with_names(schema, new_names(schema, which, pool, rng))
 
@@ -149,7 +149,7 @@ def renamed(
 
     Args:
         schema: As shown.
-        question: In words.
+        question: The text.
         query: In the style of `canonical`.
         pool: The names and values to draw from.
         rng: The source of chance.

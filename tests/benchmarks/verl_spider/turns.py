@@ -1,4 +1,4 @@
-"""Turns of the agent as training examples: what the model reads, word for word, and what it shall answer."""
+"""Turns of the agent as training examples: the exact text that the model reads, and the reply to learn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESULT_LIMIT = 64
 
 @attrs.frozen
 class Turn:
-    """What the model reads, with the template's marks, and what it shall write."""
+    """The text that the model reads, with the markers of the template, and the text to write."""
 
     prompt: str
     reply: str
