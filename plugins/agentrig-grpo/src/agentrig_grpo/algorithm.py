@@ -276,7 +276,8 @@ class Grpo:
         config = self.config
         check_context(source, max_length=config.max_length, max_tokens=config.max_tokens)
         tokenizer = checkpoint.load_tokenizer(source)
-        model = checkpoint.load_model(source, device=session.hardware.torch_device)
+        attention = checkpoint.attention_of(session.hardware)
+        model = checkpoint.load_model(source, device=session.hardware.torch_device, attention=attention)
         checkpoint.check_vocabulary(model, tokenizer)
         learner = Learner(model, config, dtype=dtype, seed=session.seed)
         if session.checkpoint is None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch  # noqa: TID253  (imported with the learner, the server or the warm-up only)
 
 from agentrig.errors import ConfigError
+from agentrig.hardware import Hardware
 from agentrig.run.checkpoints import TOKENIZER_FILES as TOKENIZER_FILES  # its path of 0.1, until 0.3
 from agentrig.run.checkpoints import copy_tokenizer
 from agentrig_grpo.lora import merged
@@ -48,8 +49,37 @@ def load_tokenizer(directory: str | Path) -> Any:
     return tokenizer
 
 
-def load_model(directory: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+def attention_of(hardware: Hardware) -> str:
+    """Return the attention that the learner computes with: the hardware's first choice that takes a mask.
+
+    Responses that share a prompt lie in one row, and a mask keeps them apart; flash attention takes none.
+
+    Raises:
+        ConfigError: The hardware is set to flash attention only.
+    """
+    fit = [name for name in hardware.attention if name != "flash_attention_2"]
+    if not fit:
+        raise ConfigError(
+            f"[hardware] attention = {', '.join(hardware.attention)} of {hardware.name}: grpo packs responses to one "
+            "prompt with a mask, which flash attention does not take. Leave attention out, or set sdpa or eager"
+        )
+    return fit[0]
+
+
+def load_model(
+    directory: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    attention: str | None = None,
+) -> Any:
     """Return the causal language model of a local Hugging Face directory, in evaluation mode.
+
+    Args:
+        directory: The model's.
+        dtype: Of the weights.
+        device: Where they go.
+        attention: One of transformers' implementations; None for its own choice.
 
     Raises:
         ModelError: There is no such directory or no `config.json` in it, or a file is damaged or may not be read.
@@ -62,7 +92,9 @@ def load_model(directory: str | Path, *, dtype: torch.dtype = torch.float32, dev
         weight_files(directory)
     disable_progress_bar()  # type: ignore[no-untyped-call]
     with loading(directory, "model"):
-        model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            str(directory), dtype=dtype, local_files_only=True, attn_implementation=attention
+        )
     return model.to(device).eval()
 
 

@@ -33,6 +33,9 @@ READY = b"ready"
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "LANG", "LC_ALL")
 """Environment variables of a worker: those that Python may need to start, and no keys."""
 
+HEAP = 4
+"""The place of `heap_bytes` among the arguments of `worker.run`."""
+
 _SCRIPT = Path(__file__).with_name("worker.py")
 
 
@@ -49,9 +52,14 @@ class WorkerTimeout(Exception):
 
 
 class Worker:
-    """One process that runs one query at a time."""
+    """One process that runs one query at a time.
+
+    Attributes:
+        heap_bytes: What SQLite may allocate in it, from its first query on: SQLite can lower that, but not raise it.
+    """
 
     def __init__(self) -> None:
+        self.heap_bytes: int | None = None
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SCRIPT)],
             stdin=subprocess.PIPE,
@@ -95,6 +103,7 @@ class Worker:
         assert self._process.stdout is not None
         end = time.monotonic() + wait_s
         data = marshal.dumps(request)
+        self.heap_bytes = request[HEAP]
         try:
             self._process.stdin.write(len(data).to_bytes(8, "little") + data)
         except OSError:
@@ -175,7 +184,9 @@ class Workers:
 
     def _run(self, request: tuple[Any, ...], deadline: float, late: bool) -> Any:
         with self._lock:
-            worker = self._idle.pop() if self._idle else None
+            worker = next((w for w in reversed(self._idle) if w.heap_bytes in (None, request[HEAP])), None)
+            if worker is not None:
+                self._idle.remove(worker)
         if worker is not None:
             # It may have died while it was idle; a new worker shows whether the query was the cause.
             with contextlib.suppress(WorkerLost, OSError):
@@ -216,10 +227,10 @@ class Workers:
 
     def _give(self, worker: Worker) -> None:
         with self._lock:
-            if len(self._idle) < KEEP_IDLE:
-                self._idle.append(worker)
-                return
-        self._drop(worker)
+            self._idle.append(worker)
+            oldest = self._idle.pop(0) if len(self._idle) > KEEP_IDLE else None
+        if oldest is not None:
+            self._drop(oldest)
 
     def _drop(self, worker: Worker) -> None:
         with self._lock:

@@ -1,0 +1,70 @@
+"""The keys of hardware: looked at in torch's threads, in environments, and in what loads a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from agentrig_grpo import checkpoint
+from agentrig_grpo.algorithm import check_device
+from agentrig_grpo.naming import model_directory
+from agentrig_verl.keys import keys_of
+from agentrig_verl.schema import MODEL
+from agentrig_verl.workers import ray_environment
+
+from effects import Flip, Settings, config_of
+from effects.tasks import build
+
+
+def threads(settings: Settings) -> tuple[int, str]:
+    """Return torch's threads after an algorithm has taken the hardware, and what child processes are told."""
+    before = torch.get_num_threads()
+    hardware = build("hardware.cpu", settings)
+    try:
+        check_device(hardware, "auto")
+        return torch.get_num_threads(), hardware.environment()["OMP_NUM_THREADS"]
+    finally:
+        torch.set_num_threads(before)
+
+
+def attention(settings: Settings) -> tuple[str, str]:
+    """Return the attention that verl is given, and the one of a model that `grpo` has loaded."""
+    hardware = build("hardware.cuda", settings)
+    key = f"{MODEL}.override_config.attn_implementation"
+    model = checkpoint.load_model(model_directory("mini"), attention=checkpoint.attention_of(hardware))
+    return keys_of(config_of("algorithm.verl", {}), hardware).get(key, ""), model.config._attn_implementation
+
+
+def ports(settings: Settings) -> Mapping[str, Any]:
+    """Return HCCL's ports for the workers of a Ray job."""
+    variables = ray_environment(build("hardware.ascend", settings), {"verl": "0.9.1"})["env_vars"]
+    return {name: variables.get(name) for name in ("HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE")}
+
+
+TABLES = {
+    "hardware.cpu": {
+        "threads": Flip(a=1, b=3, look=threads, shows=lambda a, b: (a, b) == ((1, "1"), (3, "3"))),
+    },
+    "hardware.cuda": {
+        "attention": Flip(
+            a="sdpa", b="eager", look=attention, shows=lambda a, b: (a, b) == (("sdpa",) * 2, ("eager",) * 2)
+        ),
+    },
+    "hardware.ascend": {
+        "socket_ports": Flip(
+            a="60000-60050",
+            b="61000-61050",
+            look=ports,
+            shows=lambda a, b: set(a.values()) == {"60000-60050"} and set(b.values()) == {"61000-61050"},
+        ),
+        "ray_keeps_visibility": Flip(
+            a=False,
+            b=True,
+            look=lambda s: ray_environment(build("hardware.ascend", s), {"verl": "0.9.1"})["env_vars"].get(
+                "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
+            ),
+            shows=lambda a, b: (a, b) == (None, "1"),
+        ),
+    },
+}
