@@ -130,7 +130,7 @@ def all_advantages_are_zero(patch: Patch) -> None:
 
 @fault(f"{ALGORITHM}.*\n  \\d+ x a call got lost: neither trained, masked nor dropped: {WHERE}")
 def a_micro_batch_is_left_out(patch: Patch) -> None:
-    around(patch, learner, "batches_of", lambda found, *_: list(found)[:-1])
+    around(patch, learner, "packed", lambda found, *_: list(found)[:-1])
 
 
 @fault(f"{ALGORITHM}.*\n  \\d+ x a call got lost: neither trained, masked nor dropped: {WHERE}")
@@ -138,7 +138,7 @@ def a_sample_is_lost_when_a_batch_is_made(patch: Patch) -> None:
     def lose(batch: Any, *_: Any) -> Any:
         held = batch.sample != batch.sample[-1]
         held[: int(batch.place[-1]) + 1] |= not held.any()  # a batch of one sample stays
-        parts = {name: getattr(batch, name)[held] for name in ("at", "targets", "sample", "place")}
+        parts = {name: getattr(batch, name)[held] for name in ("of", "targets", "sample", "place")}
         return attrs.evolve(batch, **parts)
 
     around(patch, learner, "collate", lose)

@@ -1,11 +1,13 @@
+"""Rows with padding, for models whose tokens cannot be shared, and the log-probabilities themselves."""
+
 from __future__ import annotations
 
 import random
 
 import pytest
 import torch
-from agentrig_grpo.scoring import response_logits, token_entropy, token_logprobs
-from agentrig_grpo.sequences import batches_of, collate, rows_of
+from agentrig_grpo.scoring import prepare, score, token_entropy, token_logprobs
+from agentrig_grpo.sequences import collate, packed
 
 from agentrig import Triplet
 
@@ -22,46 +24,23 @@ def triplets(n=9, seed=0):
     ]
 
 
-def scattered(model, samples, *, share, budget):
+def scored(model, samples, *, budget):
+    share = prepare(model)
     out = [[None] * len(s.response_ids) for s in samples]
-    for rows in batches_of(rows_of(samples, share=share), budget):
-        batch = collate(rows)
-        logprobs = token_logprobs(response_logits(model, batch), batch.targets)
+    for pack in packed(samples, budget, share=share):
+        batch = collate(pack, share=share)
+        logprobs, _ = score(model, batch)
         for sample, place, value in zip(batch.sample, batch.place, logprobs, strict=True):
             assert out[sample][place] is None
             out[sample][place] = value
     return [torch.stack(values) for values in out]
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
-def test_a_shared_prompt_gives_the_numbers_of_separate_sequences(make_model, kind):
-    model, samples = make_model(kind), triplets()
-    with torch.no_grad():
-        shared = scattered(model, samples, share=True, budget=200)
-        apart = []
-        for s in samples:
-            ids = torch.tensor([[*s.prompt_ids, *s.response_ids]])
-            logits = model(ids).logits[0, len(s.prompt_ids) - 1 : -1]
-            apart.append(torch.log_softmax(logits, -1).gather(1, torch.tensor(s.response_ids)[:, None])[:, 0])
-    for a, b in zip(shared, apart, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-
-
-def test_a_shared_prompt_gives_the_same_gradient(make_model):
-    gradients = []
-    for share in (True, False):
-        model = make_model()
-        torch.cat(scattered(model, triplets(), share=share, budget=150)).sum().backward()
-        gradients.append({n: p.grad for n, p in model.named_parameters()})
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradient, gradients[1][name], atol=1e-4, rtol=1e-4)
-
-
-def test_an_architecture_without_shared_prompts_still_gets_its_numbers(make_model):
+def test_an_architecture_without_shared_tokens_still_gets_its_numbers(make_model):
     model = make_model("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=64)
     with torch.no_grad():
-        rows = scattered(model, triplets(), share=False, budget=200)
-        single = scattered(model, triplets(), share=False, budget=1)
+        rows = scored(model, triplets(), budget=200)
+        single = scored(model, triplets(), budget=1)
     for a, b in zip(rows, single, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
@@ -72,7 +51,7 @@ def test_a_family_of_the_fallback_gets_the_numbers_of_its_own_forward(make_model
     shapes = []
     model.lm_head.register_forward_hook(lambda _module, _input, output: shapes.append(output.shape))
     with torch.no_grad():
-        found = scattered(model, samples, share=False, budget=10_000)
+        found = scored(model, samples, budget=10_000)
         (shape,) = shapes
         longest = max(len(s.prompt_ids) + len(s.response_ids) for s in samples)
         assert shape[1] < longest, "prompts' logits are left out"
@@ -82,21 +61,37 @@ def test_a_family_of_the_fallback_gets_the_numbers_of_its_own_forward(make_model
             torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_batches_keep_the_budget_and_lose_nothing():
-    samples = triplets(60)
-    rows = rows_of(samples, limit=40)
-    assert max(len(r.responses) for r in rows) > 1
-    seen = []
-    for batch in batches_of(rows, 100):
-        assert len(batch) == 1 or len(batch) * max(r.length for r in batch) <= 100
-        seen += [i for row in batch for i in row.samples]
-    assert sorted(seen) == list(range(60))
-    assert all(r.length <= 40 or len(r.responses) == 1 for r in rows)
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_logits_in_chunks_give_the_same_numbers_and_gradients(make_model, monkeypatch, kind, temperature):
+    found = []
+    for chunk in (1 << 26, 300 * 4):  # all at once, and four tokens at a time
+        monkeypatch.setattr("agentrig_grpo.scoring.CHUNK", chunk)
+        model = make_model(kind)
+        prepare(model)
+        (pack,) = packed(triplets(20), 10_000, share=True)
+        logprobs, entropy = score(model, collate(pack, share=True), temperature)
+        assert not entropy.requires_grad
+        logprobs.sum().backward()
+        found.append((logprobs.detach(), entropy, {n: p.grad for n, p in model.named_parameters()}))
+    (a, b), (c, d) = found[0][:2], found[1][:2]
+    torch.testing.assert_close(a, c, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(b, d, atol=1e-5, rtol=1e-5)
+    for name, gradient in found[0][2].items():
+        torch.testing.assert_close(gradient, found[1][2][name], atol=1e-4, rtol=1e-4)
 
 
 def test_an_empty_response_is_refused():
+    samples = [Triplet(prompt_ids=[1], response_ids=[2]), Triplet(prompt_ids=[1, 2], response_ids=[])]
     with pytest.raises(ValueError, match="sample 1 has 2 prompt and 0 response"):
-        rows_of([Triplet(prompt_ids=[1], response_ids=[2]), Triplet(prompt_ids=[1, 2], response_ids=[])])
+        list(packed(samples, 100, share=True))
+
+
+def test_a_checkpoint_does_not_name_the_learners_attention(make_model, tmp_path):
+    model = make_model()
+    prepare(model)
+    model.save_pretrained(tmp_path)
+    assert "agentrig" not in (tmp_path / "config.json").read_text()
 
 
 def test_temperature_and_entropy_follow_the_definition(monkeypatch):

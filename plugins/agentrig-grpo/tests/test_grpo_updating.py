@@ -110,26 +110,29 @@ def clips_to_0(learner, patch):
 
 
 def counts_a_batch_twice(learner, patch):
-    right = learner_module.batches_of
+    right = learner_module.packed
 
-    def wrong(rows, budget):
-        batches = list(right(rows, budget))
-        assert len(batches) > 1
-        return [*batches, batches[0]]
+    def wrong(*args, **more):
+        packs = list(right(*args, **more))
+        assert len(packs) > 1
+        return [*packs, packs[0]]
 
-    patch.setattr(learner_module, "batches_of", wrong)
+    patch.setattr(learner_module, "packed", wrong)
 
 
 def forgets_a_batch(learner, patch):
-    right = learner_module.batches_of
-    patch.setattr(learner_module, "batches_of", lambda rows, budget: list(right(rows, budget))[:-1])
+    right = learner_module.packed
+    patch.setattr(learner_module, "packed", lambda *args, **more: list(right(*args, **more))[:-1])
 
 
 def mixes_responses(learner, patch):
     right = learner_module.collate
-    patch.setattr(
-        learner_module, "collate", lambda rows: attrs.evolve(made := right(rows), targets=made.targets.roll(1))
-    )
+
+    def wrong(*args, **more):
+        made = right(*args, **more)
+        return attrs.evolve(made, targets=made.targets.roll(1))
+
+    patch.setattr(learner_module, "collate", wrong)
 
 
 def always_ratio_1(learner, patch):

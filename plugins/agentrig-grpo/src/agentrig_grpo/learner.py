@@ -25,10 +25,11 @@ from agentrig_grpo.digests import (
     tensor_digests,
     text_digest,
 )
+from agentrig_grpo.forest import Pack
 from agentrig_grpo.loss import sample_weights, token_losses
 from agentrig_grpo.proofs import StepProof, TokenProof
-from agentrig_grpo.scoring import response_logits, shares_prompts, to_device, token_entropy, token_logprobs
-from agentrig_grpo.sequences import Batch, Sample, batches_of, collate, rows_of
+from agentrig_grpo.scoring import prepare, score
+from agentrig_grpo.sequences import Batch, Sample, collate, packed
 from agentrig_grpo.used import Used, tokens_in_loss
 
 
@@ -61,6 +62,7 @@ class _Figures:
 
     tokens: int = 0
     computed: int = 0
+    traced: int = 0
     loss: float = 0.0
     ratio: float = 0.0
     ratio_max: float = 0.0
@@ -103,7 +105,7 @@ class Learner:
             # transformers 5.2x renamed it, and warns about the former name.
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
             enable({"use_reentrant": False})
-        self.share_prompts = shares_prompts(model)
+        self.share = prepare(model)
         self._reference: Any = None
         if config.lora_rank:
             torch.manual_seed(seed)
@@ -146,9 +148,10 @@ class Learner:
             Figures: loss, clip_fraction, ratio_mean, ratio_max, entropy (nats), kl and kl_k1 (k3 and k1
             estimates of behaviour against policy), kl_reference, grad_norm, lr, weight_change (L2 norm of the
             step's change of all trained weights), updates, trained_tokens (response tokens that the
-            gradient came from), learner_tokens_per_s (all tokens through the model a second), and of the
-            proofs (docs/proofs.md): sampled_difference (mean difference of the sampled log-probabilities and the
-            first update's, nats), token_error and step_error (largest relative differences).
+            gradient came from), learner_tokens_per_s (all tokens through the model a second),
+            computed_tokens (tokens through the model), traced_tokens (what they would be if no two calls shared
+            any), and of the proofs (docs/proofs.md): sampled_difference (mean difference of the sampled
+            log-probabilities and the first update's, nats), token_error and step_error (largest relative differences).
 
         Raises:
             agentrig.errors.RunStopped: An update was not what its samples and the settings ask for.
@@ -193,6 +196,8 @@ class Learner:
             "updates": float(figures.updates),
             "trained_tokens": float(figures.tokens),
             "learner_tokens_per_s": figures.computed / wall,
+            "computed_tokens": float(figures.computed),
+            "traced_tokens": float(figures.traced),
             "sampled_difference": figures.sampled_difference or 0.0,
             "token_error": figures.token_error,
             "step_error": figures.step_error,
@@ -229,8 +234,7 @@ class Learner:
         for batch in self._batches(chosen, figures):
             behaviour, advantage, weight = table.look_up(batch)
             reference = self._reference_logprobs(batch) if config.kl_loss_coef else None
-            logits = self._logits(self.model, batch)
-            logprobs = token_logprobs(logits, batch.targets, config.temperature)
+            logprobs, entropy = self._score(self.model, batch)
             proof.watch(logprobs, batch, reference)
             if behaviour is None:
                 behaviour = logprobs.detach()
@@ -253,7 +257,7 @@ class Learner:
             figures.ratio += float(out.ratio.sum())
             figures.ratio_max = max(figures.ratio_max, float(out.ratio.max()))
             figures.clipped += float(out.clipped.sum())
-            figures.entropy += float(token_entropy(logits.detach(), config.temperature).sum())
+            figures.entropy += float(entropy.sum())
             figures.kl += float((out.ratio - 1 - out.ratio.log()).sum())
             figures.kl_k1 -= float(out.ratio.log().sum())
             if out.kl_reference is not None:
@@ -289,7 +293,7 @@ class Learner:
         called: list[bool] = []
         module = self.model.get_submodule(name.rpartition(".")[0])
         hook = module.register_forward_pre_hook(lambda *_: called.append(True))
-        self._logits(self.model, batch)
+        self._score(self.model, batch)
         hook.remove()
         return bool(called)
 
@@ -302,20 +306,27 @@ class Learner:
             temperature: Of the softmax.
             autocast: False computes in the weights' own dtype, whatever the configuration says.
         """
-        batch = to_device(collate(rows_of([sample])), self._device)
-        logits = self._logits(self.model, batch, autocast=autocast)
-        return token_logprobs(logits, batch.targets, temperature).tolist()
+        (pack,) = packed([sample], 1, share=self.share)
+        batch = self._collate(pack, autocast=autocast)
+        return self._score(self.model, batch, temperature, autocast=autocast)[0].tolist()
 
-    def _logits(self, model: Any, batch: Batch, *, autocast: bool = True) -> torch.Tensor:
+    def _score(
+        self, model: Any, batch: Batch, temperature: float | None = None, *, autocast: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast and autocast):
-            return response_logits(model, batch)
+            return score(model, batch, self.config.temperature if temperature is None else temperature)
+
+    def _collate(self, pack: Pack, *, autocast: bool = True) -> Batch:
+        varlen = self._autocast and autocast and self._device.type == "cuda"
+        return collate(pack, share=self.share, varlen=varlen).to(self._device)
 
     def _batches(self, samples: Sequence[TrainSample], figures: _Figures) -> Iterator[Batch]:
-        rows = rows_of(samples, share=self.share_prompts) if samples else []
-        for some in batches_of(rows, self.config.tokens_per_batch):
-            figures.computed += sum(row.length for row in some)
-            figures.batches.append((len(some), some[0].length, *(i for row in some for i in row.samples)))
-            yield to_device(collate(some), self._device)
+        figures.traced += sum(len(s.prompt_ids) + len(s.response_ids) - 1 for s in samples)
+        for pack in packed(samples, self.config.tokens_per_batch, share=self.share):
+            batch = self._collate(pack)
+            figures.computed += batch.computed
+            figures.batches.append((*batch.ids.shape, *pack.samples()))
+            yield batch
 
     @torch.no_grad()
     def _with_behaviour(self, samples: Sequence[TrainSample], figures: _Figures) -> list[TrainSample]:
@@ -329,7 +340,7 @@ class Learner:
             return list(samples)
         found: dict[int, list[float]] = {i: [0.0] * len(samples[i].response_ids) for i in lacking}
         for batch in self._batches([samples[i] for i in lacking], figures):
-            logprobs = token_logprobs(self._logits(self.model, batch), batch.targets, self.config.temperature)
+            logprobs, _ = self._score(self.model, batch)
             places = zip(batch.sample.tolist(), batch.place.tolist(), logprobs.tolist(), strict=True)
             for sample, place, logprob in places:
                 found[lacking[sample]][place] = logprob
@@ -340,8 +351,7 @@ class Learner:
         """Return log-probabilities under the starting model: a frozen copy, or this one without its adapters."""
         without: Any = contextlib.nullcontext() if self._reference is not None else self.model.disable_adapter()
         with without:
-            logits = self._logits(self._reference if self._reference is not None else self.model, batch)
-        return token_logprobs(logits, batch.targets, self.config.temperature)
+            return self._score(self._reference if self._reference is not None else self.model, batch)[0]
 
     def _mini_batches(self, samples: Sequence[TrainSample], *, step: int, epoch: int) -> Iterator[list[int]]:
         """Split the samples by group, so that a shared prompt stays in one pass; yield the samples' places."""

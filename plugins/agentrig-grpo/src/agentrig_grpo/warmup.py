@@ -22,8 +22,8 @@ import attrs
 import torch  # noqa: TID253  (this module is a command of its own, or imported by one)
 
 from agentrig_grpo import checkpoint
-from agentrig_grpo.scoring import response_logits, shares_prompts, to_device, token_logprobs
-from agentrig_grpo.sequences import Batch, batches_of, collate, rows_of
+from agentrig_grpo.scoring import prepare, score
+from agentrig_grpo.sequences import Batch, collate, packed
 
 log_lines = logging.getLogger(__name__)
 
@@ -172,7 +172,8 @@ def warm_up(
     model.to(torch_device).train()
     optimizer = torch.optim.AdamW(_parameter_groups(model, weight_decay), lr=lr, betas=betas, fused=True)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    schedule = _epochs(items, epochs, tokens_per_batch, seed, share=shares_prompts(model))
+    share = prepare(model)
+    schedule = _epochs(items, epochs, tokens_per_batch, seed, share=share)
     total = sum(len(batches) for batches in schedule)
     steps = tokens = completion_tokens = 0
     losses = []
@@ -180,21 +181,21 @@ def warm_up(
     for epoch in schedule:
         # The sum stays on the device: reading it at each step would make the host wait.
         epoch_loss, epoch_tokens = torch.zeros((), dtype=torch.float64, device=torch_device), 0
-        for rows in epoch:
+        for pack in epoch:
             elapsed = time.perf_counter() - start
             if elapsed > max_seconds:
                 break
             factor = _cosine(max(steps / total, elapsed / max_seconds), warmup_share)
             for group in optimizer.param_groups:
                 group["lr"] = lr * factor
-            batch = to_device(collate(rows), torch_device)
+            batch = collate(pack, share=share).to(torch_device)
             loss = _loss(model, batch, dtype)
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             steps += 1
-            tokens += sum(row.length for row in rows)
+            tokens += batch.computed
             epoch_loss += loss.detach() * len(batch.targets)
             epoch_tokens += len(batch.targets)
             now = time.perf_counter()
@@ -218,8 +219,7 @@ def warm_up(
 def _loss(model: Any, batch: Batch, dtype: str) -> torch.Tensor:
     device = batch.ids.device.type
     with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-        logits = response_logits(model, batch)
-    return -token_logprobs(logits, batch.targets).mean()
+        return -score(model, batch)[0].mean()
 
 
 def _epochs(items: Sequence[Example], epochs: float, budget: int, seed: int, *, share: bool) -> list[list[Any]]:
@@ -235,7 +235,7 @@ def _epochs(items: Sequence[Example], epochs: float, budget: int, seed: int, *, 
         size = max(1, 16 * budget // max(1, sum(len(e.prompt_ids) + len(e.response_ids) for e in items) // len(items)))
         batches: list[Any] = []
         for begin in range(0, len(chosen), size):
-            batches += batches_of(rows_of(chosen[begin : begin + size], share=share), budget)
+            batches += packed(chosen[begin : begin + size], budget, share=share)
         rng.shuffle(batches)
         schedule.append(batches)
         left -= 1

@@ -1,0 +1,331 @@
+"""Attention within a pack of a forest: each token sees its ancestors and itself, and nothing else.
+
+transformers calls `forest_attention` in each layer of a model that was prepared with `use`, and passes it the layout
+that `scoring.score` was given. Without a layout it is transformers' own sdpa attention.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch  # noqa: TID253  (imported with the learner only)
+from torch.nn import functional  # noqa: TID253
+
+from agentrig_grpo.forest import Forest, Pack
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+NAME = "agentrig_forest"
+"""The attention's name in transformers."""
+
+BLOCK = 512
+"""Tokens whose attention is computed with one mask, where there is no kernel for sequences of different lengths."""
+
+AREA = 1 << 24
+"""Most entries of the masks of one call of sdpa, padding included."""
+
+PADDING = 1.5
+"""Most entries of the masks, in multiples of those without padding."""
+
+
+class Layout(Protocol):
+    """Where the tokens of a pack may look."""
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
+        """Return the attention's result.
+
+        Args:
+            q: Queries, [tokens, heads, size].
+            k: Keys, [tokens, key heads, size].
+            v: Values, like the keys.
+            scaling: Factor of the products of queries and keys; None for 1 / sqrt(size).
+
+        Returns:
+            [tokens, heads, size].
+        """
+        ...
+
+    def to(self, device: torch.device) -> Layout:
+        """Return the layout on a device."""
+        ...
+
+
+def use(model: Any) -> None:
+    """Make a transformers model call `forest_attention`."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, forest_attention)
+    model.set_attn_implementation(NAME)
+
+
+def forest_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    layout: Layout | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """Implement transformers' attention interface: `Layout.attend` with heads before tokens, [1, heads, N, size]."""
+    if layout is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
+        )
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return layout.attend(q, k, v, scaling)[None], None
+
+
+def layout_of(pack: Pack, *, varlen: bool) -> Layout:
+    """Return a pack's layout: for FlashAttention (`varlen`; CUDA and 16 bits), or for any device and dtype."""
+    return Varlen.of(pack) if varlen else Blocks.of(pack)
+
+
+@attrs.frozen(eq=False)
+class Varlen:
+    """Each segment is a sequence of queries, and the path to its last token the sequence of keys.
+
+    Attributes:
+        keys: Which token each key is, [K].
+        cu_q: Where each segment's queries begin, and their end, [segments + 1].
+        cu_k: Where each segment's keys begin, and their end, [segments + 1].
+        max_q: Most queries of a segment.
+        max_k: Most keys of a segment.
+    """
+
+    keys: torch.Tensor
+    cu_q: torch.Tensor
+    cu_k: torch.Tensor
+    max_q: int
+    max_k: int
+
+    @classmethod
+    def of(cls, pack: Pack) -> Varlen:
+        """Return a pack's layout."""
+        spans = pack.spans()
+        paths = [_tokens(spans[i] for i in pack.forest.path(index)) for index in pack.segments]
+        q, k = [b - a for a, b in spans.values()], [len(path) for path in paths]
+        return cls(
+            torch.from_numpy(np.concatenate(paths)),
+            torch.tensor([0, *np.cumsum(q)], dtype=torch.int32),
+            torch.tensor([0, *np.cumsum(k)], dtype=torch.int32),
+            max(q),
+            max(k),
+        )
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
+        """Compute it by torch's FlashAttention for sequences of different lengths."""
+        from torch.nn.attention.varlen import varlen_attn
+
+        # Early versions take fewer key heads without being told.
+        grouped: dict[str, Any] = (
+            {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+        )
+        found = varlen_attn(
+            q.contiguous(), k.index_select(0, self.keys), v.index_select(0, self.keys),
+            self.cu_q, self.cu_k, self.max_q, self.max_k, scale=scaling, window_size=(-1, 0), **grouped,
+        )  # fmt: skip
+        assert isinstance(found, torch.Tensor)
+        return found
+
+    def to(self, device: torch.device) -> Varlen:
+        """Return the layout on a device."""
+        return attrs.evolve(self, keys=self.keys.to(device), cu_q=self.cu_q.to(device), cu_k=self.cu_k.to(device))
+
+
+@attrs.frozen(eq=False)
+class Part:
+    """Some blocks of similar size, padded; see `Blocks`.
+
+    Attributes:
+        q: Which token each query is, [blocks, queries].
+        k: Which token each key is, [blocks, keys].
+        mask: Which keys a query sees, [blocks, 1, queries, keys]; None for a single causal block without padding.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    mask: torch.Tensor | None
+
+
+@attrs.frozen(eq=False)
+class Blocks:
+    """Queries that lie side by side are a block; its keys are the path above it and the block itself.
+
+    A block holds a whole tree, or subtrees below one segment, of at most `BLOCK` tokens, or `BLOCK` tokens of a longer
+    segment: no mask is larger than a block times a path.
+
+    Attributes:
+        parts: Blocks of similar size together.
+        order: Where each token's result is in those of all parts, [tokens].
+    """
+
+    parts: Sequence[Part]
+    order: torch.Tensor
+
+    @classmethod
+    def of(cls, pack: Pack) -> Blocks:
+        """Return a pack's layout."""
+        parts = [_part(blocks) for blocks in _similar(_blocks(pack))]
+        places = torch.cat([part.q.flatten() for part in parts])
+        order = torch.empty(pack.tokens, dtype=torch.long)
+        real = torch.nonzero(places >= 0)[:, 0]
+        order[places[real]] = real
+        return cls([attrs.evolve(part, q=part.q.clamp(min=0)) for part in parts], order)
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
+        """Compute it by torch's scaled_dot_product_attention."""
+        n, heads, size = q.shape
+        groups = heads // k.shape[1]
+        flat = [x.reshape(n, -1) for x in (q, k, v)]
+        found = []
+        for part in self.parts:
+            queries, keys, values = (
+                # embedding's backward adds up rows that are used several times faster than index_select's
+                functional.embedding(index, x).view(*index.shape, -1, size).transpose(1, 2)
+                for index, x in zip((part.q, part.k, part.k), flat, strict=True)
+            )
+            out = functional.scaled_dot_product_attention(
+                queries,
+                keys.repeat_interleave(groups, 1) if groups > 1 else keys,
+                values.repeat_interleave(groups, 1) if groups > 1 else values,
+                attn_mask=part.mask,
+                is_causal=part.mask is None,
+                scale=scaling,
+            )
+            found.append(out.transpose(1, 2).reshape(-1, heads * size))
+        return functional.embedding(self.order, torch.cat(found)).view(n, heads, size)
+
+    def to(self, device: torch.device) -> Blocks:
+        """Return the layout on a device."""
+        parts = [
+            Part(p.q.to(device), p.k.to(device), None if p.mask is None else p.mask.to(device)) for p in self.parts
+        ]
+        return Blocks(parts, self.order.to(device))
+
+
+@attrs.frozen(eq=False)
+class _Block:
+    """Attributes: queries and keys as tokens of the pack; which keys each query sees, [queries, keys]."""
+
+    q: IntArray
+    k: IntArray
+    sees: BoolArray | None
+
+
+def _blocks(pack: Pack) -> Iterator[_Block]:
+    """Split a pack's tokens into blocks."""
+    forest, spans = pack.forest, pack.spans()
+    below: dict[int, int] = {}
+    for index in reversed(pack.segments):  # children come after their parents
+        a, b = spans[index]
+        below[index] = below.get(index, 0) + b - a
+        parent = forest.segments[index].parent
+        if parent is not None:
+            below[parent] = below.get(parent, 0) + below[index]
+    held: list[int] = []
+    size = 0
+
+    def closed() -> Iterator[_Block]:
+        if held:
+            yield _subtrees(pack, spans, held)
+
+    inside: set[int] = set()
+    for index in pack.segments:
+        parent = forest.segments[index].parent
+        if parent in inside:
+            inside.add(index)
+            held.append(index)
+            continue
+        if below[index] > BLOCK:  # too long, with what is below it: on its own, piece by piece
+            yield from closed()
+            held, size, inside = [], 0, set()
+            yield from _pieces(forest, spans, index)
+            continue
+        if held and (size + below[index] > BLOCK or parent is None or parent != forest.segments[held[0]].parent):
+            yield from closed()
+            held, size, inside = [], 0, set()
+        held.append(index)
+        inside.add(index)
+        size += below[index]
+    yield from closed()
+
+
+def _pieces(forest: Forest, spans: Mapping[int, tuple[int, int]], index: int) -> Iterator[_Block]:
+    """Split a long segment into pieces; the first one of a tree sees itself only, which needs no mask."""
+    *above, own = (spans[i] for i in forest.path(index))
+    prefix = _tokens(above)
+    if not len(prefix):
+        everything = np.arange(*own)
+        yield _Block(everything, everything, None)
+        return
+    for start in range(own[0], own[1], BLOCK):
+        end = min(start + BLOCK, own[1])
+        keys = np.concatenate([prefix, np.arange(own[0], end)])
+        before = len(keys) - (end - start)
+        sees = np.arange(len(keys))[None, :] <= before + np.arange(end - start)[:, None]
+        yield _Block(np.arange(start, end), keys, sees)
+
+
+def _subtrees(pack: Pack, spans: Mapping[int, tuple[int, int]], held: Sequence[int]) -> _Block:
+    """Make a block of subtrees that have the same parent."""
+    forest = pack.forest
+    prefix = _tokens(spans[i] for i in forest.path(held[0])[:-1])
+    first, last = spans[held[0]][0], spans[held[-1]][1]
+    n = last - first
+    sees, inside = np.zeros((n, n), dtype=bool), set(held)
+    for index in held:
+        a, b = (place - first for place in spans[index])
+        parent = forest.segments[index].parent
+        if parent is not None and parent in inside:
+            end = spans[parent][1] - first
+            sees[a:b] = sees[end - 1]
+        sees[a:b, a:b] |= np.tri(b - a, dtype=bool)
+    keys = np.concatenate([prefix, np.arange(first, last)])
+    return _Block(np.arange(first, last), keys, np.concatenate([np.ones((n, len(prefix)), dtype=bool), sees], 1))
+
+
+def _similar(blocks: Iterable[_Block]) -> Iterator[list[_Block]]:
+    """Put blocks of similar size together, so that little is padded."""
+    held: list[_Block] = []
+    used = 0
+    for block in sorted(blocks, key=lambda b: (b.sees is None, len(b.k), len(b.q))):
+        area = len(block.q) * len(block.k)
+        both = [*held, block]
+        padded = len(both) * max(len(b.q) for b in both) * max(len(b.k) for b in both)
+        if held and (block.sees is None or padded > AREA or padded > PADDING * (used + area)):
+            yield held
+            held, used, both = [], 0, [block]
+        held = both
+        used += area
+    if held:
+        yield held
+
+
+def _part(blocks: Sequence[_Block]) -> Part:
+    queries, keys = max(len(b.q) for b in blocks), max(len(b.k) for b in blocks)
+    q = np.full((len(blocks), queries), -1)
+    k = np.zeros((len(blocks), keys), dtype=np.int64)
+    if blocks[0].sees is None:
+        return Part(torch.from_numpy(blocks[0].q[None]), torch.from_numpy(blocks[0].k[None]), None)
+    mask = np.zeros((len(blocks), 1, queries, keys), dtype=bool)
+    mask[..., 0] = True  # a padded query, whose result nobody reads, must see something
+    for i, block in enumerate(blocks):
+        q[i, : len(block.q)], k[i, : len(block.k)] = block.q, block.k
+        mask[i, 0, : len(block.q), : len(block.k)] = block.sees
+    return Part(torch.from_numpy(q), torch.from_numpy(k), torch.from_numpy(mask))
+
+
+def _tokens(spans: Iterable[tuple[int, int]]) -> IntArray:
+    """Return the tokens of some spans, one after the other."""
+    return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(a, b) for a, b in spans)])

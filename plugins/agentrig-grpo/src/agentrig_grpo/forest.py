@@ -1,0 +1,205 @@
+"""Forests of token segments: tokens at which several samples agree from the start are computed once.
+
+A sample's input is its prompt and its response without the last token, which is only a target. Inputs that begin with
+the same tokens share them, at any depth: a group's prompt, the history of a conversation, the equal beginning of two
+different prompts. The result is a forest (radix trees): each segment continues its parent, and a path from a root
+gives a sample's input. Shared tokens have the same hidden states in a causal model, so nothing is approximated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+Tokens = npt.NDArray[np.int32]
+
+
+class Sample(Protocol):
+    """A prompt and its response to train on (an `agentrig.Triplet` is one)."""
+
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        """Token ids of the prompt, at least one."""
+        ...
+
+    @property
+    def response_ids(self) -> Sequence[int]:
+        """Token ids of the response, at least one."""
+        ...
+
+
+@attrs.frozen(eq=False)
+class Segment:
+    """Tokens that follow a parent segment's last token.
+
+    Attributes:
+        tokens: Token ids, at least one.
+        start: Position of the first token, counted from the root's.
+        parent: Index of the parent in the forest; None for a root.
+        ends: The samples whose input ends with this segment's last token.
+    """
+
+    tokens: Tokens
+    start: int
+    parent: int | None
+    ends: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """The position after the last token."""
+        return self.start + len(self.tokens)
+
+
+@attrs.frozen(eq=False)
+class Forest:
+    """The segments of some samples, each parent before its children, a tree's segments side by side.
+
+    Attributes:
+        segments: In depth-first order.
+        samples: What the forest was built from; `Segment.ends` indexes it.
+    """
+
+    segments: Sequence[Segment]
+    samples: Sequence[Sample]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens to compute, when no segment is computed twice."""
+        return sum(len(s.tokens) for s in self.segments)
+
+    def path(self, index: int) -> list[int]:
+        """Return a segment's ancestors from the root down, and the segment itself."""
+        found: list[int] = []
+        at: int | None = index
+        while at is not None:
+            found.append(at)
+            at = self.segments[at].parent
+        return found[::-1]
+
+
+def grow(samples: Sequence[Sample], *, share: bool = True) -> Forest:
+    """Build the forest of some samples.
+
+    Args:
+        samples: Prompts with responses.
+        share: False to give each sample a tree of its own.
+
+    Raises:
+        ValueError: A sample has an empty prompt or response.
+    """
+    for i, sample in enumerate(samples):
+        if not sample.prompt_ids or not sample.response_ids:
+            sizes = f"{len(sample.prompt_ids)} prompt and {len(sample.response_ids)} response tokens"
+            raise ValueError(f"sample {i} has {sizes}")
+    inputs = [np.fromiter((*s.prompt_ids, *s.response_ids[:-1]), np.int32) for s in samples]
+    if not share:
+        return Forest([Segment(tokens, 0, None, (i,)) for i, tokens in enumerate(inputs)], samples)
+    # Big-endian bytes sort like the lists of numbers that they stand for.
+    order = sorted(range(len(inputs)), key=lambda i: inputs[i].astype(">u4").tobytes())
+    common = np.array([0, *(_common(inputs[a], inputs[b]) for a, b in pairwise(order))])
+    segments: list[Segment] = []
+    todo: list[tuple[int, int, int, int | None]] = [
+        (low, high, 0, None) for low, high in reversed(_split(common, 0, len(order), 0))
+    ]
+    while todo:
+        low, high, start, parent = todo.pop()
+        first = inputs[order[low]]
+        end = len(first) if high - low == 1 else int(min(common[low + 1 : high].min(), len(first)))
+        # Sorted: inputs that end here come first.
+        rest = low
+        while rest < high and len(inputs[order[rest]]) == end:
+            rest += 1
+        segments.append(Segment(first[start:end], start, parent, tuple(order[low:rest])))
+        here = len(segments) - 1
+        todo += [(a, b, end, here) for a, b in reversed(_split(common, rest, high, end))]
+    return Forest(segments, samples)
+
+
+def _common(a: Tokens, b: Tokens) -> int:
+    """Return how many tokens two inputs have in common from the start."""
+    n = min(len(a), len(b))
+    differs = np.flatnonzero(a[:n] != b[:n])
+    return int(differs[0]) if len(differs) else n
+
+
+def _split(common: npt.NDArray[np.int64], low: int, high: int, depth: int) -> list[tuple[int, int]]:
+    """Split sorted inputs that agree in `depth` tokens where they differ in the next one."""
+    if low >= high:
+        return []
+    cuts = [low, *(low + 1 + np.flatnonzero(common[low + 1 : high] <= depth)).tolist(), high]
+    return list(pairwise(cuts))
+
+
+@attrs.frozen(eq=False)
+class Pack:
+    """Segments that are computed in one forward pass, each after its parent.
+
+    Attributes:
+        forest: Where they come from.
+        segments: Indices into it, ascending.
+        scored: Those whose `ends` are scored in this pass: an ancestor can be in several packs.
+    """
+
+    forest: Forest
+    segments: Sequence[int]
+    scored: frozenset[int]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the pass."""
+        return sum(len(self.forest.segments[i].tokens) for i in self.segments)
+
+    def samples(self) -> list[int]:
+        """Return the samples that are scored in this pass."""
+        return [i for index in self.segments if index in self.scored for i in self.forest.segments[index].ends]
+
+    def spans(self) -> dict[int, tuple[int, int]]:
+        """Return where each segment's tokens lie in the pack, one segment after the other."""
+        ends = np.cumsum([len(self.forest.segments[i].tokens) for i in self.segments]).tolist()
+        return dict(zip(self.segments, zip([0, *ends[:-1]], ends, strict=True), strict=True))
+
+
+def packs(forest: Forest, budget: int) -> Iterator[Pack]:
+    """Split a forest into packs of at most `budget` tokens.
+
+    Where a tree does not fit into one pack, the segments above the cut are computed in both. A single path that is
+    longer than the budget makes a pack of its own.
+    """
+    held: set[int] = set()
+    scored: set[int] = set()
+    tokens = 0
+    for index, segment in enumerate(forest.segments):
+        if not segment.ends:
+            continue  # computed together with the first segment below it that is scored
+        path = forest.path(index)
+        more = sum(len(forest.segments[i].tokens) for i in path if i not in held)
+        if scored and tokens + more > budget:
+            yield Pack(forest, sorted(held), frozenset(scored))
+            held, scored, tokens, more = set(), set(), 0, segment.end
+        held.update(path)
+        scored.add(index)
+        tokens += more
+    if scored:
+        yield Pack(forest, sorted(held), frozenset(scored))
+
+
+def rows(forest: Forest, budget: int) -> Iterator[Pack]:
+    """Split a forest without sharing, sorted by length, into packs of at most `budget` tokens with padding.
+
+    A row that is longer than the budget makes a pack of its own.
+    """
+    held: list[int] = []
+    longest = 0
+    for index in sorted(range(len(forest.segments)), key=lambda i: -forest.segments[i].end):
+        if held and (len(held) + 1) * longest > budget:
+            yield Pack(forest, held, frozenset(held))
+            held = []
+        longest = longest if held else forest.segments[index].end
+        held.append(index)
+    if held:
+        yield Pack(forest, held, frozenset(held))

@@ -1,0 +1,123 @@
+"""Forests: every shared token is computed once, and the numbers are those of one sample at a time."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from agentrig_grpo import attention, scoring
+from agentrig_grpo.forest import grow, packs, rows
+from agentrig_grpo.sequences import collate, packed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrig import Triplet
+
+
+@st.composite
+def samples_of_a_step(draw, most=12):
+    """Calls of groups, of conversations of several turns, and calls that are equal or begin like others."""
+    rng = random.Random(draw(st.integers(0, 1 << 30)))
+
+    def tokens(low, high):
+        return [rng.randrange(5, 12) for _ in range(rng.randint(low, high))]
+
+    found = []
+    for _ in range(rng.randint(1, 4)):
+        history = tokens(1, 12)
+        for _ in range(rng.randint(1, 3)):
+            for _ in range(rng.randint(1, 3)):
+                response = tokens(1, rng.choice([1, 3, 9]))
+                found.append(Triplet(prompt_ids=history, response_ids=response))
+            history = [*history, *response, *tokens(0, 4)]
+    if rng.random() < 0.5:
+        found.append(rng.choice(found))  # the same call twice
+    if rng.random() < 0.5:
+        other = rng.choice(found)
+        found.append(Triplet(prompt_ids=[*other.prompt_ids, *other.response_ids], response_ids=tokens(1, 3)))
+    rng.shuffle(found)
+    return found[:most]
+
+
+def inputs(sample):
+    return [*sample.prompt_ids, *sample.response_ids[:-1]]
+
+
+@settings(max_examples=200, deadline=None)
+@given(samples_of_a_step(40), st.integers(1, 120))
+def test_packs_hold_each_sample_once_behind_its_own_tokens(samples, budget):
+    forest = grow(samples)
+    prefixes = {tuple(inputs(s)[:n]) for s in samples for n in range(1, len(inputs(s)) + 1)}
+    assert forest.tokens == len(prefixes), "every shared token is in the forest once"
+    seen = []
+    for pack in packs(forest, budget):
+        assert pack.tokens <= budget or len(pack.scored) == 1
+        held = set(pack.segments)
+        for index in pack.scored:
+            path = forest.path(index)
+            assert held.issuperset(path)
+            for i in forest.segments[index].ends:
+                assert np.concatenate([forest.segments[p].tokens for p in path]).tolist() == inputs(samples[i])
+                seen.append(i)
+    assert sorted(seen) == list(range(len(samples)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(samples_of_a_step(40), st.integers(1, 120))
+def test_rows_keep_the_budget_with_padding(samples, budget):
+    seen = []
+    for pack in rows(grow(samples, share=False), budget):
+        lengths = [len(pack.forest.segments[i].tokens) for i in pack.segments]
+        assert len(lengths) * max(lengths) <= budget or len(lengths) == 1
+        seen += [i for index in pack.scored for i in pack.forest.segments[index].ends]
+    assert sorted(seen) == list(range(len(samples)))
+
+
+def apart(model, samples):
+    """Score one sample at a time, by transformers' own forward."""
+    found = []
+    for s in samples:
+        logits = model(torch.tensor([[*s.prompt_ids, *s.response_ids]])).logits[0, len(s.prompt_ids) - 1 : -1]
+        found.append(torch.log_softmax(logits, -1).gather(1, torch.tensor(s.response_ids)[:, None])[:, 0])
+    return found
+
+
+def scored(model, samples, budget):
+    found = [[None] * len(s.response_ids) for s in samples]
+    for pack in packed(samples, budget, share=True):
+        batch = collate(pack, share=True)
+        logprobs, _ = scoring.score(model, batch)
+        for sample, place, value in zip(batch.sample, batch.place, logprobs, strict=True):
+            assert found[sample][place] is None, "each response token is scored once"
+            found[sample][place] = value
+    return [torch.stack(values) for values in found]
+
+
+@pytest.mark.parametrize("block", [2, 7, 512])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "mistral"])
+def test_log_probs_and_gradients_equal_one_sample_at_a_time(make_model, monkeypatch, kind, block):
+    monkeypatch.setattr(attention, "BLOCK", block)  # long segments are cut, and subtrees put together
+    more = {"sliding_window": None} if kind == "mistral" else {}
+    model, plain = make_model(kind, **more), make_model(kind, **more)
+    assert scoring.prepare(model)
+    for before, after in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(before, after)
+
+    @settings(max_examples=8, deadline=None)
+    @given(samples_of_a_step(), st.integers(1, 200), st.integers(0, 1 << 30))
+    def equal(samples, budget, seed):
+        ours, theirs = scored(model, samples, budget), apart(plain, samples)
+        generator = torch.Generator().manual_seed(seed)
+        weights = [torch.randn(len(t), generator=generator) for t in theirs]
+        for logprobs, m in ((ours, model), (theirs, plain)):
+            m.zero_grad()
+            sum((w * t).sum() for w, t in zip(weights, logprobs, strict=True)).backward()
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+        for (name, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
+            scale = float(b.grad.norm()) or 1.0
+            assert float((a.grad - b.grad).norm()) <= 1e-5 * scale + 1e-7, name
+
+    equal()
