@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from local_server import LocalServer, QuietHandler, serving
 
 
-class ByteServer(ThreadingHTTPServer):
+class ByteServer(LocalServer):
     """Sends `chunks` as the chunks of a chunked reply; `cut` leaves out the last one, as a server that dies does."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.status = 200
         self.chunks: Sequence[bytes] = ()
         self.headers: Mapping[str, str] = {}
         self.cut = False
         self.posts = 0
 
-    @property
-    def url(self) -> str:
-        """The base URL; ends in /v1."""
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients may hang up."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(QuietHandler):
     server: ByteServer
-
-    def log_message(self, *args: Any) -> None:
-        """Stay quiet."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
@@ -57,15 +41,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
 
-@contextmanager
-def byte_server() -> Iterator[ByteServer]:
+def byte_server() -> AbstractContextManager[ByteServer]:
     """Serve in a thread."""
-    server = ByteServer()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return serving(ByteServer())

@@ -8,46 +8,29 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from typing import Any
+
+from local_server import LocalServer, QuietHandler, serving
 
 WISH = re.compile(r"\[([a-z-]+)(?:=([^\]]*))?\]")
 
 
-class ModelServer(ThreadingHTTPServer):
+class ModelServer(LocalServer):
     """Answers `odd` unless a message asks for something else; `requests` holds path, headers and body of each POST."""
 
-    daemon_threads = True
-    request_queue_size = 64
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.requests: list[tuple[str, dict[str, str], dict[str, Any]]] = []
-
-    @property
-    def url(self) -> str:
-        """The base URL; ends in /v1."""
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def bodies(self) -> list[dict[str, Any]]:
         """Return the bodies of all requests since the last `clear`."""
         return [body for _, _, body in self.requests]
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that are killed hang up; nothing to say about that."""
 
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(QuietHandler):
     server: ModelServer
-
-    def log_message(self, *args: Any) -> None:
-        """Stay quiet."""
 
     def _send(self, status: int, value: Any) -> None:
         data = json.dumps(value).encode()
@@ -127,15 +110,6 @@ def _logprobs(text: str) -> dict[str, Any]:
     return {"content": [{"token": c, "logprob": -0.25, "bytes": None, "top_logprobs": []} for c in text]}
 
 
-@contextmanager
-def model_server() -> Iterator[ModelServer]:
+def model_server() -> AbstractContextManager[ModelServer]:
     """Serve in a thread."""
-    server = ModelServer()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return serving(ModelServer())
