@@ -134,40 +134,17 @@ class Kills:
             expected.add(-number)  # before Python has come to take it, or after it has let go
         if status not in expected:
             raise Wrong(f"exit status {status}, not one of {sorted(expected)}")
-        end = time.monotonic() + 20
-        while (left := self.processes()) and time.monotonic() < end:
-            time.sleep(0.1)
-        if left:
-            raise Wrong(f"processes are left: {[p.cmdline() for p in left]}")
+        check_left(self.tmp)
         files = set(self.tmp.iterdir()) - (self.earlier if number is not None else set())
         if status >= 0 and files:
             raise Wrong(f"temporary files are left: {files}")
-        if memory := list(Path("/dev/shm").glob("*agentrig*")):
-            raise Wrong(f"shared memory is left: {memory}")
         self.check_steps(whole=False)
-
-    def processes(self) -> list[psutil.Process]:
-        """Return the living processes that the launches have started."""
-        return [p for p in psutil.process_iter() if started_with(p, "TMPDIR").startswith(str(self.tmp))]
 
     def check_steps(self, *, whole: bool) -> None:
         """Each step once, in metrics and rollouts; all of them where the run is whole."""
-        metrics = self.run / "metrics.jsonl"
-        text = metrics.read_text() if metrics.exists() else ""
-        lines = text.split("\n")[:-1]  # the last one may be cut short
-        found = [json.loads(line)["step"] for line in lines]
-        if found != list(range(1, len(found) + 1)) or (whole and len(found) != self.steps):
-            raise Wrong(f"steps {found} of {self.steps} are in metrics.jsonl")
-        seen: Counter[str] = Counter()
-        for step in found:
-            rows = pq.read_table(
-                self.run / "rollouts" / f"train-{step:05d}.parquet", columns=["id", "step"]
-            ).to_pylist()
-            if len(rows) != TASKS * GROUP or {row["step"] for row in rows} != {step}:
-                raise Wrong(f"step {step} has {len(rows)} rollouts of steps { {row['step'] for row in rows} }")
-            seen.update(row["id"] for row in rows)
-        if seen and max(seen.values()) > 1:
-            raise Wrong("a rollout is there twice")
+        found = len(check_steps(self.run, rollouts=TASKS * GROUP))
+        if whole and found != self.steps:
+            raise Wrong(f"{found} steps of {self.steps} are in metrics.jsonl")
 
     def ended(self) -> bool:
         """Whether the run under way is complete."""
@@ -195,6 +172,41 @@ class Kills:
         while (self.run / "config.toml").is_file():
             self.check(self.launch(None).wait(900), None)
             self.finish()
+
+
+def check_steps(run: Path, *, rollouts: int) -> list[dict[str, Any]]:
+    """Each step once, in metrics and rollouts; return the lines of `metrics.jsonl`."""
+    metrics = run / "metrics.jsonl"
+    text = metrics.read_text() if metrics.exists() else ""
+    lines = [json.loads(line) for line in text.split("\n")[:-1]]  # the last one may be cut short
+    found = [line["step"] for line in lines]
+    if found != list(range(1, len(found) + 1)):
+        raise Wrong(f"steps {found} are in metrics.jsonl")
+    seen: Counter[str] = Counter()
+    for step in found:
+        rows = pq.read_table(run / "rollouts" / f"train-{step:05d}.parquet", columns=["id", "step"]).to_pylist()
+        if len(rows) != rollouts or {row["step"] for row in rows} != {step}:
+            raise Wrong(f"step {step} has {len(rows)} rollouts of steps { {row['step'] for row in rows} }")
+        seen.update(row["id"] for row in rows)
+    if seen and max(seen.values()) > 1:
+        raise Wrong("a rollout is there twice")
+    return lines
+
+
+def check_left(tmp: Path, *, within_s: float = 20.0) -> None:
+    """No process and no shared memory of launches with this temporary folder is left."""
+    end = time.monotonic() + within_s
+    while (left := processes_of(tmp)) and time.monotonic() < end:
+        time.sleep(0.1)
+    if left:
+        raise Wrong(f"processes are left: {[p.cmdline() for p in left]}")
+    if memory := list(Path("/dev/shm").glob("*agentrig*")):
+        raise Wrong(f"shared memory is left: {memory}")
+
+
+def processes_of(tmp: Path) -> list[psutil.Process]:
+    """Return the living processes that launches with this temporary folder have started."""
+    return [p for p in psutil.process_iter() if started_with(p, "TMPDIR").startswith(str(tmp))]
 
 
 def started_with(process: psutil.Process, name: str) -> str:

@@ -39,6 +39,7 @@ class Session:
         self.run, self.directory, self.cut, self.stop_after = run, run.path, cut, stop_after
         self.stopping, self.solved, self.solved_by = False, already, solved_by
         self.lines: list[Any] = []
+        self.hardware = SimpleNamespace(torch_device="cuda")
         self.measured = None
         self.calls: list[str] = []
 
@@ -112,7 +113,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         trainer.step = step
         try:
-            trainer.fit(SimpleNamespace(figures={}))
+            trainer.fit(SimpleNamespace(figures={}, digests={}))
         except PowerCut:
             session.calls.append("cut")
         return session, directory

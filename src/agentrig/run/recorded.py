@@ -11,6 +11,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.ledger import Entry
 from agentrig.rollouts import Mode, OnGroups, Rollout
+from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import reading
 from agentrig.run.rows import rollout_of
 from agentrig.run.session import RunSession
@@ -98,6 +99,11 @@ class RecordedSession(RunSession):
     """
 
     stopped = ""
+
+    @property
+    def saved(self) -> Checkpoints:
+        """The checkpoints that the repeated step has saved, in a temporary folder."""
+        return self._run.checkpoints
 
     def begin(self, steps: int | None = None) -> None:
         """Nothing begins: no observer is notified, and no directory of a run changes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
@@ -25,12 +26,13 @@ from agentrig.run.setup import make_engine, ready_hardware
 from agentrig.run.splits import load_splits
 from agentrig.run.stages import Stage, compare
 from agentrig.run.training import make_scorer
+from agentrig.run.weight_files import file_difference
 from agentrig.tasks import Task
 
 if TYPE_CHECKING:
     from agentrig.hardware import Hardware
     from agentrig.rollouts import Rollout
-    from agentrig.run.recorded import RecordedEngine
+    from agentrig.run.recorded import RecordedEngine, RecordedSession
     from agentrig.runners.scorer import Scorer
 
 log = logging.getLogger(__name__)
@@ -232,7 +234,7 @@ def _repeat(
     scorer: Scorer,
     ending: ExitStack,
 ) -> _Repeated:
-    from agentrig.run.recorded import RecordedEngine, RecordedSession, Replayed
+    from agentrig.run.recorded import RecordedEngine, RecordedSession
 
     plan = attrs.evolve(plan, registry=plan.registry.unwatched())
     folder = Path(tempfile.mkdtemp(prefix="agentrig-replay-"))
@@ -255,8 +257,6 @@ def _repeat(
     difference, refused = None, ""
     try:
         difference = _run(algorithm, session, recorded)
-    except Replayed:
-        pass
     except RunStopped as error:
         refused = str(error)
     line = session.lines[-1] if len(session.lines) > len(past.lines) else None
@@ -274,13 +274,19 @@ def _repeat(
     )
 
 
-def _run(algorithm: Algorithm, session: Any, recorded: Path | None) -> WeightDifference | None:
+def _run(algorithm: Algorithm, session: RecordedSession, recorded: Path | None) -> WeightDifference | None:
+    from agentrig.run.recorded import Replayed
+
     own = getattr(algorithm, "replay", None)
-    if own is None:
+    if own is not None:
+        found: WeightDifference | None = own(session, recorded)
+        return found
+    with contextlib.suppress(Replayed):
         algorithm.run(session)
+    new, _ = session.saved.latest()
+    if new is None or recorded is None or session.checkpoint is None:
         return None
-    found: WeightDifference | None = own(session, recorded)
-    return found
+    return file_difference(new, recorded, session.checkpoint)
 
 
 def _rollout_file(run: RunDirectory, step: int) -> Path:

@@ -151,9 +151,8 @@ def _figures(recorded: Mapping[str, Any], repeated: Mapping[str, Any], *, exact:
         return Stage(name="figures", result="not compared", detail="the algorithm reports no figures")
     off = [n for n in names if not _close(was[n], now[n], exact=exact)]
     if off:
-        said = ", ".join(f"{n} {was[n]!r} recorded, {now[n]!r} now" for n in off[:4])
-        more = f" and {len(off) - 4} more" if len(off) > 4 else ""
-        return Stage(name="figures", result="differs", detail=said + more)
+        said = ", ".join(f"{n} {was[n]!r} recorded, {now[n]!r} now" for n in sorted(off, key=lambda n: n != "lr"))
+        return Stage(name="figures", result="differs", detail=said)
     same = sum(_close(was[n], now[n], exact=True) for n in names)
     how = "the same bit for bit" if same == len(names) else f"{same} the same bit for bit, the others within the bound"
     shown = ", ".join(f"{n} {now[n]:.6g}" for n in ("loss", "grad_norm", "weight_change") if n in names)

@@ -25,7 +25,7 @@ from agentrig.credit import Weighting
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError, RunStopped
 from agentrig.rollouts import Rollout
-from agentrig_verl.trajectories import PARTITION, Trajectory, in_chunks, trajectories_of
+from agentrig_verl.trajectories import PARTITION, Trajectory, digests_of, in_chunks, trajectories_of
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ class LoopManager:
     def __init__(self, config: Any, context: ManagerContext) -> None:
         self.config, self.context = config, context
         self.figures: dict[str, float] = {}
+        self.digests: dict[str, str] = {}
 
     @classmethod
     def create(cls, config: Any, **clients: Any) -> LoopManager:
@@ -126,6 +127,7 @@ class LoopManager:
                 tasks, n=n, endpoint=self.context.endpoints, step=step, on_groups=write_groups
             )
         self.figures = _figures(rollouts, found, self.config.data.max_prompt_length)
+        self.digests = digests_of([t for uid in uids for t in found.get(uid, ())])
 
     def put(self, groups: Mapping[str, Sequence[Rollout]], *, step: int) -> dict[str, list[Trajectory]]:
         """Write the trajectories of whole groups, then the groups' final status.

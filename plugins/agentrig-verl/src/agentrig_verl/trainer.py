@@ -217,6 +217,10 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             self.global_steps,
             metrics=step_figures(metrics, padding=sum(bool(t.get("is_padding")) for t in batch.tags)),
             time_s={part: s for part, s in times.items() if s},
+            digests={
+                **self.agent_loop_manager.digests,
+                "made_with": {"torch": torch.__version__, "device": self.session.hardware.torch_device},
+            },
         )
         if self.session.solved:
             self.total_training_steps = self.global_steps  # verl's loop ends by itself then

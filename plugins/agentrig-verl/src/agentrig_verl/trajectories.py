@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -129,6 +130,22 @@ def tags_of(segment: Segment, *, step: int, advantage: float) -> dict[str, Any]:
         "max_global_steps": step - 1,
         ADVANTAGE: advantage,
     }
+
+
+def digests_of(trajectories: Sequence[Trajectory]) -> dict[str, str]:
+    """Return the digests of a step's trajectories, in the order of its tasks: what `agentrig replay` compares.
+
+    Returns:
+        `advantages`: each trajectory's. `samples`: its tokens, mask and log-probabilities.
+    """
+    credit, samples = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
+    for t in trajectories:
+        credit.update(f"{t.fields['rollout_id']} {t.tags[ADVANTAGE]!r}".encode())
+        samples.update(f"{t.fields['rollout_id']} {t.tags['prompt_len']} {t.tags['response_len']}".encode())
+        for name in ("input_ids", "response_mask", "rollout_log_probs"):
+            if name in t.fields:
+                samples.update(t.fields[name].numpy().tobytes())
+    return {"advantages": credit.hexdigest(), "samples": samples.hexdigest()}
 
 
 def in_chunks(items: Sequence[Trajectory], tokens: int = 2_000_000) -> Iterator[list[Trajectory]]:
