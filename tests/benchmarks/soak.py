@@ -106,7 +106,7 @@ class Soak:
         if (self.run / "config.toml").is_file():
             command += ["--resume", str(self.run)]
         else:
-            uses = {"tasks": "soak-words", "agent": "soak-agent", "reward": "soak-letters", "adapter": "agent-match"}
+            uses = {"tasks": "soak-words", "agent": "soak-agent", "reward": "soak-sums", "adapter": "agent-match"}
             chosen = [word for kind, name in {**uses, "algorithm": "grpo"}.items() for word in (f"--{kind}", name)]
             own = [f"algorithm.model={self.folder / 'model'}", f"algorithm.steps={self.steps}", "run.name=soak"]
             command += ["--plugin", str(PLUGIN), *chosen, *SETTINGS, *own, f"run.seed={self.seed}"]

@@ -77,7 +77,8 @@ class _Figures:
     """Of the gradient before clipping, one for each update that was tried."""
     updates: int = 0
     batches: list[tuple[int, ...]] = attrs.field(factory=list)
-    """Of each pass through the model: the shape of its tensor, then the samples in their order."""
+    """Of each mini-batch: its epoch (negative) and its samples; after it, of each of its passes through the model:
+    rows, length and the samples in their order."""
     sampled_difference: float | None = None
     token_error: float = 0.0
     step_error: float = 0.0
@@ -175,6 +176,7 @@ class Learner:
         samples = self._with_behaviour(samples, figures)
         for epoch in range(self.config.ppo_epochs):
             for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
+                figures.batches.append((-epoch, *mini_batch))
                 self._one_update([samples[i] for i in mini_batch], figures, mini_batch, step)
             self.used.end_epoch()
         with torch.no_grad():
