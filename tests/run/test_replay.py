@@ -184,8 +184,9 @@ def test_a_reward_that_judges_otherwise_now_is_found_by_rescoring_alone(run: Pat
 def test_an_adapter_that_keeps_nothing_now_is_a_difference_and_no_crash(run: Path) -> None:
     found = repeated(run, "adapter.match=nowhere", step=3)
     assert found.first_difference is not None
-    assert found.first_difference.name == "rollouts"
-    assert "the step stops the run" in found.first_difference.detail
+    assert found.first_difference.name == "triplets"
+    assert "1 triplets recorded, 0 now" in found.first_difference.detail
+    assert "the step stops the run" in detail(found, "update")
 
 
 def test_a_run_without_digests_is_compared_as_far_as_it_goes(run: Path) -> None:

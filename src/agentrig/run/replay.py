@@ -20,6 +20,7 @@ from agentrig.plan import Plan
 from agentrig.processes.ends import handling, interrupt
 from agentrig.processes.scratch import temporary_files
 from agentrig.run.checkpoints import verify
+from agentrig.run.digests import rollout_digests
 from agentrig.run.directory import RunDirectory
 from agentrig.run.past import Past
 from agentrig.run.setup import make_engine, ready_hardware
@@ -108,19 +109,22 @@ def replay(plan: Plan, directory: Path, step: int, *, rescore: bool = False) -> 
         recorded = run.checkpoints.path(step) if step in run.checkpoints.steps() else None
         past = Past(checkpoint=checkpoint, step=step - 1, lines=[one for one in run.metrics() if one["step"] < step])
         repeated = _repeat(plan, hardware, past, rollouts, splits["train"][1], recorded, scorer, ending)
-        inexact = why_inexact(run.read_json("manifest.json"), line, repeated.line)
+        inexact = [] if repeated.refused else why_inexact(run.read_json("manifest.json"), line, repeated.line)
+        made = repeated.line or {"algorithm": {}, "digests": rollout_digests(repeated.engine.returned)}
+        stages = compare(
+            line,
+            made,
+            rows=rows if repeated.engine.returned else [],
+            rollouts=repeated.engine.returned,
+            requested=repeated.engine.requested or "",
+            exact=not inexact,
+            difference=repeated.difference,
+        )
         if repeated.refused:
-            stages = [Stage(name="rollouts", result="differs", detail=f"the step stops the run: {repeated.refused}")]
-        else:
-            stages = compare(
-                line,
-                repeated.line,
-                rows=rows,
-                rollouts=repeated.engine.returned,
-                requested=repeated.engine.requested or "",
-                exact=not inexact,
-                difference=repeated.difference,
-            )
+            stages = [
+                *(stage for stage in stages if stage.name in ("tasks", "rewards", "triplets")),
+                Stage(name="update", result="differs", detail=f"the step stops the run: {repeated.refused}"),
+            ]
         if rescore:
             stages.insert(0, rescored(rollouts, tasks, scorer))
         return Replay(
