@@ -16,7 +16,7 @@ setup: $(READY)
 # torch comes first and alone: the version is the one whose CPU build is known to work here. The rest is the exact set
 # of requirements/cpu.lock, installed without resolution because agentops and TransferQueue disagree on `packaging`.
 $(READY): requirements/cpu.lock pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
-	@# The versions of Python that work are said once, by requires-python; a Python without tomllib is told of them too.
+	@# requires-python is the only list of supported versions; this message also works with a Python without tomllib.
 	@$(PYTHON) -c 'import re, sys; v = sys.version_info; \
 	  line = [l for l in open("pyproject.toml") if l.startswith("requires-python")][0]; \
 	  low, high = [(3, int(m)) for m in re.findall(r"3\.(\d+)", line)]; \
@@ -58,7 +58,7 @@ bench: setup
 	$(BIN)/python tests/benchmarks/exec_match.py
 	$(BIN)/python tests/benchmarks/embedded_server.py
 
-# Write down what is installed now, after trying it.
+# Write the installed versions to the lock file; test them first.
 lock: setup
 	$(BIN)/uv pip freeze --python $(BIN)/python --exclude-editable | grep -v -e '^torch==' -e '^uv==' > requirements/cpu.lock
 

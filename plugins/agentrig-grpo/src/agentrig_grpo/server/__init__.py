@@ -1,7 +1,7 @@
 """The embedded LLM server: OpenAI's chat completions over a small continuous-batching engine.
 
 How a request goes, by module:
-    connections (limits) → doors (key, Host, Origin) → app (HTTP) → protocol (checks) → chat (template,
+    connections (limits) → access (key, Host, Origin) → app (HTTP) → protocol (checks) → chat (template,
     token ids) → engine (batching) → decoder (the model) and sampling → chat (text) → protocol (response)
 How weights come: handle (the run) → transfer (memory) → channel → engine → parameters.
 `handle` is the parent's side: it starts the server as a process, swaps its weights and stops it; `guard`

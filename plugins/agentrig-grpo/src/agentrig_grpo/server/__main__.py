@@ -99,8 +99,8 @@ def _build(settings: dict[str, Any]) -> Any:
 async def _serve(api: Any, listener: socket.socket, channel: Channel, host: str, key: str) -> None:
     import uvicorn
 
+    from agentrig_grpo.server.access import AccessChecks, body_limit
     from agentrig_grpo.server.connections import Connection, Waiting, most_connections
-    from agentrig_grpo.server.doors import Doors, body_limit
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -111,7 +111,7 @@ async def _serve(api: Any, listener: socket.socket, channel: Channel, host: str,
     port = listener.getsockname()[1]
     waiting = Waiting(most_connections())
     config = uvicorn.Config(
-        Doors(api.app(), key=key, host=host, port=port, limit=body_limit(api.max_length)),
+        AccessChecks(api.app(), key=key, host=host, port=port, limit=body_limit(api.max_length)),
         log_level="warning",
         access_log=False,
         lifespan="off",

@@ -22,7 +22,7 @@ def body_limit(max_length: int) -> int:
     return max(BODY_LIMIT, 16 * max_length)
 
 
-class Doors:
+class AccessChecks:
     """The outermost ASGI application of the server.
 
     Args:
