@@ -214,3 +214,64 @@ def test_a_step_is_repeated_from_its_record(run: Run, more: tuple[str, ...]) -> 
     exact = ("rescore", "tasks", "rewards", "triplets", "advantages", "samples")
     assert {name: results[name] for name in exact} == dict.fromkeys(exact, "ok"), done.stdout
     assert (results["figures"], results["weights"]) == ("ok", "ok"), done.stdout
+
+
+SHORT = {**KEYS, "trainer.total_training_steps": 3, "trainer.save_freq": 1, "trainer.val_before_train": False}
+STALE = """
+from agentrig_verl.extension import DigestExtension
+
+class Stale(DigestExtension):
+    '''A server that takes the weights that the run starts with, and no others.'''
+
+    seen = 0
+
+    def _update_weights(self, *given, **more):
+        if not Stale.seen:
+            super()._update_weights(*given, **more)
+        else:
+            for name, tensor in self.model_runner.model.named_parameters():
+                tensor.data.copy_(Stale.kept[name])
+
+    def update_weights_from_ipc(self, *given, **more):
+        super().update_weights_from_ipc(*given, **more)
+        if not Stale.seen:
+            Stale.kept = {name: t.detach().cpu().clone() for name, t in self.model_runner.model.named_parameters()}
+        Stale.seen += 1
+"""
+
+
+def launch(run: Run, **keys: object) -> None:
+    words = [f"algorithm.verl.{key}={json.dumps(value)}" for key, value in {**SHORT, **keys}.items()]
+    run.start(
+        "tests/benchmarks/verl_mini.toml", "--hardware", "cuda", *words,
+        "run.report_tasks=8", "run.validation_tasks=8", f"run.directory={run.path.parent}", f"run.name={run.path.name}",
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("rank", [0, 8], ids=["all weights", "adapters"])
+def test_the_weights_are_proven_to_arrive_in_vllm(run: Run, rank: int) -> None:
+    launch(run, **({"actor_rollout_ref.model.lora_rank": rank} if rank else {}))
+    assert run.process is not None
+    assert run.process.wait(timeout=1200) == 0, run.tail()
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text("utf-8").splitlines()]
+    for line in lines:
+        print(line["delivery"], line["time_s"], line["step_s"])
+    found = json.loads((run.path / "summary.json").read_text())["delivery"]
+    print(found)
+    assert (found["proofs"], found["arrived"]) == (4, 4)
+    assert found["difference"] < found["bound"]
+    assert found["tensors"] > 20, found["notes"]
+
+
+@pytest.mark.timeout(1200)
+def test_a_vllm_that_keeps_old_weights_is_named(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "stale_extension.py").write_text(STALE, "utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    launch(run, **{"actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls": "stale_extension.Stale"})
+    assert run.process is not None
+    assert run.process.wait(timeout=1000) != 0, run.tail()
+    message = json.loads((run.path / "error.json").read_text())["message"]
+    print(message)
+    assert message.startswith("step 1: the weights of version 1 did not arrive at http://"), message
+    assert "these are still the weights of version 0" in message, message

@@ -13,6 +13,7 @@ import pytest
 import torch
 from agentrig_verl import schema
 
+from agentrig.delivery import Delivery
 from agentrig.errors import RunStopped
 from agentrig.plan import resolve
 from agentrig.run.directory import RunDirectory
@@ -41,6 +42,7 @@ class Session:
         self.lines: list[Any] = []
         self.hardware = SimpleNamespace(torch_device="cuda")
         self.measured = None
+        self.delivery = Delivery(run.path)
         self.calls: list[str] = []
 
     def note(self, call: str) -> None:

@@ -83,7 +83,7 @@ class Client:
             CannotScore: It does not know how, or returns neither ids nor log-probabilities.
             CannotAnswer: It does not answer.
         """
-        fields = {"max_tokens": n, "temperature": temperature, "top_p": 1.0, "seed": 1, "logprobs": 1}
+        fields = {"max_tokens": n, "temperature": temperature, "top_p": 1.0, "top_k": -1, "seed": 1, "logprobs": 1}
         body = self._ask(endpoint, {"prompt": list(ids), "return_token_ids": True, **fields})
         try:
             choice = body["choices"][0]

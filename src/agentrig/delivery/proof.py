@@ -93,6 +93,14 @@ class Delivery:
         if found is not None:
             self._keep(found)
 
+    def probe(self, *, context: int, prompt: Callable[[], Sequence[int]]) -> Sequence[int]:
+        """Return the tokens that the next proof asks about; see `prove` for the arguments."""
+        if self._kept() is None:
+            self._keep(Probe(ids=prompt(), source="a task's prompt", recorded=False))
+        assert self._probe is not None
+        self._ids = self._probe.fitted(context).ids
+        return self._ids
+
     def _kept(self) -> Probe | None:
         if self._probe is None:
             self._probe = probes.load(self._file)
@@ -147,10 +155,7 @@ class Delivery:
         if not self.on:
             return
         start = time.perf_counter()
-        if self._kept() is None:
-            self._keep(Probe(ids=prompt(), source="a task's prompt", recorded=False))
-        assert self._probe is not None
-        self._ids = self._probe.fitted(context).ids
+        self.probe(context=context, prompt=prompt)
         before, expected = self._expected, self._expect(version, learner)
         digests = held() if held is not None else [{}] * len(servers)
         self.record.begin(expected)

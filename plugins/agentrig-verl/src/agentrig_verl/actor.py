@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch  # noqa: TID253  (runs in verl's workers; imported by the trainer only)
+from verl.single_controller.base.decorator import Dispatch, register  # noqa: TID253
 from verl.utils import tensordict_utils  # noqa: TID253
+from verl.utils.device import get_device_id, get_device_name  # noqa: TID253
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker  # noqa: TID253
 
+from agentrig.delivery.digests import digest
 from agentrig_verl import logprobs
 
 SAMPLE = 1 << 20
@@ -59,3 +63,84 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **more: Any) -> None:
         logprobs.install()
         super().__init__(*args, **more)
+        self._sent: dict[str, tuple[str, list[int]]] = {}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
+    async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
+        """Send the weights to the servers, and keep the digest of each tensor on its way."""
+        real, self._sent = self.rollout.update_weights, {}
+        dtype = getattr(torch, self.config.rollout.dtype)
+
+        async def watched(weights: Any, **more: Any) -> Any:
+            return await real(digested(weights, dtype, self._sent) if self.rank == 0 else weights, **more)
+
+        self.rollout.update_weights = watched
+        try:
+            return await super().update_weights(global_steps=global_steps, mode=mode)
+        finally:
+            self.rollout.update_weights = real
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def sent_digests(self) -> dict[str, tuple[str, list[int]]]:
+        """Return name to digest and shape of what the latest `update_weights` sent; of rank 0 only."""
+        return self._sent
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def probe(self, ids: list[int], seed: int, dtype: str) -> tuple[list[float], int]:
+        """Score given tokens with the current weights, on all ranks at once.
+
+        Args:
+            ids: Token ids.
+            seed: 0 for the plain forward pass; else noise of the dtype's rounding is added after each block.
+            dtype: What the servers compute in.
+
+        Returns:
+            The log-probability of each token but the first, and the number of blocks.
+        """
+        engine = self.actor.engine
+        with engine.eval_mode(), torch.no_grad():
+            blocks = decoder_blocks(engine.module)
+            hooks = [b.register_forward_hook(rounding_noise(seed + i, dtype)) for i, b in enumerate(blocks) if seed]
+            try:
+                return scored(engine.module, ids, torch.device(get_device_name(), get_device_id())), len(blocks)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+
+
+def digested(weights: Any, dtype: torch.dtype, found: dict[str, tuple[str, list[int]]]) -> Iterator[tuple[str, Any]]:
+    """Pass tensors on, and note the digest and shape of each, rounded to the servers' dtype."""
+    for name, tensor in weights:
+        rounded = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        found[name] = digest(rounded), list(tensor.shape)
+        yield name, tensor
+
+
+def decoder_blocks(model: Any) -> list[Any]:
+    """Return the blocks of a causal language model: the longest list of modules in it."""
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    return list(max(lists, key=len, default=()))
+
+
+def rounding_noise(seed: int, dtype: str) -> Any:
+    """Return a hook that changes each number of a block's output by up to one rounding step of a dtype."""
+    step = torch.finfo(getattr(torch, dtype)).eps
+
+    def hook(module: Any, given: Any, output: Any) -> Any:
+        hidden = output[0] if isinstance(output, tuple) else output
+        random = torch.Generator(device=hidden.device).manual_seed(seed)
+        noise = torch.rand(hidden.shape, generator=random, device=hidden.device, dtype=torch.float32) * 2 - 1
+        changed = (hidden.float() * (1 + step * noise)).to(hidden.dtype)
+        return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+    return hook
+
+
+def scored(model: Any, ids: Sequence[int], device: torch.device) -> list[float]:
+    """Return the log-probability of each token but the first under a model, in the precision that it trains in."""
+    given = torch.tensor([list(ids)], device=device)
+    places = torch.arange(len(ids), device=device)[None]
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "cpu"):
+        out = model(input_ids=given, position_ids=places, attention_mask=torch.ones_like(given), use_cache=False)
+    found: list[float] = logprobs.token_logprobs(out.logits[0, :-1], given[0, 1:]).tolist()
+    return found

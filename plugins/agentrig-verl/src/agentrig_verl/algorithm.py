@@ -151,7 +151,7 @@ class Verl:
 
     def _trusted(self, session: Session, flat: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keys that connect verl to the run. Keys that a recipe may set, and has set, are left out."""
-        from agentrig_verl import dataset, manager
+        from agentrig_verl import dataset, extension, manager
 
         index = session.directory / "verl-tasks.json"
         dataset.write_index(index, list(session.train_tasks))
@@ -177,6 +177,9 @@ class Verl:
             keys["trainer.resume_mode"] = "resume_path"
             keys["trainer.resume_from_path"] = str(trainer_state(session.checkpoint))
             keys[f"{ACTOR}.checkpoint.load_contents"] = ["model", "optimizer", "extra"]
+        workers = f"{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls"
+        if flat.get(f"{ROLLOUT}.name", "vllm") == "vllm" and workers not in flat:
+            keys[workers] = extension.CLASS
         prompt, response = flat.get("data.max_prompt_length"), flat.get("data.max_response_length")
         if f"{ROLLOUT}.max_model_len" not in flat and prompt and response:
             keys[f"{ROLLOUT}.max_model_len"] = prompt + response

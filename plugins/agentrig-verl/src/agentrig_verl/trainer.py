@@ -29,6 +29,7 @@ from agentrig.errors import RunStopped
 from agentrig.figures import GRAD_NORM
 from agentrig_verl.actor import METRIC, Actor
 from agentrig_verl.checkpoints import finish_checkpoint
+from agentrig_verl.delivery import Transfers
 from agentrig_verl.manager import explained
 from agentrig_verl.trajectories import ADVANTAGE
 
@@ -37,6 +38,7 @@ TIMES: Mapping[str, Sequence[str]] = {
     "credit": ("adv",),
     "update": ("update_actor", "update_critic"),
     "weight_sync": ("update_weights",),
+    "delivery": ("delivery", "delivery_after"),
     "checkpoint": ("save_checkpoint",),
     "validation": ("testing",),
 }
@@ -65,6 +67,8 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         endpoints: The vLLM servers with the sampling settings of training; set by `init`.
     """
 
+    _transfers: Transfers | None = None
+
     _idle = 0
     """Consecutive steps in which every advantage was 0."""
 
@@ -87,6 +91,37 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             # what ray.remote wrapped is known by its metadata only
             if remote.__ray_metadata__.modified_class.__name__.endswith(ActorRolloutRefWorker.__name__):
                 self.role_worker_mapping[role] = ray.remote(Actor)
+
+    def on_init_end(self) -> None:
+        """Give the servers the weights that the run starts with."""
+        tasks = self.session.train_tasks
+        rollout = self.config.actor_rollout_ref.rollout
+        self._transfers = Transfers(
+            self.session.delivery,
+            Path(self.session.directory),
+            rollout,
+            self.actor_rollout_wg,
+            self.tokenizer,
+            tasks[0].input if tasks else {},
+        )
+        self._transfers.before()
+        super().on_init_end()
+
+    def on_step_end(self) -> None:
+        """Give the servers the step's weights, and prove that they answer with them."""
+        if self._transfers is None:
+            super().on_step_end()
+            return
+        with marked_timer("delivery", self.timing_raw):
+            self._transfers.before()
+        super().on_step_end()
+        with marked_timer("delivery_after", self.timing_raw):
+            self._prove(self.global_steps)
+
+    def _prove(self, version: int) -> None:
+        if self._transfers is not None:
+            with explained(self.session, self.endpoints):
+                self._transfers.after(version, self.endpoints, self.llm_server_manager.get_replicas())
 
     def init(self) -> None:
         """Start workers and servers, load the checkpoint, and find the servers' endpoints."""
@@ -122,6 +157,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
     def fit(self, agent_loop_manager: Any) -> None:
         """Evaluate, train, evaluate again."""
         self.session.plan_steps(self.total_training_steps)
+        self._prove(self.global_steps)
         with explained(self.session, self.endpoints):
             self.session.report(self.greedy, when="before", step=self.global_steps)
         self._ctrl_c = signal.getsignal(signal.SIGINT)
@@ -204,6 +240,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         def move(path: Path) -> None:
             for part in self._aside.iterdir():
                 part.rename(path / part.name)
+            self.session.delivery.sign(path)
 
         self.session.save_checkpoint(self.global_steps, move, keep=self.global_steps >= self.total_training_steps)
         self._aside.rmdir()
