@@ -25,6 +25,7 @@ ZERO_ADVANTAGE = "zero-advantage"
 NEGATIVE_SCALE = "negative-scale-zero"
 LEFT_OUT_BY_SAMPLES = "left-out-by-samples"
 NOT_FINITE = "gradient-not-finite"
+CRITIC_WARMUP = "critic-warmup"
 
 REASONS: Mapping[str, str] = {
     CALL_ERROR: "the call failed, or its stream broke off",
@@ -40,6 +41,7 @@ REASONS: Mapping[str, str] = {
     NEGATIVE_SCALE: "its rollout did worse than its group, and `negative_scale` is 0",
     LEFT_OUT_BY_SAMPLES: "a `samples` method of its own, which the algorithm has, left it out",
     NOT_FINITE: "the gradient was NaN or infinite, and the update was skipped",
+    CRITIC_WARMUP: "only the critic was trained in this step",
 }
 """Why a call was dropped, by reason. An algorithm or adapter of your own may add reasons: lower case, with hyphens."""
 
@@ -72,18 +74,21 @@ class Entry:
     reason: str = ""
 
 
-def without_gradient(values: Sequence[float | None]) -> str:
+def without_gradient(values: Sequence[float | None], value: float | None, *, negative_scale: float = 1.0) -> str:
     """Return why a rollout has the advantage 0 in its group.
 
     Args:
         values: The values of the group's rollouts, of those that count in its baseline; None for a failure.
+        value: The rollout's own.
+        negative_scale: The factor of negative advantages.
     """
     valid = [v for v in values if v is not None]
     if len(valid) < 2:
         return ALONE
     if min(valid) == max(valid):
         return ZERO_VARIANCE
-    return ZERO_ADVANTAGE
+    worse = value is not None and value < sum(valid) / len(valid)
+    return NEGATIVE_SCALE if worse and not negative_scale else ZERO_ADVANTAGE
 
 
 __all__ = ["REASONS", "Call", "Entry", "Place", "without_gradient"]

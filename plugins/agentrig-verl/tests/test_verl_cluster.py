@@ -170,13 +170,14 @@ def kept(session):
     return found
 
 
-def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, servers):
+def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, servers, monkeypatch):
     """All rollouts, all tokens, once; the advantages that verl trains with are those over rollouts."""
     import torch
     import transfer_queue as tq
     from agentrig_verl.manager import CLASS, LoopManager, ManagerContext, manager_context
     from agentrig_verl.trainer import Trainer
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
     from verl.utils.import_utils import load_class_from_fqn
 
     seen = {}
@@ -215,8 +216,13 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
         seen["advantages"] = dict(zip(meta.keys, data["advantages"].unbind(), strict=True))
         seen["masks"] = dict(zip(meta.keys, data["response_mask"].unbind(), strict=True))
         seen.update(rollouts=rollouts, uids=uids, real=real, nodes=pool._inner.nodes, figures=manager.figures)
+        trainer.agent_loop_manager, trainer._rows = manager, []
+        trainer._update_actor(meta, {})
+        session.end_step(1, metrics={"weight_change": 1.0}, time_s={}, calls=trainer._entries())
+        seen["books"] = [session.lines[-1][key] for key in ("calls", "call_tokens")]
         tq.kv_clear(keys=list(meta.keys), partition_id="train")
 
+    monkeypatch.setattr(PPOTrainerSync, "_update_actor", lambda self, batch, metrics: batch)  # needs a GPU
     run_with(body, "runners.n=3")
     groups = [seen["rollouts"][i * GROUP : (i + 1) * GROUP] for i in range(len(indices))]
 
@@ -249,6 +255,14 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
                 key = f"{uid}_{session}_{i}"
                 wanted = spread[session] * seen["masks"][key].float()
                 assert torch.allclose(seen["advantages"][key], wanted, atol=1e-5), key
+    # The ledger: a group has one and the same value, or its calls are trained.
+    calls, tokens = seen["books"]
+    trained = [r for g in groups if len({r.value for r in g}) > 1 for r in g]
+    every = sum(len(r.triplets) for r in seen["rollouts"])
+    assert calls["recorded"] == every
+    assert calls["trained"] == sum(len(r.triplets) for r in trained)
+    assert calls["dropped"] == ({"zero-variance-group": every - calls["trained"]} if calls["trained"] < every else {})
+    assert tokens["trained"] == 3 * calls["trained"]
     padding = set(seen["advantages"]) - want
     assert len(seen["advantages"]) % 16 == 0
     assert padding

@@ -115,7 +115,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         trainer.step = step
         try:
-            trainer.fit(SimpleNamespace(figures={}, digests={}))
+            trainer.fit(SimpleNamespace(figures={}, digests={}, trajectories={}, rollouts=[]))
         except PowerCut:
             session.calls.append("cut")
         return session, directory

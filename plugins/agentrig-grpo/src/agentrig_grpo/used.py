@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch  # noqa: TID253  (imported by the learner)
 
-from agentrig.ledger import NEGATIVE_SCALE, ZERO_ADVANTAGE, Call, Entry, without_gradient
+from agentrig.ledger import ZERO_ADVANTAGE, Call, Entry, without_gradient
 from agentrig_grpo.loss import TokenLoss
 
 
@@ -120,10 +120,7 @@ def entries_of(
             found.append(Entry(sample.call, "trained", trained))
         elif reason:
             if reason == ZERO_ADVANTAGE:
-                valid = [v for v in members[sample.group] if v is not None]
-                reason = without_gradient(valid)
-                value = values[sample.rollout]
-                if reason == ZERO_ADVANTAGE and not negative_scale and value is not None and value < max(valid):
-                    reason = NEGATIVE_SCALE
+                others, value = members[sample.group], values[sample.rollout]
+                reason = without_gradient(others, value, negative_scale=negative_scale)
             found.append(Entry(sample.call, "dropped", expected, reason))
     return found

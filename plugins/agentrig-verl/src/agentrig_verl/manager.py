@@ -85,6 +85,8 @@ class LoopManager:
         self.config, self.context = config, context
         self.figures: dict[str, float] = {}
         self.digests: dict[str, str] = {}
+        self.rollouts: Sequence[Rollout] = ()
+        self.trajectories: dict[str, Trajectory] = {}
 
     @classmethod
     def create(cls, config: Any, **clients: Any) -> LoopManager:
@@ -126,6 +128,8 @@ class LoopManager:
             rollouts = self.context.session.rollouts(
                 tasks, n=n, endpoint=self.context.endpoints, step=step, on_groups=write_groups
             )
+        self.rollouts = rollouts
+        self.trajectories = {t.key: attrs.evolve(t, fields={}) for some in found.values() for t in some}
         self.figures = _figures(rollouts, found, self.config.data.max_prompt_length)
         self.digests = digests_of([t for uid in uids for t in found.get(uid, ())])
 

@@ -20,6 +20,7 @@ class Segment:
         logprobs: Of the sampled tokens under the sampling policy, 0.0 where the mask is 0; None when unknown.
         calls: How many calls are in it.
         node: The node of its first call.
+        pieces: Where each call's tokens are: its span, the place of its first token in `response_ids`, their number.
     """
 
     prompt_ids: tuple[int, ...]
@@ -28,6 +29,7 @@ class Segment:
     logprobs: tuple[float, ...] | None
     calls: int = 1
     node: str = ""
+    pieces: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -44,6 +46,7 @@ def segment_of(triplet: Triplet) -> Segment:
         mask=(1,) * len(response),
         logprobs=None if triplet.logprobs is None else tuple(triplet.logprobs),
         node=triplet.node,
+        pieces=((triplet.span_id, 0, len(response)),),
     )
 
 
@@ -82,6 +85,8 @@ def _extend(sequence: Segment, triplet: Triplet, given: tuple[int, ...]) -> None
         sequence.logprobs = sequence.logprobs + (0.0,) * len(given) + tuple(triplet.logprobs)
     else:
         sequence.logprobs = None
+    start = len(sequence.response_ids) + len(given)
+    sequence.pieces = (*sequence.pieces, (triplet.span_id, start, len(response)))
     sequence.response_ids = sequence.response_ids + given + response
     sequence.mask = sequence.mask + (0,) * len(given) + (1,) * len(response)
     sequence.calls += 1

@@ -27,11 +27,13 @@ from agentrig.algorithms import Session
 from agentrig.endpoints import without_proxy
 from agentrig.errors import RunStopped
 from agentrig.figures import GRAD_NORM
+from agentrig.ledger import CRITIC_WARMUP, Entry
 from agentrig_verl.actor import METRIC, Actor
 from agentrig_verl.checkpoints import finish_checkpoint
 from agentrig_verl.delivery import Transfers
 from agentrig_verl.manager import explained
 from agentrig_verl.trajectories import ADVANTAGE
+from agentrig_verl.used import UsedRow, entries_of, rows_of
 
 TIMES: Mapping[str, Sequence[str]] = {
     "log_probs": ("old_log_prob", "ref", "values"),
@@ -81,6 +83,8 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         self._ctrl_c: Any = None
         if session.lines:
             self._idle = int(session.lines[-1]["algorithm"].get(IDLE, 0))
+        self._rows: list[UsedRow] = []
+        self._updated = False
         self._aside = Path(session.directory) / "checkpoints" / ".verl"
 
     def _init_resource_pool_mgr(self) -> None:
@@ -221,6 +225,31 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         fields = TensorDict({"advantages": nested, "returns": nested.clone()}, batch_size=len(batch.keys))
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Run verl's update, and note which rows and tokens its actor got."""
+        batch = super()._update_actor(batch, metrics)
+        fields = ["response_mask", "advantages"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        self._rows += rows_of(batch.keys, batch.tags, data)
+        self._updated = True
+        return batch
+
+    def _entries(self) -> list[Entry]:
+        """Return what the step did with each call, and begin the next step's rows."""
+        actor, manager = self.config.actor_rollout_ref.actor, self.agent_loop_manager
+        rows, updated, self._rows, self._updated = self._rows, self._updated, [], False
+        if not updated:
+            found = [piece for t in manager.trajectories.values() for piece in t.pieces]
+            return [Entry(call, "dropped", n, CRITIC_WARMUP) for call, _, n in found]
+        return entries_of(
+            manager.trajectories,
+            manager.rollouts,
+            rows,
+            always=bool(actor.use_kl_loss or actor.entropy_coeff),
+            rejects=bool((self.config.algorithm.get("rollout_correction") or {}).get("rollout_rs")),
+            negative_scale=manager.context.negative_scale,
+        )
+
     def _save_checkpoint(self) -> None:
         """Save to a temporary folder: verl saves and validates before the step's metrics are written.
 
@@ -258,6 +287,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
                 **self.agent_loop_manager.digests,
                 "made_with": {"torch": torch.__version__, "device": self.session.hardware.torch_device},
             },
+            calls=self._entries(),
         )
         if self.session.solved:
             self.total_training_steps = self.global_steps  # verl's loop ends by itself then

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from agentrig.credit import Weighting, advantages
+from agentrig.ledger import Call
 from agentrig.rollouts import Rollout
 from agentrig_verl.merge import Segment, merge, segment_of
 
@@ -27,11 +28,13 @@ class Trajectory:
         key: `{uid}_{session}_{index}`, as verl parses it.
         fields: What verl's trainer reads, by name; see `fields_of`.
         tags: What it sorts, balances and counts by.
+        pieces: Its calls: each with the place of its first token among the responses, and its number of tokens.
     """
 
     key: str
     fields: dict[str, Any] = attrs.field(repr=False)
     tags: dict[str, Any]
+    pieces: tuple[tuple[Call, int, int], ...] = ()
 
 
 def trajectories_of(
@@ -76,6 +79,7 @@ def trajectories_of(
                     key=f"{uid}_{session}_{index}",
                     fields=fields_of(segment, rollout, uid=uid, session=session, step=step),
                     tags=tags_of(segment, step=step, advantage=credit[session]),
+                    pieces=tuple((Call(rollout.id, span), start, n) for span, start, n in segment.pieces),
                 )
             )
     return found

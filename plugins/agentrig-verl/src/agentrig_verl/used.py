@@ -1,0 +1,91 @@
+"""What verl trained of each call: read from the rows that its actor got, for the run's ledger."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from agentrig.ledger import Call, Entry, without_gradient
+from agentrig.rollouts import Rollout
+from agentrig_verl.trajectories import Trajectory
+
+
+@attrs.frozen
+class UsedRow:
+    """A row of an update of verl's actor.
+
+    Attributes:
+        key: Its key in TransferQueue.
+        mask: verl's `response_mask` when the actor got it: 1 for tokens in the loss.
+        gradient: Whether any of its advantages differs from 0.
+    """
+
+    key: str
+    mask: Sequence[int]
+    gradient: bool
+
+
+def rows_of(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], data: Any) -> list[UsedRow]:
+    """Return the rows of a batch, without those that verl added to fill a mini-batch.
+
+    Args:
+        keys: Of the batch.
+        tags: Of each row.
+        data: Fields `response_mask` and `advantages`, ragged.
+    """
+    rows = zip(keys, tags, data["response_mask"].unbind(), data["advantages"].unbind(), strict=True)
+    return [
+        UsedRow(key, mask.tolist(), bool((advantages != 0).any()))
+        for key, tag, mask, advantages in rows
+        if not tag.get("is_padding")
+    ]
+
+
+def entries_of(
+    trajectories: Mapping[str, Trajectory],
+    rollouts: Sequence[Rollout],
+    rows: Iterable[UsedRow],
+    *,
+    always: bool,
+    rejects: bool,
+    negative_scale: float,
+) -> list[Entry]:
+    """Return the ledger's entries of a step.
+
+    A row that is missing leaves its calls without an entry; a row that came twice gives them two.
+
+    Args:
+        trajectories: What was written to TransferQueue, by key.
+        rollouts: Of the step.
+        rows: What the actor trained on.
+        always: Whether rows without an advantage have a gradient too: from a KL loss or an entropy bonus.
+        rejects: Whether rollout correction may take tokens out of the loss.
+        negative_scale: The factor of negative advantages.
+    """
+    by_id = {r.id: r for r in rollouts}
+    members: dict[str, list[float | None]] = defaultdict(list)
+    for rollout in rollouts:
+        members[rollout.group].append(rollout.value)
+    found = []
+    for row in rows:
+        pieces = trajectories[row.key].pieces if row.key in trajectories else ()
+        inside: Counter[Call] = Counter()
+        for call, start, length in pieces:
+            inside[call] += sum(row.mask[start : start + length])
+        for i, (call, _, length) in enumerate(pieces):
+            tokens = inside[call]
+            if i == 0:  # tokens in the loss that no call sampled: the ledger finds that they are too many
+                tokens += sum(row.mask) - inside.total()
+            if row.gradient or always or not any(row.mask):
+                found += [Entry(call, "trained", tokens)] if tokens else []
+                found += [Entry(call, "masked", length - tokens)] if rejects and tokens < length else []
+                continue
+            rollout = by_id[call.rollout]
+            reason = without_gradient(members[rollout.group], rollout.value, negative_scale=negative_scale)
+            found.append(Entry(call, "dropped", length, reason))
+        if not pieces and row.key not in trajectories:
+            found.append(Entry(Call(f"(verl's row {row.key})", ""), "trained", sum(row.mask)))
+    return found
