@@ -16,6 +16,7 @@ from agentrig_grpo import algorithm as grpo
 from agentrig_grpo import learner
 
 from agentrig.algorithms import WeightDifference
+from agentrig.errors import AgentrigError
 from agentrig.plan import resolve
 from agentrig.run.replay import Replay, replay
 from agentrig.run.resume import recorded_plan, resume_plan
@@ -215,11 +216,30 @@ def test_a_changed_checkpoint_is_named_with_what_the_step_began_with(run: Path) 
 
 def test_other_weights_are_named_by_their_groups(run: Path) -> None:
     lines = lines_of(run)
-    lines[2]["digests"]["weights"]["model.layers.1"] = "0" * 16
+    lines[2]["digests"]["weights"]["model.layers.1"] = "0" * 32
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     name, detail = first(repeated(run, 3))
     assert name == "weights"
     assert detail.startswith("1 of 6 groups of tensors differ: model.layers.1")
+
+
+def test_an_algorithm_without_a_replay_of_its_own_is_run_for_one_step(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(grpo.Grpo, "replay")
+    assert set(results(repeated(run, 3)).values()) == {"ok"}
+    lines = lines_of(run)
+    for line in lines:
+        del line["digests"]["weights"]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = repeated(run, 3)
+    assert found.stages[-1].detail == "the same bit for bit as the checkpoint's", "its files are compared"
+    assert first(repeated(run, 3, "algorithm.lr=2e-4"))[0] == "figures"
+
+
+def test_a_starting_model_that_is_gone_is_named(run: Path) -> None:
+    with pytest.raises(AgentrigError, match="nowhere"):
+        repeated(run, 1, "algorithm.model=/nowhere")
 
 
 def test_another_number_of_threads_is_said_and_held_to_a_bound(run: Path) -> None:

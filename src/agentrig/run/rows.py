@@ -86,7 +86,7 @@ def rollout_of(row: Mapping[str, Any], tasks: Mapping[str, Task]) -> Rollout:
         value=row["value"],
         components=json.loads(row["components"]),
         details=json.loads(row["details"]),
-        correct=row["correct"],
+        correct=row.get("correct"),  # rows of 0.1 have none
     )
     spans = json.loads(row["spans"])
     if not isinstance(spans, list):

@@ -14,42 +14,37 @@ from typing import TYPE_CHECKING, Any
 import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.algorithms import WeightDifference
+from agentrig.delivery.digests import digest
 
 if TYPE_CHECKING:
     from agentrig_grpo.learner import TrainSample
 
-ODD = -7046029254386353131
-"""2^64 divided by the golden ratio, as a signed 64-bit number: an odd factor whose multiples are well spread."""
-
-CHUNK = 1 << 20
-"""Numbers of 8 bytes that are summed at once."""
-
 
 def text_digest(parts: Iterable[object]) -> str:
     """Return the BLAKE2b digest, 16 hexadecimal characters, of the `repr` of parts."""
-    digest = hashlib.blake2b(digest_size=8)
+    found = hashlib.blake2b(digest_size=8)
     for part in parts:
-        digest.update(repr(part).encode() + b"\0")
-    return digest.hexdigest()
+        found.update(repr(part).encode() + b"\0")
+    return found.hexdigest()
 
 
 @torch.no_grad()
 def tensor_digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Return a digest, 16 hexadecimal characters, for each group of tensors: a layer, or a tensor outside of layers.
+    """Return a digest (`agentrig.delivery.digests`) for each group of tensors: a layer, or a tensor outside of layers.
 
-    The bits of a tensor are read as integers of 8 bytes and summed modulo 2^64, each times an odd number that depends
-    on its place. Sums of integers do not depend on the order of summation, so a GPU and a CPU get the same digest of
-    the same bits. One changed number always changes the digest; other differences do so with a probability of
-    about 1 - 2^-64, unless somebody makes them for that purpose: it is a checksum, and no proof against forgery.
+    The tensors of a layer are joined in the order of their names, because small ones cost as much as large ones.
     """
-    names = list(tensors)
-    if not names:
-        return {}
-    sums = torch.stack([_sum(tensors[name]).cpu() for name in names]).tolist()
     groups: dict[str, list[str]] = defaultdict(list)
-    for name, value in zip(names, sums, strict=True):
-        groups[group_of(name)].append(f"{name}={value}")
-    return {group: text_digest(parts) for group, parts in groups.items()}
+    for name in sorted(tensors):
+        groups[group_of(name)].append(name)
+    return {group: digest(_joined([tensors[name] for name in names])) for group, names in groups.items()}
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the bytes of tensors of one device, one after the other."""
+    if len(tensors) == 1:
+        return tensors[0]
+    return torch.cat([t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors])
 
 
 def group_of(name: str) -> str:
@@ -59,28 +54,12 @@ def group_of(name: str) -> str:
     return ".".join(parts[: number + 1])
 
 
-def _sum(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().contiguous().view(-1)
-    odd_bytes = flat.numel() * flat.element_size() % 8
-    if odd_bytes:
-        flat = torch.cat([flat, flat.new_zeros((8 - odd_bytes) // flat.element_size())])
-    elif flat.data_ptr() % 8:
-        flat = flat.clone()
-    bits = flat.view(torch.int64)
-    factors = torch.arange(min(CHUNK, max(len(bits), 1)), device=bits.device).mul_(ODD).bitwise_or_(1)
-    total = torch.tensor(tensor.numel(), device=bits.device)
-    for start in range(0, len(bits), CHUNK):
-        part = bits[start : start + CHUNK]
-        total = total * ODD + (part * factors[: len(part)]).sum()
-    return total
-
-
 def state_digest(trained: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, updates: int) -> str:
     """Return one digest of what a step begins with: the trained weights, the optimizer's moments and the updates."""
     moments: dict[str, torch.Tensor] = {}
     for name, parameter in trained.items():
         for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor):
+            if key != "step":  # `updates` counts the steps
                 moments[f"{name}.{key}"] = value
     return text_digest([updates, sorted(tensor_digests({**trained, **moments}).items())])
 
@@ -92,12 +71,12 @@ def advantages_digest(samples: Sequence[TrainSample]) -> str:
 
 def samples_digest(samples: Sequence[TrainSample]) -> str:
     """Return the digest of a step's samples, in their order: tokens, log-probabilities, rollout and group."""
-    digest = hashlib.blake2b(digest_size=8)
+    found = hashlib.blake2b(digest_size=8)
     for s in samples:
-        digest.update(f"{s.rollout} {s.group} {len(s.prompt_ids)} {len(s.response_ids)} {s.logprobs is None}".encode())
-        digest.update(array("q", s.prompt_ids).tobytes() + array("q", s.response_ids).tobytes())
-        digest.update(array("d", s.logprobs or ()).tobytes())
-    return digest.hexdigest()
+        found.update(f"{s.rollout} {s.group} {len(s.prompt_ids)} {len(s.response_ids)} {s.logprobs is None}".encode())
+        found.update(array("q", s.prompt_ids).tobytes() + array("q", s.response_ids).tobytes())
+        found.update(array("d", s.logprobs or ()).tobytes())
+    return found.hexdigest()
 
 
 def made_with(device: torch.device, dtype: str) -> dict[str, Any]:
