@@ -106,7 +106,8 @@ def test_the_server_ends_with_its_parent(model_dir, stuck, halted):
     assert ended(guard)
 
 
-def test_the_server_ends_at_once_when_it_is_stopped_though_its_interpreter_stands_still(model_dir, stuck):
+def test_the_server_ends_at_once_when_it_is_stopped_though_its_interpreter_stands_still(model_dir, stuck, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # whose value would win
     environment = {"PYTHONPATH": str(stuck)}
     server = LLMServer(ServerSettings(model=str(model_dir), name="x", slots=1), environment=environment)
     server.start()
