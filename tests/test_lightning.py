@@ -118,6 +118,7 @@ def test_their_algorithm(ran: tuple[dict[str, Any], Path]) -> None:
     run = ran[1] / "runs" / "lit-sweep"
     (line,) = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
     assert (line["reward"], line["nodes"]["trained"]) == (0.5, {"write_query": 6})
+    assert (line["calls"]["handed_over"], line["calls"]["dropped"]) == (6, {})
     assert (run / "rollouts" / "train-00001.parquet").is_file()
 
 
