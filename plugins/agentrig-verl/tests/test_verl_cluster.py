@@ -413,6 +413,88 @@ def test_actors_get_the_variables_that_their_agent_declares(ray_cluster, monkeyp
     assert "secret-of" not in str(found)
 
 
+def test_the_keys_of_runners_place_them(ray_cluster):
+    from agentrig_verl.algorithm import Verl
+    from agentrig_verl.pool import RayPool
+    from agentrig_verl.settings import VerlConfig
+
+    from agentrig.runners.jobs import AgentPlan
+    from agentrig.runners.processes import Pool
+
+    plan = AgentPlan(name="toy-variables", config={}, files=(TOY, TALKER))
+    placed = {}
+    for runners in ("ray", "local", "auto"):
+        for nodes in (1, 2):
+            verl = Verl(VerlConfig(runners=runners, runner_cpus=0.75))
+            pool = verl.pool(plan, n=0, threads=1, deadline_s=100, retries=0)
+            verl.place(nodes)
+            placed[runners, nodes] = type(pool._inner)
+            if isinstance(pool._inner, RayPool):
+                assert pool._inner._cpus == 0.75
+            pool.close()
+    assert placed == {
+        ("ray", 1): RayPool, ("ray", 2): RayPool, ("local", 1): Pool, ("local", 2): Pool,
+        ("auto", 1): Pool, ("auto", 2): RayPool,
+    }  # fmt: skip
+
+
+def test_an_actor_takes_the_cpus_that_runner_cpus_says(ray_cluster):
+    import ray
+    from agentrig_verl.algorithm import Verl
+    from agentrig_verl.settings import VerlConfig
+
+    from agentrig.runners.jobs import AgentPlan
+
+    end = time.monotonic() + 60
+    before = -1.0
+    while (now := ray.available_resources()["CPU"]) != before and time.monotonic() < end:
+        before = now  # the actors of earlier tests give theirs back
+        time.sleep(2)
+    plan = AgentPlan(name="toy-variables", config={}, files=(TOY, TALKER))
+    pools = []
+    try:
+        for runner_cpus, taken in ((0.25, 0.25), (1.5, 1.75)):
+            verl = Verl(VerlConfig(runners="ray", runner_cpus=runner_cpus))
+            pool = verl.pool(plan, n=1, threads=1, deadline_s=100, retries=0)
+            pools.append(pool)
+            verl.place(1)
+            while before - ray.available_resources()["CPU"] != taken and time.monotonic() < end:
+                pool.poll(0.1)
+            assert before - ray.available_resources()["CPU"] == taken
+    finally:
+        for pool in pools:
+            pool.close()
+
+
+LOGS = """
+import sys, time, ray
+from agentrig.plugins.builtin import cpu_spec
+from agentrig_verl import schema
+from agentrig_verl.algorithm import Verl
+from agentrig_verl.settings import VerlConfig
+
+if __name__ == "__main__":
+    config = schema.compose({"ray_kwargs.ray_init.num_cpus": 1})
+    Verl(VerlConfig(worker_logs=sys.argv[1] == "True")).connect(config, cpu_spec().build(cpu_spec().config()))
+    ray.get(ray.remote(lambda: print("said by", "a worker")).remote())
+    time.sleep(3)
+    ray.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_worker_logs_are_printed_when_asked(tmp_path):
+    script = tmp_path / "logs.py"
+    script.write_text(LOGS)
+    said = []
+    for worker_logs in (False, True):
+        command = [sys.executable, str(script), str(worker_logs)]
+        own = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True, env=own)
+        said.append("said by a worker" in done.stdout + done.stderr)
+    assert said == [False, True]
+
+
 WITHDRAWN = """
 import sys, ray
 from agentrig.runners.jobs import AgentPlan

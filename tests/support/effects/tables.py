@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from effects import Elsewhere, Flip, agent, grpo_learning, hardware, keys, run, runners, tasks
+from effects import Elsewhere, Flip, agent, grpo_learning, grpo_runs, hardware, run, runners, tasks, verl
 
 TABLES: Mapping[str, Mapping[str, Flip | Elsewhere]] = {
-    "run": run.TABLE,
+    "run": {**run.TABLE, **grpo_runs.RUN_TABLE},
     "runners": runners.TABLE,
     "agent.langgraph-sql": agent.TABLE,
     **tasks.TABLES,
     **hardware.TABLES,
-    "algorithm.grpo": grpo_learning.TABLE,
+    "algorithm.verl": verl.TABLE,
+    "algorithm.grpo": {**grpo_learning.TABLE, **grpo_runs.TABLE},
 }
-TODO = {(p, k) for p, k in keys() if k not in TABLES.get(p, {})}

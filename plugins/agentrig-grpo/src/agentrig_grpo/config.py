@@ -56,7 +56,9 @@ class GrpoConfig:
     lora_targets: str = setting("all-linear", help="modules that get adapters, with commas between")
     validate_every: int = setting(10, help="validate after every so many steps; 0 for never", ge=0)
     save_every: int = setting(1, help="save a checkpoint after every so many steps", ge=1)
-    keep_every: int = setting(0, help="keep the checkpoint of every so many steps for good; 0 for the last only", ge=0)
+    keep_every: int = setting(
+        0, help="keep the checkpoint of every so many steps for good; 0 for the latest two only", ge=0
+    )
     final: str = setting(
         "last",
         help="weights that the run ends with: the last, or the best in validation by accuracy, then mean reward",
@@ -66,7 +68,9 @@ class GrpoConfig:
         0, help="context of the server in tokens, at most the model's; 0 for the model's own", ge=0, le=1 << 24
     )
     server_batch: int = setting(64, help="most requests that the server samples at once", ge=1, le=4096)
-    server_threads: int = setting(0, help="torch threads of the server on a CPU; 0 for 1", ge=0, le=1024)
+    server_threads: int = setting(
+        0, help="torch threads of the server on a CPU; 0 for half of hardware.threads", ge=0, le=1024
+    )
     server_host: str = setting("127.0.0.1", help="address that the server listens on")
     server_port: int = setting(0, help="port that the server listens on; 0 for a free one", ge=0, le=65535)
     kv_cache_mb: int = setting(

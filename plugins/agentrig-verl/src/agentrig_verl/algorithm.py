@@ -6,10 +6,10 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -25,6 +25,9 @@ from agentrig_verl.keys import changed, keys_of, served_with
 from agentrig_verl.pool import PlacedPool
 from agentrig_verl.schema import ACTOR, MODEL, ROLLOUT
 from agentrig_verl.settings import VerlConfig
+
+if TYPE_CHECKING:
+    from agentrig_verl.manager import ManagerContext
 
 log = logging.getLogger(__name__)
 
@@ -61,29 +64,20 @@ class Verl:
         from omegaconf import OmegaConf
         from verl.utils.import_utils import load_class_from_fqn
 
-        from agentrig_verl import cluster, manager, tokenizer
+        from agentrig_verl import manager, tokenizer
         from agentrig_verl.trainer import Trainer, shut_down
 
         OmegaConf.resolve(composed)
         model = composed.actor_rollout_ref.model
         tokenizer.warn(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
-        nodes = cluster.connect(composed, session.hardware, logs=self.config.worker_logs)
+        nodes = self.connect(composed, session.hardware)
         trainer: Trainer | None = None
         try:
-            if self._pool is not None:
-                on_ray = self.config.runners == "ray" or (self.config.runners == "auto" and nodes > 1)
-                self._pool.place(on_ray, cpus=self.config.runner_cpus)
+            self.place(nodes)
             tq.init(composed.transfer_queue)
             trainer = Trainer(composed, session)
             trainer.init()
-            context = manager.ManagerContext(
-                session=session,
-                endpoints=trainer.endpoints,
-                weighting=self.config.credit,
-                negative_scale=self.config.negative_scale,
-                merged=self.config.merge,
-            )
-            with manager.manager_context(context):
+            with manager.manager_context(self.context(session, trainer.endpoints)):
                 name = composed.actor_rollout_ref.rollout.agent.agent_loop_manager_class
                 loops = load_class_from_fqn(name, "AgentLoopManager").create(
                     config=composed,
@@ -105,6 +99,30 @@ class Verl:
                 self._pool.withdraw()  # before Ray shuts down: its actors end with it
             cause = sys.exception()
             shut_down(trainer, failed=f"{type(cause).__name__}: {cause}" if cause else "")
+
+    def connect(self, composed: Any, hardware: Hardware) -> int:
+        """Join Ray, or start it; return its number of nodes."""
+        from agentrig_verl import cluster
+
+        return cluster.connect(composed, hardware, logs=self.config.worker_logs)
+
+    def place(self, nodes: int) -> None:
+        """Start the runners where the settings say, on a cluster of that many nodes."""
+        if self._pool is not None:
+            on_ray = self.config.runners == "ray" or (self.config.runners == "auto" and nodes > 1)
+            self._pool.place(on_ray, cpus=self.config.runner_cpus)
+
+    def context(self, session: Session, endpoints: Sequence[Endpoint]) -> ManagerContext:
+        """Return what the manager of the agent's loops works with."""
+        from agentrig_verl.manager import ManagerContext
+
+        return ManagerContext(
+            session=session,
+            endpoints=endpoints,
+            weighting=self.config.credit,
+            negative_scale=self.config.negative_scale,
+            merged=self.config.merge,
+        )
 
     def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> AbstractContextManager[Endpoint]:
         """Serve a checkpoint, or the starting model, with vLLM."""

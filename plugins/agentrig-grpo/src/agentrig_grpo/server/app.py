@@ -205,12 +205,15 @@ class Api:
         return _json({"object": "list", "data": [{**item, "max_model_len": self.max_length}]})
 
     async def health(self, http: HttpRequest) -> Response:
-        """Say that the server lives, and what it has done so far."""
+        """Say that the server lives, what it computes with, and what it has done so far."""
+        import torch
+
         return _json(
             {
                 "status": "ok",
                 "version": self.engine.version,
                 "running": self.engine.running,
+                "threads": torch.get_num_threads(),
                 "counts": dict(self.engine.counts),
             }
         )

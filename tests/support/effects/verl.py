@@ -1,0 +1,85 @@
+"""The keys of `verl` that need no Ray: looked at in verl's whole configuration and in a group's trajectories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from agentrig_verl.manager import LoopManager
+from rollouts import rollout, trace_of
+
+from agentrig import Task, Triplet
+from effects import Elsewhere, Flip, Settings, folder
+from effects.tasks import build
+
+CLUSTER = "plugins/agentrig-verl/tests/test_verl_cluster.py"
+
+
+def session() -> Any:
+    """Return what the algorithm reads of a session to compose verl's configuration."""
+    tasks = [Task(id=f"t{i}", input={}) for i in range(4)]
+    hardware = build("hardware.cuda", {"attention": "sdpa"})
+    return SimpleNamespace(hardware=hardware, directory=folder(), seed=7, checkpoint=None, train_tasks=tasks)
+
+
+def composed(settings: Settings) -> Any:
+    """Return verl's whole configuration."""
+    own = {"data.train_batch_size": 2, **settings.get("verl", {})}
+    return build("algorithm.verl", {"model": "some/model", **settings, "verl": own}).compose(session())
+
+
+def sequences(settings: Settings) -> Sequence[tuple[float, Sequence[int]]]:
+    """Return advantage and response of each sequence of a group: four calls, of which two are one talk, against one."""
+    first = [Triplet(prompt_ids=[1], response_ids=[2]), Triplet(prompt_ids=[1, 2, 3], response_ids=[4])]
+    alone = [Triplet(prompt_ids=[9], response_ids=[8]), Triplet(prompt_ids=[7], response_ids=[6])]
+    group = [
+        rollout(0.0, trace=trace_of("write"), triplets=[*first, *alone]),
+        rollout(1.0, trace=trace_of("write"), triplets=[Triplet(prompt_ids=[1], response_ids=[5])]),
+    ]
+    config: Any = SimpleNamespace(algorithm=SimpleNamespace(norm_adv_by_std_in_grpo=False))
+    manager = LoopManager(config, build("algorithm.verl", settings).context(session(), []))
+    return [
+        (round(t.tags["agentrig_advantage"], 6), t.fields["responses"].tolist())
+        for t in manager.trajectories({"u": group}, step=1)["u"]
+    ]
+
+
+TABLE = {
+    "model": Flip(
+        a="first/model",
+        b="second/model",
+        look=lambda s: composed(s).actor_rollout_ref.model.path,
+        shows=lambda a, b: (a, b) == ("first/model", "second/model"),
+    ),
+    "verl": Flip(
+        a={},
+        b={"actor_rollout_ref.actor.optim.lr": 0.125},
+        look=lambda s: json.dumps(composed(s).actor_rollout_ref.actor.optim.lr),
+        shows=lambda a, b: b == "0.125" != a,
+    ),
+    "credit": Flip(
+        a="rollout",
+        b="call",
+        look=lambda s: [advantage for advantage, *_ in sequences(s)],
+        shows=lambda a, b: a == [-0.5] * 3 + [0.5] and b == [-0.2] * 3 + [0.8],
+    ),
+    "negative_scale": Flip(
+        a=1.0,
+        b=0.5,
+        look=lambda s: [advantage for advantage, *_ in sequences(s)],
+        shows=lambda a, b: a == [-0.5] * 3 + [0.5] and b == [-0.25] * 3 + [0.5],
+    ),
+    "merge": Flip(
+        a=True,
+        b=False,
+        look=lambda s: [responses for _, responses in sequences(s)],
+        shows=lambda a, b: a == [[2, 3, 4], [8], [6], [5]] and b == [[2], [4], [8], [6], [5]],
+    ),
+    "runners": Elsewhere(f"{CLUSTER}::test_the_keys_of_runners_place_them", "it needs a Ray cluster"),
+    "runner_cpus": Elsewhere(
+        f"{CLUSTER}::test_an_actor_takes_the_cpus_that_runner_cpus_says", "it needs a Ray cluster"
+    ),
+    "worker_logs": Elsewhere(f"{CLUSTER}::test_worker_logs_are_printed_when_asked", "it starts Ray twice"),
+}
