@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,17 @@ import pytest
 import torch
 from agentrig_agent_match import AgentMatch
 from agentrig_grpo import checkpoint
+from agentrig_grpo.algorithm import Grpo
 from agentrig_grpo.server import transfer
-from agentrig_grpo.server.handle import LLMServer
+from agentrig_grpo.server.handle import LLMServer, ServerSettings
 from attrs import evolve
+from click.testing import CliRunner
 from delivery_faults import FAULTS, Fault
-from proof_runs import ProofSession, run, tiny
+from proof_runs import Backend, ProofSession, balanced, run, tiny
+from safetensors.torch import load_file, save_file
 
+from agentrig.cli import main
+from agentrig.delivery import Delivery
 from agentrig.errors import RunStopped
 
 MODELS = tiny()
@@ -116,3 +122,168 @@ def test_a_healthy_run_is_proven_at_each_transfer_and_raises_nothing(name: str, 
     assert summary["notes"] == []
     assert [line["delivery"]["version"] for line in session.steps] == list(range(1, len(session.steps) + 1))
     assert (tmp_path / "run" / "probe.json").is_file()
+
+
+# --- servers ---
+
+
+def run_behind(
+    monkeypatch: pytest.MonkeyPatch,
+    directory: Path,
+    model: Path,
+    others: Sequence[Backend] = (),
+    refuse: Sequence[str] = (),
+    only_others: bool = False,
+    **settings: Any,
+) -> ProofSession:
+    """Run with a real balancer in front of the run's server and others."""
+    with ExitStack() as ending:
+        real = Grpo._endpoint
+        balancers: list[Any] = []
+
+        def through(self: Grpo, server: LLMServer) -> Any:
+            if not balancers:
+                own = [] if only_others else [Backend(server.base_url, server.api_key)]
+                balancers.append(ending.enter_context(balanced([*own, *others], refuse)))
+            return evolve(real(self, server), base_url=balancers[0].base_url)
+
+        monkeypatch.setattr(Grpo, "_endpoint", through)
+        session = ProofSession(directory)
+        run(directory, model, session, **settings)
+        return session
+
+
+@pytest.fixture(scope="module")
+def old(model: Path) -> Iterator[Backend]:
+    """Another server with the starting model: of weights that no run changes."""
+    with LLMServer(ServerSettings(model=str(model), name="policy", slots=8)) as server:
+        yield Backend(server.base_url, server.api_key)
+
+
+@pytest.mark.slow
+def test_an_old_version_behind_a_balancer_is_named(
+    model: Path, old: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RunStopped, match=r"step 1: the weights of version 1 did not arrive") as stopped:
+        run_behind(monkeypatch, tmp_path / "run", model, [old])
+    assert re.search(r"several servers are behind it|answers with the weights of version 0", str(stopped.value))
+
+
+@pytest.mark.slow
+def test_a_server_with_another_model_of_the_same_shape_is_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = saved(tmp_path, seed=7)
+    with LLMServer(ServerSettings(model=str(other), name="policy", slots=8)) as server:
+        backend = Backend(server.base_url, server.api_key)
+        with pytest.raises(RunStopped, match=r"step 0: .*did not arrive") as stopped:
+            run_behind(monkeypatch, tmp_path / "run", model, [backend], only_others=True)
+    assert re.search(r"\d+ of \d+ tensors differ from the learner's: model\.", str(stopped.value))
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_score_leaves_the_weaker_proof(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = run_behind(monkeypatch, tmp_path / "run", model, refuse=["/completions"], steps=3)
+    told = [r.getMessage() for r in caplog.records if "cannot score given tokens" in r.getMessage()]
+    assert len(told) == 1, "it is said once"
+    assert "the weaker proof is used" in told[0]
+    summary = session.delivery.record.summary()
+    assert summary["notes"] == told
+    assert (summary["proofs"], summary["arrived"]) == (4, 3), "what the last transfer brought was not sampled from"
+    assert summary["calls_difference"] < 1e-4
+    assert summary["difference"] is None
+
+
+@pytest.mark.slow
+def test_the_weaker_proof_names_a_skipped_swap_at_the_next_step(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(FAULTS["the swap is skipped, the version is not"], tmp_path, monkeypatch)
+    with pytest.raises(RunStopped, match=r"step 2: what is trained is not what was sampled"):
+        run_behind(monkeypatch, tmp_path / "run", model, refuse=["/completions"], steps=3, lr=1e-2)
+
+
+# --- models and runs ---
+
+
+@pytest.mark.slow
+def test_a_model_with_noise_widens_the_bound_and_is_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = checkpoint.load_model
+
+    def noisy(*given: Any, **more: Any) -> Any:
+        found = real(*given, **more)
+        found.model.norm.register_forward_hook(lambda module, args, out: out + 1e-4 * torch.randn_like(out))
+        return found
+
+    monkeypatch.setattr(checkpoint, "load_model", noisy)
+    session = run(tmp_path / "run", model)
+    summary = session.delivery.record.summary()
+    assert summary["arrived"] == summary["proofs"] == 3
+    (note,) = summary["notes"]
+    assert note.startswith("the model is not deterministic: two scorings of the probe by the learner differ by")
+    assert summary["bound"] > 5e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_resumed_run_proves_its_first_transfer_with_the_same_probe(model: Path, tmp_path: Path, rank: int) -> None:
+    first = run(tmp_path / "run", model, steps=2, lora_rank=rank)
+    probe = (tmp_path / "run" / "probe.json").read_text()
+    again = ProofSession(tmp_path / "run", checkpoint=first.saved[2], first_step=3)
+    again.delivery = Delivery(tmp_path / "run", lines=first.steps)
+    run(tmp_path / "run", model, again, steps=3, lora_rank=rank)
+    assert (tmp_path / "run" / "probe.json").read_text() == probe
+    summary = again.delivery.record.summary()
+    assert summary["proofs"] == summary["arrived"] == 3 + 2
+
+
+@pytest.mark.slow
+def test_a_resumed_server_with_other_weights_is_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(tmp_path / "run", model)
+    plant(FAULTS["the swap is skipped, the version is not"], tmp_path, monkeypatch)
+    again = ProofSession(tmp_path / "run", checkpoint=first.saved[1], first_step=2)
+    monkeypatch.setattr(
+        Grpo, "_server", lambda self, source, *more, real=Grpo._server: real(self, first.saved[2], *more)
+    )
+    with pytest.raises(RunStopped, match=r"step 1: the weights of version 1 did not arrive"):
+        run(tmp_path / "run", model, again, steps=3)
+
+
+@pytest.mark.slow
+def test_a_run_can_do_without_the_proof(model: Path, tmp_path: Path) -> None:
+    session = ProofSession(tmp_path / "run")
+    session.delivery = Delivery(tmp_path / "run", on=False)
+    run(tmp_path / "run", model, session)
+    summary = session.delivery.record.summary()
+    assert (summary["on"], summary["proofs"]) == (False, 0)
+    assert not (tmp_path / "run" / "probe.json").exists()
+    assert not (session.saved[2] / "trainer" / "delivery.json").exists()
+
+
+# --- export ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"lora_rank": 4}, {"dtype": "bfloat16"}], ids=str)
+def test_an_export_answers_as_the_learner_did(model: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
+    session = run(tmp_path / "run", model, **settings)
+    source = session.saved[2]
+    done = CliRunner().invoke(main, ["export", str(source), str(tmp_path / "model")])
+    assert done.exit_code == 0, done.output
+    assert "it answers as the learner did after step 2: largest difference" in done.output
+
+    weights = load_file(str(source / "model.safetensors"))
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights[name] = weights[name].flip(0).contiguous()
+    save_file(weights, str(source / "model.safetensors"), metadata={"format": "pt"})
+    done = CliRunner().invoke(main, ["export", str(source), str(tmp_path / "other")])
+    assert done.exit_code == 1
+    assert "is not the model that was trained" in done.output
+    done = CliRunner().invoke(main, ["export", "--no-check", str(source), str(tmp_path / "unchecked")])
+    assert done.exit_code == 0, done.output

@@ -12,14 +12,18 @@ from agentrig.cli.options import find_checkpoint
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("target", type=click.Path(path_type=Path))
-def export(run: Path, target: Path) -> None:
+@click.option("--check/--no-check", default=True, help="Compare the exported model with the learner (on by default).")
+def export(run: Path, target: Path, check: bool) -> None:
     """Copy a run's latest checkpoint as a Hugging Face directory that vLLM and transformers load.
+
+    transformers loads the copy, and it must give the run's probe the log-probabilities that the learner gave.
 
     \b
     agentrig export runs/mini-20260101-120000 my-model
     """
     import shutil
 
+    from agentrig.delivery.exported import check_export
     from agentrig.errors import ConfigError
 
     checkpoint = find_checkpoint(run)
@@ -27,3 +31,5 @@ def export(run: Path, target: Path) -> None:
         raise ConfigError(f"{target} exists already: name another target, or delete it")
     shutil.copytree(str(checkpoint), target, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
     click.echo(f"{checkpoint} -> {target}")
+    if check:
+        click.echo(check_export(target, checkpoint))
