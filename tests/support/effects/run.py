@@ -18,7 +18,7 @@ from agentrig.plan import Plan, resolve
 from agentrig.run.directory import RunDirectory
 from agentrig.run.splits import load_splits
 from agentrig.run.training import make_scorer, train
-from effects import ROOT, Flip, Settings, Together, folder
+from effects import ROOT, Elsewhere, Flip, Settings, Together, folder
 
 TOY = str(ROOT / "tests" / "support" / "toy_plugin.py")
 OWN = str(Path(__file__).with_name("plugin.py"))
@@ -152,6 +152,9 @@ TABLE = {
     ),
     "reward_budget_s": Flip(a=10.0, b=0.05, look=patience, shows=lambda a, b: (a, b) == ("ok", "invalid")),
     "correct_at": Flip(a=0.4, b=0.6, look=verdict, shows=lambda a, b: (a, b) == (("ok", True), ("ok", False))),
+    "delivery": Elsewhere(
+        "tests/proofs/test_delivery.py::test_a_run_can_do_without_the_proof", "a run with and without the proof"
+    ),
     "audit": RUNS.flip(
         "audit",
         "toy-parity",
