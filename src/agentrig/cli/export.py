@@ -31,5 +31,5 @@ def export(run: Path, target: Path, check: bool) -> None:
         raise ConfigError(f"{target} exists already: name another target, or delete it")
     shutil.copytree(str(checkpoint), target, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
     click.echo(f"{checkpoint} -> {target}")
-    if check:
+    if check and checkpoint is not None:
         click.echo(check_export(target, checkpoint))
