@@ -42,7 +42,7 @@ def sequences(settings: Settings) -> Sequence[tuple[float, Sequence[int]]]:
     manager = LoopManager(config, build("algorithm.verl", settings).context(session(), []))
     return [
         (round(t.tags["agentrig_advantage"], 6), t.fields["responses"].tolist())
-        for t in manager.trajectories({"u": group}, step=1)["u"]
+        for t in manager.credited({"u": group}, step=1)["u"]
     ]
 
 

@@ -133,7 +133,7 @@ class LoopManager:
         self.figures = _figures(rollouts, found, self.config.data.max_prompt_length)
         self.digests = digests_of([t for uid in uids for t in found.get(uid, ())])
 
-    def trajectories(self, groups: Mapping[str, Sequence[Rollout]], *, step: int) -> dict[str, list[Trajectory]]:
+    def credited(self, groups: Mapping[str, Sequence[Rollout]], *, step: int) -> dict[str, list[Trajectory]]:
         """Return the trajectories of each group, with the credit that the run's settings ask for."""
         algorithm = self.config.algorithm
         return {
@@ -164,7 +164,7 @@ class LoopManager:
         import transfer_queue as tq
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-        by_group = self.trajectories(groups, step=step)
+        by_group = self.credited(groups, step=step)
         found = [t for trajectories in by_group.values() for t in trajectories]
         if not self.config.actor_rollout_ref.rollout.calculate_log_probs:
             for trajectory in found:  # all or none: verl takes the fields of a batch from its first row
