@@ -17,7 +17,7 @@ from agentrig.algorithms import WeightDifference
 from agentrig.delivery.digests import digest
 
 if TYPE_CHECKING:
-    from agentrig_grpo.learner import TrainSample
+    from agentrig_grpo.samples import TrainSample
 
 
 def text_digest(parts: Iterable[object]) -> str:

@@ -14,7 +14,7 @@ import attrs
 import torch  # noqa: TID253  (imported by the algorithm when it runs)
 
 from agentrig.errors import AgentrigError
-from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE, Call
+from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE
 from agentrig_grpo import lora
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.digests import (
@@ -28,32 +28,10 @@ from agentrig_grpo.digests import (
 from agentrig_grpo.forest import Pack
 from agentrig_grpo.loss import sample_weights, token_losses
 from agentrig_grpo.proofs import StepProof, TokenProof
+from agentrig_grpo.samples import TrainSample as TrainSample
 from agentrig_grpo.scoring import prepare, score
 from agentrig_grpo.sequences import Batch, Sample, collate, packed
 from agentrig_grpo.used import Used, tokens_in_loss
-
-
-@attrs.frozen(kw_only=True)
-class TrainSample:
-    """One trained LLM call.
-
-    Attributes:
-        prompt_ids: Token ids.
-        response_ids: Token ids.
-        logprobs: Of the response under the policy that sampled it; None to compute them.
-        advantage: Its rollout's.
-        rollout: Which rollout it belongs to.
-        group: Which group that belongs to.
-        call: Which recorded call it is, for the ledger; None if it is none.
-    """
-
-    prompt_ids: Sequence[int]
-    response_ids: Sequence[int]
-    logprobs: Sequence[float] | None
-    advantage: float
-    rollout: int
-    group: str
-    call: Call | None = None
 
 
 @attrs.define

@@ -66,7 +66,7 @@ class Used:
 
 
 class Identified(Protocol):
-    """A sample that says which call it is (an `agentrig_grpo.learner.TrainSample` is one)."""
+    """A sample that says which call it is (an `agentrig_grpo.samples.TrainSample` is one)."""
 
     @property
     def call(self) -> Call | None:
