@@ -50,7 +50,8 @@ def _logprobs(directory: Path, ids: Sequence[int]) -> list[float]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32, local_files_only=True).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32, local_files_only=True)
+    model.eval()
     given = torch.tensor([list(ids)])
     with torch.no_grad():
         logits = model(input_ids=given, use_cache=False).logits[0, :-1].float()
