@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -25,6 +26,8 @@ from safetensors.torch import load_file, save_file
 from agentrig.cli import main
 from agentrig.delivery import Delivery
 from agentrig.errors import RunStopped
+from agentrig.report.findings import findings
+from agentrig.report.reading import read_run
 
 MODELS = tiny()
 QUICK = ("the swap is skipped, the version is not", "the adapter is merged twice", "the prefix cache is stale",
@@ -287,3 +290,37 @@ def test_an_export_answers_as_the_learner_did(model: Path, tmp_path: Path, setti
     assert "is not the model that was trained" in done.output
     done = CliRunner().invoke(main, ["export", "--no-check", str(source), str(tmp_path / "unchecked")])
     assert done.exit_code == 0, done.output
+
+
+# --- the report ---
+
+
+@pytest.mark.parametrize(
+    ("seen", "level", "text"),
+    [
+        (
+            {"on": True, "proofs": 52, "arrived": 52, "difference": 3e-6, "bound": 9e-5, "tensors": 26},
+            "ok",
+            "weights arrived 52 of 52 times, largest difference of a log-probability 3e-06 (bound 9e-05), 26 tensors "
+            "equal bit by bit",
+        ),
+        ({"on": True, "proofs": 2, "arrived": 1}, "warn", "weights arrived 1 of 2 times"),
+        (
+            {"on": True, "proofs": 0},
+            "warn",
+            "nothing shows that the trained weights arrived at the model's server: apo has no learner that could be "
+            "asked",
+        ),
+        ({"on": False, "proofs": 0}, "warn", "nothing shows that the trained weights arrived: run.delivery is false"),
+    ],
+)
+def test_the_report_has_a_line_about_delivery(seen: dict[str, Any], level: str, text: str, tmp_path: Path) -> None:
+    files = {
+        "summary.json": {"delivery": seen},
+        "manifest.json": {"components": {"algorithm": {"name": "apo"}}},
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content), "utf-8")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "algorithm": {}}) + "\n", "utf-8")
+    found = [(finding.level, finding.text) for finding in findings(read_run(tmp_path), None)]
+    assert [each for each in found if "arrived" in each[1]] == [(level, text)]

@@ -195,6 +195,8 @@ def test_advantages_of_other_rollouts_are_named() -> None:
     right = [-0.5, 0.5, None, -0.2, -0.2, 0.4]
     check_advantages(rollouts, right, step=4)
     check_advantages(rollouts, [0.0, 0.1, None, 0.0, 0.0, 9.0], step=4)  # negative_scale = 0, and scaled
+    thirds = [rollout(i, "c", value) for i, value in enumerate((19 / 6, 11 / 3, 17 / 6, 3.0))]
+    check_advantages(thirds, [-4e-16, 0.5, -1 / 3, -1 / 6], step=4)  # the mean itself, and its rounding
     with pytest.raises(RunStopped, match=r"step 4: rollout 0, of task a, has the reward 0, its group's mean is 0\.5"):
         check_advantages(rollouts, [0.5, -0.5, *right[2:]], step=4)
     with pytest.raises(RunStopped, match=r"rollout 4, of task b, .* advantage 0\.4"):

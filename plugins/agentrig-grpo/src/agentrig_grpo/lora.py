@@ -33,6 +33,8 @@ def wrap(model: Any, *, rank: int, alpha: int, targets: str) -> Any:
     with warnings.catch_warnings():
         # peft reads a property of transformers 5 by its former name.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        # peft sets it as the layer needs it, for GPT-2's transposed layers.
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to", UserWarning)
         # Tied weights are checked below.
         warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`", UserWarning)
         wrapped: Any = get_peft_model(model, config)
