@@ -39,9 +39,9 @@ class Random:
     def __init__(self, config):
         pass
 
-    def __call__(self, items):
-        """Score answers."""
-        return [Score.ok(float(hashlib.sha256(repr(o.answer).encode()).digest()[0] % 2)) for _, o in items]
+    def __call__(self, task, outcome, budget_s):
+        """Score an answer."""
+        return Score.ok(float(hashlib.sha256(repr(outcome.answer).encode()).digest()[0] % 2))
 
 
 @hookimpl
