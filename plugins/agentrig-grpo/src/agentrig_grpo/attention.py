@@ -131,6 +131,7 @@ class Varlen:
         grouped: dict[str, Any] = (
             {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
         )
+        q, k = q.to(v.dtype), k.to(v.dtype)  # autocast leaves the rotated ones in fp32
         found = varlen_attn(
             q.contiguous(), k.index_select(0, self.keys), v.index_select(0, self.keys),
             self.cu_q, self.cu_k, self.max_q, self.max_k, scale=scaling, window_size=(-1, 0), **grouped,
