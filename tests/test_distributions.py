@@ -25,6 +25,11 @@ OPTIONAL = {
     "pynvml": "asked where it is installed",
     "swanlab": "asked where a run logs to it",
 }
+CORE = {
+    "torch": "for the tensors of an algorithm that has some, and to check an export where it is installed",
+    "transformers": "to check an export where it is installed",
+    "safetensors": "to compare checkpoints that are such files: what wrote them brings it",
+}
 
 
 def project(folder: Path) -> dict[str, Any]:
@@ -56,10 +61,11 @@ def imported(folder: Path) -> Iterator[tuple[str, str]]:
 def undeclared(folder: Path) -> list[str]:
     declared = {requirement.name.lower() for requirement in requirements(folder)}
     brings = importlib.metadata.packages_distributions()
+    optional = OPTIONAL.keys() | (CORE.keys() if folder == ROOT else ())
     missing = []
     for top, where in imported(folder):
         by = {top.replace("_", "-"), *(name.lower() for name in brings.get(top, ()))}
-        if top not in OPTIONAL and not by & declared:
+        if top not in optional and not by & declared:
             missing.append(f"{where} imports {top}")
     return missing
 

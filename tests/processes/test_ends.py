@@ -40,6 +40,8 @@ class Command:
                 cwd=cwd or tmp_path,
                 env={**os.environ, "TMPDIR": str(self.tmp), **environment},
                 start_new_session=True,
+                # Under `nohup make test` it is ignored, and what ignores it from the start goes on doing so.
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             )
 
     def wait_for(self, what: Callable[[], Any], timeout_s: float = 120.0) -> None:

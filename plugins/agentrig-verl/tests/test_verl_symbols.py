@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,8 @@ def test_what_the_plugin_imports_is_read_from_its_own_source() -> None:
 def test_the_installed_verl_has_it_all_and_so_says_importing_it() -> None:
     assert symbols.lacking() == []
     for module, names in symbols.wanted().items():
+        if ".vllm_rollout" in module and importlib.util.find_spec("vllm") is None:
+            continue  # cannot be imported without vLLM; only vLLM's own workers do
         for name in names:
             assert hasattr(importlib.import_module(module), name) or importlib.import_module(f"{module}.{name}")
 

@@ -19,7 +19,7 @@ def check_export(directory: Path, checkpoint: Path) -> str:
         checkpoint: Where it comes from.
 
     Returns:
-        What was found, or why nothing could be compared, in words.
+        A sentence: what was found, or why nothing could be compared.
 
     Raises:
         AgentrigError: The exported model is not the one that was trained.
