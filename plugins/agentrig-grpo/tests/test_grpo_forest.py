@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
+import attrs
 import numpy as np
 import pytest
 import torch
-from agentrig_grpo import attention, scoring
+from agentrig_grpo import attention, scoring, sequences
 from agentrig_grpo.forest import grow, packs, rows
-from agentrig_grpo.sequences import collate, packed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -86,8 +86,8 @@ def apart(model, samples):
 
 def scored(model, samples, budget):
     found = [[None] * len(s.response_ids) for s in samples]
-    for pack in packed(samples, budget, share=True):
-        batch = collate(pack, share=True)
+    for pack in sequences.packed(samples, budget, share=True):
+        batch = sequences.collate(pack, share=True)
         logprobs, _ = scoring.score(model, batch)
         for sample, place, value in zip(batch.sample, batch.place, logprobs, strict=True):
             assert found[sample][place] is None, "each response token is scored once"
@@ -95,8 +95,24 @@ def scored(model, samples, budget):
     return [torch.stack(values) for values in found]
 
 
-@pytest.mark.parametrize("block", [2, 7, 512])
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "mistral"])
+def check_equal(model, plain, samples, budget):
+    """Compare log-probabilities and gradients with those of one sample at a time."""
+    ours, theirs = scored(model, samples, budget), apart(plain, samples)
+    generator = torch.Generator().manual_seed(budget)
+    weights = [torch.randn(len(t), generator=generator) for t in theirs]
+    for logprobs, m in ((ours, model), (theirs, plain)):
+        m.zero_grad()
+        sum((w * t).sum() for w, t in zip(weights, logprobs, strict=True)).backward()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    for (name, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
+        scale = float(b.grad.norm()) or 1.0
+        assert float((a.grad - b.grad).norm()) <= 1e-5 * scale + 1e-7, name
+
+
+@pytest.mark.parametrize(
+    ("kind", "block"), [("qwen2", 2), ("qwen2", 7), ("qwen2", 512), ("qwen3", 7), ("llama", 7), ("mistral", 7)]
+)
 def test_log_probs_and_gradients_equal_one_sample_at_a_time(make_model, monkeypatch, kind, block):
     monkeypatch.setattr(attention, "BLOCK", block)  # long segments are cut, and subtrees put together
     more = {"sliding_window": None} if kind == "mistral" else {}
@@ -106,18 +122,62 @@ def test_log_probs_and_gradients_equal_one_sample_at_a_time(make_model, monkeypa
         assert torch.equal(before, after)
 
     @settings(max_examples=8, deadline=None)
-    @given(samples_of_a_step(), st.integers(1, 200), st.integers(0, 1 << 30))
-    def equal(samples, budget, seed):
-        ours, theirs = scored(model, samples, budget), apart(plain, samples)
-        generator = torch.Generator().manual_seed(seed)
-        weights = [torch.randn(len(t), generator=generator) for t in theirs]
-        for logprobs, m in ((ours, model), (theirs, plain)):
-            m.zero_grad()
-            sum((w * t).sum() for w, t in zip(weights, logprobs, strict=True)).backward()
-        for a, b in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
-        for (name, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
-            scale = float(b.grad.norm()) or 1.0
-            assert float((a.grad - b.grad).norm()) <= 1e-5 * scale + 1e-7, name
+    @given(samples_of_a_step(), st.integers(1, 200))
+    def equal(samples, budget):
+        check_equal(model, plain, samples, budget)
 
     equal()
+
+
+def a_block_sees_beside_itself(patch):
+    right = attention._subtrees
+
+    def wrong(pack, spans, held):
+        found = right(pack, spans, held)
+        return attrs.evolve(found, sees=np.tri(*found.sees.shape, len(found.k) - len(found.q), dtype=bool))
+
+    patch.setattr(attention, "_subtrees", wrong)
+
+
+def positions_go_on(patch):
+    right = sequences.collate
+
+    def wrong(pack, **more):
+        found = right(pack, **more)
+        return attrs.evolve(found, positions=torch.arange(found.ids.shape[1])[None])
+
+    patch.setattr(sequences, "collate", wrong)
+
+
+def a_token_predicts_itself(patch):
+    right = sequences.collate
+
+    def wrong(pack, **more):
+        found = right(pack, **more)
+        return attrs.evolve(found, at=(found.at + 1).clamp(max=found.ids.numel() - 1))
+
+    patch.setattr(sequences, "collate", wrong)
+
+
+def a_call_is_dropped(patch):
+    right = sequences.packed
+    patch.setattr(sequences, "packed", lambda *args, **more: list(right(*args, **more))[:-1])
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [a_block_sees_beside_itself, positions_go_on, a_token_predicts_itself, a_call_is_dropped],
+    ids=lambda plant: plant.__name__,
+)
+def test_a_wrong_layout_is_seen(make_model, monkeypatch, plant):
+    model, plain = make_model(), make_model()
+    scoring.prepare(model)
+    rng = random.Random(0)
+    prompt = [rng.randrange(5, 300) for _ in range(9)]
+    samples = [
+        Triplet(prompt_ids=[*prompt, i], response_ids=[rng.randrange(5, 300) for _ in range(4)]) for i in (7, 7, 8, 9)
+    ]
+    check_equal(model, plain, samples, 30)
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, TypeError)):
+        check_equal(model, plain, samples, 30)
