@@ -222,7 +222,7 @@ def test_long_prompts_train_through_the_server_and_are_resumed(model_dir, tmp_pa
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_model_of_a_hundred_million_parameters_trains_on_long_prompts(make_model, tokenizer, tmp_path):
-    model = make_model("llama", hidden=768, layers=17, initializer_range=0.05)
+    model = make_model("llama", hidden=768, layers=20, initializer_range=0.05)
     assert sum(p.numel() for p in model.parameters()) > 100e6
     checkpoint.save(model, tokenizer, tmp_path / "model")
     del model
