@@ -99,15 +99,17 @@ def check_equal(model, plain, samples, budget):
     """Compare log-probabilities and gradients with those of one sample at a time."""
     ours, theirs = scored(model, samples, budget), apart(plain, samples)
     generator = torch.Generator().manual_seed(budget)
-    weights = [torch.randn(len(t), generator=generator) for t in theirs]
+    # All positive: with both signs, equal calls would cancel and leave rounding alone to be compared.
+    weights = [0.5 + torch.rand(len(t), generator=generator) for t in theirs]
     for logprobs, m in ((ours, model), (theirs, plain)):
         m.zero_grad()
         sum((w * t).sum() for w, t in zip(weights, logprobs, strict=True)).backward()
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    whole = float(torch.stack([p.grad.norm() for p in plain.parameters()]).norm())
     for (name, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
-        scale = float(b.grad.norm()) or 1.0
-        assert float((a.grad - b.grad).norm()) <= 1e-5 * scale + 1e-7, name
+        scale = max(float(b.grad.norm()), whole / 100)  # a tensor whose gradient is as good as 0 is rounding itself
+        assert float((a.grad - b.grad).norm()) <= 1e-5 * scale, name
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_log_probs_and_gradients_equal_one_sample_at_a_time(make_model, monkeypa
     for before, after in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(before, after)
 
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=15, deadline=None, derandomize=True)
     @given(samples_of_a_step(), st.integers(1, 200))
     def equal(samples, budget):
         check_equal(model, plain, samples, budget)
