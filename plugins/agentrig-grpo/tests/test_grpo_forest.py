@@ -183,3 +183,16 @@ def test_a_wrong_layout_is_seen(make_model, monkeypatch, plant):
     plant(monkeypatch)
     with pytest.raises((AssertionError, TypeError)):
         check_equal(model, plain, samples, 30)
+
+
+def test_an_attention_that_was_asked_for_is_not_replaced(make_model):
+    model, plain = make_model(), make_model()
+    model.set_attn_implementation("eager")
+    assert not scoring.prepare(model)
+    assert model.config._attn_implementation == "eager"
+    samples = [Triplet(prompt_ids=[7, 8, 9], response_ids=[5, 6]), Triplet(prompt_ids=[7], response_ids=[8])]
+    (pack,) = sequences.packed(samples, 100, share=False)
+    with torch.no_grad():
+        logprobs, _ = scoring.score(model, sequences.collate(pack, share=False))
+        expected = torch.cat([apart(plain, [samples[i]])[0] for i in pack.samples()])
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)

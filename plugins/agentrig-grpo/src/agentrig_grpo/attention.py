@@ -6,6 +6,7 @@ that `scoring.score` was given. Without a layout it is transformers' own sdpa at
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -127,14 +128,10 @@ class Varlen:
         """Compute it by torch's FlashAttention for sequences of different lengths."""
         from torch.nn.attention.varlen import varlen_attn
 
-        # Early versions take fewer key heads without being told.
-        grouped: dict[str, Any] = (
-            {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-        )
         q, k = q.to(v.dtype), k.to(v.dtype)  # autocast leaves the rotated ones in fp32
         found = varlen_attn(
             q.contiguous(), k.index_select(0, self.keys), v.index_select(0, self.keys),
-            self.cu_q, self.cu_k, self.max_q, self.max_k, scale=scaling, window_size=(-1, 0), **grouped,
+            self.cu_q, self.cu_k, self.max_q, self.max_k, scale=scaling, window_size=(-1, 0), **_grouped(),
         )  # fmt: skip
         assert isinstance(found, torch.Tensor)
         return found
@@ -142,6 +139,14 @@ class Varlen:
     def to(self, device: torch.device) -> Varlen:
         """Return the layout on a device."""
         return attrs.evolve(self, keys=self.keys.to(device), cu_q=self.cu_q.to(device), cu_k=self.cu_k.to(device))
+
+
+@functools.cache
+def _grouped() -> dict[str, Any]:
+    """Return how to say that there are fewer key heads than query heads; early versions need not be told."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 @attrs.frozen(eq=False)

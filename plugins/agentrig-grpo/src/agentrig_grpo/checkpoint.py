@@ -52,7 +52,7 @@ def load_tokenizer(directory: str | Path) -> Any:
 def attention_of(hardware: Hardware) -> str:
     """Return the attention that the learner computes with: the hardware's first choice that takes a mask.
 
-    Responses that share a prompt lie in one row, and a mask keeps them apart; flash attention takes none.
+    With sdpa, calls share tokens (`agentrig_grpo.attention`); with another one each call is a row of its own.
 
     Raises:
         ConfigError: The hardware is set to flash attention only.

@@ -8,7 +8,7 @@ from typing import Any
 import torch  # noqa: TID253  (only the learner and the warm-up import this module)
 from torch.utils.checkpoint import checkpoint  # noqa: TID253
 
-from agentrig_grpo.attention import use
+from agentrig_grpo.attention import NAME, use
 from agentrig_grpo.sequences import Batch
 
 SHARING = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -26,7 +26,8 @@ def shares_tokens(model: Any) -> bool:
     """Return whether tokens can be shared between samples of this model."""
     config = model.config
     sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    return config.model_type in SHARING and not sliding
+    replaceable = config._attn_implementation in ("sdpa", NAME)  # another one was asked for by hardware.attention
+    return config.model_type in SHARING and not sliding and replaceable
 
 
 def prepare(model: Any) -> bool:
