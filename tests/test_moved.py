@@ -56,7 +56,7 @@ LISTED = Path(__file__).parent / "data" / "public_names_0.1.json"
 """Made by `tests/support/public_names.py`, of version 0.1."""
 
 IMPORT_ALL = """
-    import importlib, json, sys, warnings
+    import importlib, json, sys, types, warnings
 
     failed = []
     for module, names in json.loads(sys.stdin.read()).items():
@@ -71,7 +71,9 @@ IMPORT_ALL = """
                 with warnings.catch_warnings():
                     warnings.simplefilter("error")
                     warnings.simplefilter("ignore", DeprecationWarning)
-                    exec(f"from {module} import {name}", {})
+                    exec(f"from {module} import {name} as value", space := {})
+                if isinstance(space["value"], types.ModuleType):
+                    failed.append(f"{module}.{name}: a module hides it")
             except Exception as error:
                 failed.append(f"{module}.{name}: {type(error).__name__}: {error}")
     print(json.dumps(failed))
@@ -97,17 +99,34 @@ REDESIGNED = {
 
 
 def test_every_public_name_of_0_1_can_be_imported() -> None:
-    """With a DeprecationWarning at most, in the core and in all plugins."""
+    """With a DeprecationWarning at most, in the core and in all plugins; no module hides one of its name."""
     names = json.loads(LISTED.read_text())
     assert (len(names), sum(map(len, names.values()))) == (148, 853)
     names = {module: [n for n in some if n not in REDESIGNED.get(module, ())] for module, some in names.items()}
     assert {name.partition(".")[0] for name in names} > {"agentrig", "agentrig_grpo", "agentrig_verl"}
+    names["agentrig_spider.rewards.worker"].remove("guard")  # it was a module in 0.1 too
     assert failed_imports(names) == []
 
 
-def test_a_missing_name_is_seen() -> None:
-    found = failed_imports({"agentrig.tasks": ["Task", "no_such"], "agentrig.no_such": ["x"]})
-    assert [text.partition(":")[0] for text in found] == ["agentrig.tasks.no_such", "agentrig.no_such"]
+def test_a_missing_name_and_a_hidden_one_are_seen() -> None:
+    names = {"agentrig.tasks": ["Task", "no_such"], "agentrig.no_such": ["x"], "agentrig.cli": ["groups"]}
+    missing = ["agentrig.tasks.no_such", "agentrig.no_such", "agentrig.cli.groups"]
+    assert [text.partition(":")[0] for text in failed_imports(names)] == missing
+
+
+def test_a_command_can_be_imported_before_and_after_its_module() -> None:
+    """`from agentrig.cli import train` gives the click command, as in 0.1."""
+    code = """
+        import warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from agentrig.cli import train as before
+        import agentrig.cli.commands.train
+        from agentrig.cli import dev, export, report, train, data
+        assert before is train
+        print(*(command.name for command in (train, dev, export, report, data)))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["train", "dev", "export", "report", "data"]
 
 
 @pytest.fixture

@@ -22,24 +22,30 @@ agentrig.checks > agentrig.run.guards
     check_triplets warn_of_constraints warn_of_sampling
 agentrig.checks > agentrig.run.metrics
     count_failures count_nodes reason_of
-agentrig.cli > agentrig.cli.data
-    DataGroup convert_command
-agentrig.cli > agentrig.cli.eval
+agentrig.cli > agentrig.cli.commands.data
+    DataGroup convert_command data
+agentrig.cli > agentrig.cli.commands.dev
+    dev
+agentrig.cli > agentrig.cli.commands.eval
     eval_
+agentrig.cli > agentrig.cli.commands.export
+    export
+agentrig.cli > agentrig.cli.commands.plugins
+    plugins_ show
+agentrig.cli > agentrig.cli.commands.report
+    report
+agentrig.cli > agentrig.cli.commands.train
+    train
 agentrig.cli > agentrig.cli.groups
     Group NearestGroup
 agentrig.cli > agentrig.cli.options
     asked configured find_checkpoint make_plan measured_server model_options open_nothing
     stdout_to_stderr warn_of_failures
-agentrig.cli > agentrig.cli.plugins
-    plugins_ show
-agentrig.cli > agentrig.plugins.specs
-    KINDS
 agentrig.config > agentrig.plan
     Plan RunSettings RunnerSettings SECTIONS parse_override read_run_file resolve to_toml
 agentrig.config > agentrig.settings
     setting structure
-agentrig.doctor > agentrig.cli.doctor
+agentrig.doctor > agentrig.cli.commands.doctor
     doctor
 agentrig.doctor > agentrig.findings
     Check Finding Result
@@ -48,7 +54,7 @@ agentrig.doctor > agentrig.hardware.tools
 agentrig.doctor.cluster > agentrig_verl.ray_checks
     NEEDED_BY_WORKERS RayProcess SOCKET_PATH address_file check_ray_cluster check_ray_sockets
     check_ray_token ray_processes
-agentrig.doctor.command > agentrig.cli.doctor
+agentrig.doctor.command > agentrig.cli.commands.doctor
     doctor
 agentrig.doctor.command > agentrig.doctor.examination
     CHECKS could_start examine look
@@ -176,6 +182,7 @@ RENAMED: Mapping[tuple[str, str], tuple[str, str]] = {
     ("agentrig.run.guards", "SERVERS_OWN"): ("agentrig.run.guards", "SERVER_DEFAULTS"),
     ("agentrig.checks", "DRAWN_BY"): ("agentrig.run.guards", "SAMPLING_FIELDS"),
     ("agentrig.checks", "SERVERS_OWN"): ("agentrig.run.guards", "SERVER_DEFAULTS"),
+    ("agentrig.cli", "KINDS"): ("agentrig.plugins.specs", "RUN_KINDS"),
     ("agentrig.config", "COMPONENT_SECTIONS"): ("agentrig.plugins.specs", "RUN_KINDS"),
     ("agentrig.report.findings", "CONSTANT_LIMIT"): ("agentrig.report.findings", "ZERO_VARIANCE_LIMIT"),
 }

@@ -1,4 +1,4 @@
-"""The command line: one file per command; `options` and `groups` have the code that they share."""
+"""The command line: `commands/` has one file per command; `options` and `groups` have the code that they share."""
 
 from agentrig._moved import former
 from agentrig.cli.entry import main

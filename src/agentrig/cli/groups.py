@@ -28,17 +28,17 @@ class Group(NearestGroup):
     """Prints agentrig's own errors without a traceback, and imports a command when it is used."""
 
     lazy: ClassVar[dict[str, tuple[str, str]]] = {
-        "train": ("agentrig.cli.train:train", "Train from a recipe or a run file."),
-        "dev": ("agentrig.cli.dev:dev", "Run an agent on a few tasks and show every span; nothing is learned."),
-        "eval": ("agentrig.cli.eval:eval_", "Measure a model through an agent."),
-        "plugins": ("agentrig.cli.plugins:plugins_", "List the plugins and what each brings."),
-        "doctor": ("agentrig.cli.doctor:doctor", "Find what would keep a recipe from running here."),
-        "data": ("agentrig.cli.data:data", "Make or check the files of a task set."),
-        "replay": ("agentrig.cli.replay:replay", "Repeat one stored step of a run, and say where it differs."),
-        "report": ("agentrig.cli.report:report", "Rebuild the report of a run, or compare several."),
-        "export": ("agentrig.cli.export:export", "Copy a run's latest checkpoint as a Hugging Face directory."),
+        "train": ("train:train", "Train from a recipe or a run file."),
+        "dev": ("dev:dev", "Run an agent on a few tasks and show every span; nothing is learned."),
+        "eval": ("eval:eval_", "Measure a model through an agent."),
+        "plugins": ("plugins:plugins_", "List the plugins and what each brings."),
+        "doctor": ("doctor:doctor", "Find what would keep a recipe from running here."),
+        "data": ("data:data", "Make or check the files of a task set."),
+        "replay": ("replay:replay", "Repeat one stored step of a run, and say where it differs."),
+        "report": ("report:report", "Rebuild the report of a run, or compare several."),
+        "export": ("export:export", "Copy a run's latest checkpoint as a Hugging Face directory."),
     }
-    """Command name to its import path and its line in the list of commands, in the order for a new user."""
+    """Command name to `module:attribute` in `commands/` and its line in the list, in the order for a new user."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
@@ -48,7 +48,7 @@ class Group(NearestGroup):
         """Return a command, importing its module."""
         if name in self.lazy and name not in self.commands:
             module, _, attribute = self.lazy[name][0].partition(":")
-            self.add_command(getattr(import_module(module), attribute), name)
+            self.add_command(getattr(import_module(f"agentrig.cli.commands.{module}"), attribute), name)
         return super().get_command(ctx, name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

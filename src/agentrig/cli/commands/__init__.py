@@ -1,0 +1,1 @@
+"""One file per command; `agentrig.cli.groups.Group.lazy` lists them."""
