@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Hold a lock that all tests of this checkout share, and that a test marked `alone` holds for itself."""
-    # Whoever waits for its turn keeps the turn, so that a test that must be alone is not passed by for ever.
+    # A test keeps its turn while it waits, so that tests that start later cannot delay a test that must be alone.
     with (ROOT / "pyproject.toml").open() as turn, (ROOT / "conftest.py").open() as tests:
         fcntl.flock(turn, fcntl.LOCK_EX)
         fcntl.flock(tests, fcntl.LOCK_EX if is_alone(item) else fcntl.LOCK_SH)

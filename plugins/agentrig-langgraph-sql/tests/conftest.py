@@ -1,4 +1,4 @@
-"""A zoo to ask about, and a server that speaks the OpenAI chat API and says what a test tells it to."""
+"""A small database of a zoo, and an OpenAI-compatible chat server whose replies the test sets."""
 
 from __future__ import annotations
 
@@ -7,54 +7,30 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from local_server import LocalServer, QuietHandler, serving
 
 
-class ChatServer:
-    """Answers each call with the next of `replies` (the last one again and again), or with what a function returns.
+class ChatServer(LocalServer):
+    """Answers each call with the next of `replies` (the last one repeats), or with what a function returns.
 
     A reply is the message's text; or a status and a body; or a number: seconds to wait before an empty message.
     """
 
     def __init__(self) -> None:
+        super().__init__(_Handler)
         self.replies: Sequence[Any] | Callable[[dict[str, Any]], Any] = ["SELECT 1"]
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.clients: list[int] = []
         self._lock = threading.Lock()
-        outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            wbufsize = -1  # head and body in one packet; two would wait for each other's acknowledgement
-
-            def do_POST(self) -> None:
-                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                status, body = outer._answer(self, request)
-                try:
-                    self.send_response(status)
-                    kind = "application/json" if body[:1] in (b"{", b"[") else "text/html"
-                    self.send_header("Content-Type", kind)
-                    self.send_header("Content-Length", str(len(body)))
-                    self.end_headers()
-                    self.wfile.write(body)
-                except OSError:
-                    self.close_connection = True  # the client did not want to wait
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-
-    def _answer(self, handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> tuple[int, bytes]:
+    def answer(self, handler: QuietHandler, request: dict[str, Any]) -> tuple[int, bytes]:
+        """Record a request; return the status and the body of its answer."""
         with self._lock:
             number = len(self.requests)
             self.requests.append(request)
@@ -79,16 +55,27 @@ class ChatServer:
             }
         ).encode()
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+
+class _Handler(QuietHandler):
+    server: ChatServer
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        status, body = self.server.answer(self, request)
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json" if body[:1] in (b"{", b"[") else "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        except OSError:
+            self.close_connection = True  # the client has timed out
 
 
 @pytest.fixture
 def chat_server() -> Iterator[ChatServer]:
-    server = ChatServer()
-    yield server
-    server.close()
+    with serving(ChatServer()) as server:
+        yield server
 
 
 @pytest.fixture

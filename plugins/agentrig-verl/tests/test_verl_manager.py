@@ -1,14 +1,13 @@
-"""The loop manager's look at its servers; what it does on a real Ray cluster is in test_verl_cluster.py."""
+"""How the loop manager checks its servers; test_verl_cluster.py runs it on a real Ray cluster."""
 
 from __future__ import annotations
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from agentrig_verl.manager import OVERLONG, answers, explained
+from local_server import LocalServer, QuietHandler, serving
 
 from agentrig import Endpoint
 from agentrig.errors import RunStopped
@@ -16,23 +15,19 @@ from agentrig.errors import RunStopped
 
 @pytest.mark.parametrize(("health", "expected"), [(200, True), (404, True), (503, False), (500, False)])
 def test_a_server_whose_engine_died_does_not_answer(health: int, expected: bool) -> None:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.send_response(health if self.path == "/health" else 200)
+            self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        endpoint = Endpoint(base_url=f"http://127.0.0.1:{server.server_port}/v1", model="m")
+    with serving(LocalServer(Handler)) as server:
+        endpoint = Endpoint(base_url=server.url, model="m")
         assert answers(endpoint) is expected
-        server.shutdown()
-    assert not answers(endpoint), "nothing listens there any more"
+    assert not answers(endpoint), "no server listens there now"
 
 
-def test_a_run_that_stops_for_want_of_its_server_says_how_to_go_on(tmp_path: Any) -> None:
+def test_the_message_of_a_run_that_lost_its_server_says_how_to_resume(tmp_path: Any) -> None:
     session: Any = SimpleNamespace(directory=tmp_path)
     gone = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
     with (
@@ -54,5 +49,5 @@ def test_a_run_that_stops_for_want_of_its_server_says_how_to_go_on(tmp_path: Any
         ("Connection error.", False),
     ],
 )
-def test_a_prompt_that_leaves_no_room_is_known_by_its_message(message: str, expected: bool) -> None:
+def test_a_prompt_that_is_too_long_is_recognized_by_the_message(message: str, expected: bool) -> None:
     assert bool(OVERLONG.search(message)) is expected
