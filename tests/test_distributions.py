@@ -27,7 +27,7 @@ OPTIONAL = {
 }
 CORE = {
     "torch": "for the tensors of an algorithm that has some, and to check an export where it is installed",
-    "transformers": "to check an export where it is installed",
+    "transformers": "to check an export where it is installed, and the models of an algorithm that has some",
     "safetensors": "to compare checkpoints that are such files: what wrote them brings it",
 }
 

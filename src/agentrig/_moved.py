@@ -150,6 +150,14 @@ agentrig_spider.rewards.sqlite > agentrig_spider.sandbox.connection
 agentrig_spider.rewards.worker > agentrig_spider.sandbox.worker
     BASE_BYTES CELL_BYTES KILL_AFTER_S STEPS_PER_CHECK TYPE_CHECKING bound_memory guard main mapped_bytes
     read_exactly run
+agentrig_grpo.attention > agentrig.forest.attention
+    Blocks Layout NAME Part Varlen forest_attention layout_of use
+agentrig_grpo.forest > agentrig.forest.segments
+    Forest Pack Sample Segment Tokens grow packs rows
+agentrig_grpo.scoring > agentrig.forest.scoring
+    prepare score shares_tokens token_entropy token_logprobs
+agentrig_grpo.sequences > agentrig.forest.sequences
+    Batch Sample collate packed
 agentrig_grpo.advantages > agentrig.credit
     EPSILON LARGEST group_advantages
 agentrig_verl.credit > agentrig.credit

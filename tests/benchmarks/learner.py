@@ -24,8 +24,9 @@ from typing import Any
 import torch
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
-from agentrig_grpo.scoring import score
-from agentrig_grpo.sequences import collate, packed
+
+from agentrig.forest.scoring import score
+from agentrig.forest.sequences import collate, packed
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-30m": {

@@ -8,12 +8,12 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from agentrig_grpo import attention, scoring, sequences
-from agentrig_grpo.forest import grow, packs, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrig import Triplet
+from agentrig.forest import attention, scoring, sequences
+from agentrig.forest.segments import grow, packs, rows
 
 
 @st.composite

@@ -6,10 +6,10 @@ import random
 
 import pytest
 import torch
-from agentrig_grpo.scoring import prepare, score, token_entropy, token_logprobs
-from agentrig_grpo.sequences import collate, packed
 
 from agentrig import Triplet
+from agentrig.forest.scoring import prepare, score, token_entropy, token_logprobs
+from agentrig.forest.sequences import collate, packed
 
 
 def triplets(n=9, seed=0):
@@ -66,7 +66,7 @@ def test_a_family_of_the_fallback_gets_the_numbers_of_its_own_forward(make_model
 def test_logits_in_chunks_give_the_same_numbers_and_gradients(make_model, monkeypatch, kind, temperature):
     found = []
     for chunk in (1 << 26, 300 * 4):  # all at once, and four tokens at a time
-        monkeypatch.setattr("agentrig_grpo.scoring.CHUNK", chunk)
+        monkeypatch.setattr("agentrig.forest.scoring.CHUNK", chunk)
         model = make_model(kind)
         prepare(model)
         (pack,) = packed(triplets(20), 10_000, share=True)
@@ -95,7 +95,7 @@ def test_a_checkpoint_does_not_name_the_learners_attention(make_model, tmp_path)
 
 
 def test_temperature_and_entropy_follow_the_definition(monkeypatch):
-    monkeypatch.setattr("agentrig_grpo.scoring.ENTROPY_ROWS", 3)
+    monkeypatch.setattr("agentrig.forest.scoring.ENTROPY_ROWS", 3)
     logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(1))
     targets = torch.arange(7)
     for temperature in (0.5, 1.0, 2.0):

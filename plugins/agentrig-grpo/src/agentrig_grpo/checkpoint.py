@@ -52,7 +52,7 @@ def load_tokenizer(directory: str | Path) -> Any:
 def attention_of(hardware: Hardware) -> str:
     """Return the attention that the learner computes with: the hardware's first choice that takes a mask.
 
-    With sdpa, calls share tokens (`agentrig_grpo.attention`); with another one each call is a row of its own.
+    With sdpa, calls share tokens (`agentrig.forest.attention`); with another one each call is a row of its own.
 
     Raises:
         ConfigError: The hardware is set to flash attention only.

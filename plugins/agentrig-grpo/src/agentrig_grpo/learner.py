@@ -14,6 +14,9 @@ import attrs
 import torch  # noqa: TID253  (imported by the algorithm when it runs)
 
 from agentrig.errors import AgentrigError
+from agentrig.forest.scoring import prepare, score
+from agentrig.forest.segments import Pack
+from agentrig.forest.sequences import Batch, Sample, collate, packed
 from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE
 from agentrig_grpo import lora
 from agentrig_grpo.config import GrpoConfig
@@ -25,12 +28,9 @@ from agentrig_grpo.digests import (
     tensor_digests,
     text_digest,
 )
-from agentrig_grpo.forest import Pack
 from agentrig_grpo.loss import sample_weights, token_losses
 from agentrig_grpo.proofs import StepProof, TokenProof
 from agentrig_grpo.samples import TrainSample as TrainSample
-from agentrig_grpo.scoring import prepare, score
-from agentrig_grpo.sequences import Batch, Sample, collate, packed
 from agentrig_grpo.used import Used, tokens_in_loss
 
 

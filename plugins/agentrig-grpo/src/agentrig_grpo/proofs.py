@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.errors import RunStopped
+from agentrig.forest.sequences import Batch
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.sequences import Batch
 
 log = logging.getLogger(__name__)
 

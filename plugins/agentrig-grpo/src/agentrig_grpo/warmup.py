@@ -21,9 +21,9 @@ from typing import Any
 import attrs
 import torch  # noqa: TID253  (this module is a command of its own, or imported by one)
 
+from agentrig.forest.scoring import prepare, score
+from agentrig.forest.sequences import Batch, collate, packed
 from agentrig_grpo import checkpoint
-from agentrig_grpo.scoring import prepare, score
-from agentrig_grpo.sequences import Batch, collate, packed
 
 log_lines = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import attrs
 import numpy as np
 import torch  # noqa: TID253  (only the learner and the warm-up import this module)
 
-from agentrig_grpo.attention import Layout, layout_of
-from agentrig_grpo.forest import Pack, grow, packs, rows
-from agentrig_grpo.forest import Sample as Sample
+from agentrig.forest.attention import Layout, layout_of
+from agentrig.forest.segments import Pack, grow, packs, rows
+from agentrig.forest.segments import Sample as Sample
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch  # noqa: TID253  (imported with the learner only)
 from torch.nn import functional  # noqa: TID253
 
-from agentrig_grpo.forest import Forest, Pack
+from agentrig.forest.segments import Forest, Pack
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

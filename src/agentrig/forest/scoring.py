@@ -8,8 +8,8 @@ from typing import Any
 import torch  # noqa: TID253  (only the learner and the warm-up import this module)
 from torch.utils.checkpoint import checkpoint  # noqa: TID253
 
-from agentrig_grpo.attention import NAME, use
-from agentrig_grpo.sequences import Batch
+from agentrig.forest.attention import NAME, use
+from agentrig.forest.sequences import Batch
 
 SHARING = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model types whose tokens are shared between samples: their logits are one linear map of the last hidden state, and
