@@ -13,6 +13,7 @@ from agentrig_grpo import checkpoint
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.loss import sample_weights
+from agentrig_grpo.masters import Masters
 
 from agentrig.credit import LARGEST
 from agentrig.errors import AgentrigError, ConfigError
@@ -282,7 +283,10 @@ def test_bfloat16_computes_nearly_the_same_and_keeps_fp32_weights(make_model):
         model = make_model()
         learner = Learner(model, GrpoConfig(lr=1e-3), dtype=dtype, seed=0)
         figures.append(learner.update(samples_of(), step=1))
-        assert all(p.dtype == torch.float32 for p in model.parameters())
+        assert all(p.dtype == torch.float32 for p in learner.trained.values())
+        assert {p.dtype for p in model.parameters()} == {getattr(torch, dtype)}
+        for name, copy_ in model.named_parameters():
+            assert torch.equal(copy_, learner.trained[name].to(copy_.dtype)), name
     assert figures[0]["loss"] != figures[1]["loss"]
     assert figures[0]["loss"] == pytest.approx(figures[1]["loss"], abs=0.05)
 
@@ -330,3 +334,30 @@ def test_the_former_merge_gives_the_merged_weights(make_model):
     assert set(plain) - set(weights) <= {"lm_head.weight"}
     assert all(torch.equal(weights[name], plain[name]) for name in weights)
     assert not any("lora_" in name or "base_layer" in name for name in weights)
+
+
+def test_gradients_of_many_passes_add_up_in_fp32():
+    """A sum in 16 bits would lose what each of them adds."""
+    layer = torch.nn.Linear(2, 2)
+    masters = Masters(layer, torch.bfloat16)
+    for size in (1.0, *[2**-9] * 64):
+        (layer.weight * size).sum().backward()
+    assert layer.weight.grad is None
+    assert masters.trained["weight"].grad.dtype == torch.float32
+    assert masters.trained["weight"].grad.tolist() == [[1.125, 1.125], [1.125, 1.125]]
+    assert masters.trained["bias"].grad is None
+
+
+def test_a_resumed_learner_in_bfloat16_goes_on_as_the_unbroken_one(make_model, tmp_path):
+    whole, first = (Learner(make_model(), GrpoConfig(lr=1e-3), dtype="bfloat16", seed=0) for _ in range(2))
+    for learner in (whole, first):
+        learner.update(samples_of(), step=1)
+    torch.save(first.state(), tmp_path / "state.pt")
+    second = Learner(make_model(seed=5), GrpoConfig(lr=1e-3), dtype="bfloat16", seed=0)
+    second.load_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    for learner in (whole, second):
+        learner.update(samples_of(seed=1), step=2)
+    for a, b in zip(whole.trained.values(), second.trained.values(), strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)

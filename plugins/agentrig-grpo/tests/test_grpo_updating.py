@@ -253,3 +253,10 @@ def test_a_part_that_the_model_does_not_compute_with_is_said_once_and_stops_noth
     for step in range(1, 5):
         learner.update(samples_of(learner.model, step), step=step)
     assert caplog.text.count("the model does not compute with model.layers.0.spare.weight") == 1
+
+
+def test_copies_that_are_not_those_of_the_trained_weights_are_named(make_model, monkeypatch) -> None:
+    learner = learner_of(make_model(), dtype="bfloat16", lr=0.1)
+    monkeypatch.setattr(learner._masters, "refresh", lambda: None)
+    with pytest.raises(RunStopped, match=r"step 1, update 1: the model does not compute with the weights that were"):
+        two_steps(learner)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import attrs
 import torch  # noqa: TID253  (imported with the learner only)
@@ -53,9 +52,8 @@ class LearnerView:
         tokens = _Tokens(prompt_ids=ids[:1], response_ids=ids[1:])
         with self._evaluating():
             mixed = self._learner.logprobs(tokens)
-            exact = self._learner.logprobs(tokens, autocast=False)
-            with _rounded(self._learner.model, getattr(torch, self.dtype)):
-                rounded = self._learner.logprobs(tokens, autocast=False)
+            exact = self._learner.logprobs(tokens, dtype=torch.float32)
+            rounded = self._learner.logprobs(tokens, dtype=getattr(torch, self.dtype))
         return difference(exact, rounded) + difference(exact, mixed)
 
     @contextmanager
@@ -68,17 +66,3 @@ class LearnerView:
         finally:
             for module, mode in modes.items():
                 module.training = mode
-
-
-@contextmanager
-def _rounded(model: Any, dtype: torch.dtype) -> Iterator[None]:
-    """Compute with the weights in another dtype, as the server does; they come back as they were."""
-    kept = {parameter: parameter.data for parameter in model.parameters()}
-    try:
-        for parameter, data in kept.items():
-            parameter.grad = None
-            parameter.data = data.to(dtype)
-        yield
-    finally:
-        for parameter, data in kept.items():
-            parameter.data = data

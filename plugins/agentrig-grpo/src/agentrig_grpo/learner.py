@@ -7,7 +7,8 @@ import copy
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -28,7 +29,8 @@ from agentrig_grpo.digests import (
     tensor_digests,
     text_digest,
 )
-from agentrig_grpo.loss import sample_weights, token_losses
+from agentrig_grpo.loss import TokenLoss, sample_weights, token_losses
+from agentrig_grpo.masters import Masters, computing_with, round_weights
 from agentrig_grpo.proofs import StepProof, TokenProof
 from agentrig_grpo.samples import TrainSample as TrainSample
 from agentrig_grpo.used import Used, tokens_in_loss
@@ -41,14 +43,8 @@ class _Figures:
     tokens: int = 0
     computed: int = 0
     traced: int = 0
-    loss: float = 0.0
-    ratio: float = 0.0
     ratio_max: float = 0.0
-    clipped: float = 0.0
-    entropy: float = 0.0
-    kl: float = 0.0
-    kl_k1: float = 0.0
-    kl_reference: float = 0.0
+    sums: Counter[str] = attrs.field(factory=Counter)
     furthest: tuple[float, TrainSample] | None = None
     """Before the first update: the sample whose recorded log-probabilities differ most, and its mean difference."""
     norms: list[float] = attrs.field(factory=list)
@@ -60,6 +56,32 @@ class _Figures:
     sampled_difference: float | None = None
     token_error: float = 0.0
     step_error: float = 0.0
+    before: list[torch.Tensor] = attrs.field(factory=list)
+    """The trained weights before the first update."""
+
+    def add(self, parts: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """Add the figures of an update's passes, by one transfer from the device."""
+        names = list(parts[0])
+        table = torch.stack([torch.stack([part[name].float() for name in names]) for part in parts]).tolist()
+        for row in table:
+            found = dict(zip(names, row, strict=True))
+            self.ratio_max = max(self.ratio_max, found.pop("ratio_max"))
+            self.sums.update(found)
+
+
+def _figures_of(loss: torch.Tensor, out: TokenLoss, entropy: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return a pass's figures, which stay on the device so that it never waits."""
+    log_ratio = out.ratio.log()
+    found = {
+        "loss": loss.detach(),
+        "ratio": out.ratio.sum(),
+        "ratio_max": out.ratio.max(),
+        "clipped": out.clipped.sum(),
+        "entropy": entropy.sum(),
+        "kl": (out.ratio - 1 - log_ratio).sum(),
+        "kl_k1": -log_ratio.sum(),
+    }
+    return found if out.kl_reference is None else {**found, "kl_reference": out.kl_reference.sum()}
 
 
 class Learner:
@@ -68,7 +90,8 @@ class Learner:
     Args:
         model: A Hugging Face causal language model in fp32, on its device; adapters are added here.
         config: Settings.
-        dtype: `float32`, or `bfloat16` for autocast; weights, gradients and the optimizer stay fp32.
+        dtype: `float32`, or `bfloat16`: then the model computes with 16-bit copies of its weights, or under autocast
+            (with LoRA, and for models whose calls share no tokens). Weights, gradients and the optimizer stay fp32.
         seed: Of the order of mini-batches and of new adapters.
 
     Attributes:
@@ -79,7 +102,7 @@ class Learner:
 
     def __init__(self, model: Any, config: GrpoConfig, *, dtype: str, seed: int) -> None:
         self.config, self._seed = config, seed
-        self._autocast = dtype == "bfloat16"
+        self._bf16 = dtype == "bfloat16"
         if config.gradient_checkpointing:
             # transformers 5.2x renamed it, and warns about the former name.
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -91,8 +114,15 @@ class Learner:
             model = lora.wrap(model, rank=config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets)
         elif config.kl_loss_coef:
             self._reference = copy.deepcopy(model).requires_grad_(False).eval()
+            if dtype == "bfloat16" and self.share:
+                round_weights(self._reference, torch.bfloat16)
         self.model = model
-        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._masters: Masters | None = None
+        if dtype == "bfloat16" and self.share and not config.lora_rank:
+            self._masters = Masters(model, torch.bfloat16)
+            self.trained = self._masters.trained
+        else:
+            self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._device = next(iter(self.trained.values())).device
         self.optimizer = torch.optim.AdamW(
             self.trained.values(),
@@ -148,7 +178,6 @@ class Learner:
             self.digests["weights"] = tensor_digests(self.trained)
             return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
         start = time.perf_counter()
-        before = {name: p.detach().clone() for name, p in self.trained.items()}
         figures = _Figures()
         self.furthest = None
         samples = self._with_behaviour(samples, figures)
@@ -157,22 +186,20 @@ class Learner:
                 figures.batches.append((-epoch, *mini_batch))
                 self._one_update([samples[i] for i in mini_batch], figures, mini_batch, step)
             self.used.end_epoch()
-        with torch.no_grad():
-            changes = [(p - before[name]).float().norm() for name, p in self.trained.items()]
         self.furthest = figures.furthest
         wall = time.perf_counter() - start
-        n = max(figures.tokens, 1)
+        n, sums = max(figures.tokens, 1), figures.sums
         metrics = {
-            "loss": figures.loss / max(len(figures.norms), 1),
-            "clip_fraction": figures.clipped / n,
-            "ratio_mean": figures.ratio / n,
+            "loss": sums["loss"] / max(len(figures.norms), 1),
+            "clip_fraction": sums["clipped"] / n,
+            "ratio_mean": sums["ratio"] / n,
             "ratio_max": figures.ratio_max,
-            "entropy": figures.entropy / n,
-            "kl": figures.kl / n,
-            "kl_k1": figures.kl_k1 / n,
+            "entropy": sums["entropy"] / n,
+            "kl": sums["kl"] / n,
+            "kl_k1": sums["kl_k1"] / n,
             "grad_norm": sum(figures.norms) / max(len(figures.norms), 1),
             "lr": self.optimizer.param_groups[0]["lr"],
-            "weight_change": float(torch.stack(changes).norm()),
+            "weight_change": self._change(figures.before),
             "updates": float(figures.updates),
             "trained_tokens": float(figures.tokens),
             "learner_tokens_per_s": figures.computed / wall,
@@ -183,7 +210,7 @@ class Learner:
             "step_error": figures.step_error,
         }
         if self.config.kl_loss_coef:
-            metrics["kl_reference"] = figures.kl_reference / n
+            metrics["kl_reference"] = sums["kl_reference"] / n
         self.digests |= {"batches": text_digest(figures.batches), "weights": tensor_digests(self.trained)}
         return metrics
 
@@ -210,6 +237,7 @@ class Learner:
         proof = TokenProof(chosen, shares, config, self._device, where)
         self._proof.clean(where)
         in_loss = torch.zeros(len(active), dtype=torch.int64, device=self._device)
+        parts: list[dict[str, torch.Tensor]] = []
         batch: Batch
         for batch in self._batches(chosen, figures):
             behaviour, advantage, weight = table.look_up(batch)
@@ -232,16 +260,9 @@ class Learner:
             loss = (out.loss * weight).sum()
             loss.backward()  # type: ignore[no-untyped-call]
             in_loss.index_add_(0, batch.sample, tokens_in_loss(logprobs, out, advantage).long())
-            figures.loss += float(loss.detach())
             figures.tokens += len(batch.targets)
-            figures.ratio += float(out.ratio.sum())
-            figures.ratio_max = max(figures.ratio_max, float(out.ratio.max()))
-            figures.clipped += float(out.clipped.sum())
-            figures.entropy += float(entropy.sum())
-            figures.kl += float((out.ratio - 1 - out.ratio.log()).sum())
-            figures.kl_k1 -= float(out.ratio.log().sum())
-            if out.kl_reference is not None:
-                figures.kl_reference += float(out.kl_reference.sum())
+            parts.append(_figures_of(loss, out, entropy))
+        figures.add(parts)
         if figures.sampled_difference is None:
             figures.sampled_difference = proof.difference()
             found = proof.furthest()
@@ -260,12 +281,23 @@ class Learner:
         self.updates += 1
         for group in self.optimizer.param_groups:
             group["lr"] = config.lr * min(1.0, self.updates / max(config.warmup_steps, 1))
+        if not figures.before:  # not earlier: activations need the memory
+            figures.before = [p.detach().clone() for p in self.trained.values()]
         self.optimizer.step()
-        step_error = self._proof.after(norm=norm, update=self.updates, where=where)
+        if self._masters is not None:
+            self._masters.refresh()
+        copies = None if self._masters is None else self._masters.copies
+        step_error = self._proof.after(norm=norm, update=self.updates, where=where, copies=copies)
         figures.step_error = max(figures.step_error, step_error)
         self.optimizer.zero_grad(set_to_none=True)
         figures.updates += 1
         self.used.train([places[i] for i in active], in_loss.tolist())
+
+    @torch.no_grad()
+    def _change(self, before: Sequence[torch.Tensor]) -> float:
+        """Return the L2 norm of the step's change; 0 if no update was made."""
+        norms = [(p - b).norm() for p, b in zip(self.trained.values(), before, strict=False)]
+        return float(torch.stack(norms).norm()) if norms else 0.0
 
     @torch.no_grad()
     def _used(self, name: str, batch: Batch) -> bool:
@@ -278,27 +310,29 @@ class Learner:
         return bool(called)
 
     @torch.no_grad()
-    def logprobs(self, sample: Sample, *, temperature: float = 1.0, autocast: bool = True) -> list[float]:
+    def logprobs(self, sample: Sample, *, temperature: float = 1.0, dtype: torch.dtype | None = None) -> list[float]:
         """Return the log-probabilities of a sample's response under the current weights.
 
         Args:
             sample: Prompt and response.
             temperature: Of the softmax.
-            autocast: False computes in the weights' own dtype, whatever the configuration says.
+            dtype: Of weights and arithmetic; None for those of training.
         """
         (pack,) = packed([sample], 1, share=self.share)
-        batch = self._collate(pack, autocast=autocast)
-        return self._score(self.model, batch, temperature, autocast=autocast)[0].tolist()
+        if dtype is None:
+            return self._score(self.model, self._collate(pack), temperature)[0].tolist()
+        parameters = dict(self.model.named_parameters())
+        exact = parameters if self._masters is None else self._masters.trained
+        with computing_with(parameters, {name: p.data.to(dtype) for name, p in exact.items()}):
+            batch = collate(pack, share=self.share).to(self._device)
+            return score(self.model, batch, temperature)[0].tolist()
 
-    def _score(
-        self, model: Any, batch: Batch, temperature: float | None = None, *, autocast: bool = True
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast and autocast):
+    def _score(self, model: Any, batch: Batch, temperature: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16 and self._masters is None):
             return score(model, batch, self.config.temperature if temperature is None else temperature)
 
-    def _collate(self, pack: Pack, *, autocast: bool = True) -> Batch:
-        varlen = self._autocast and autocast and self._device.type == "cuda"
-        return collate(pack, share=self.share, varlen=varlen).to(self._device)
+    def _collate(self, pack: Pack) -> Batch:
+        return collate(pack, share=self.share, varlen=self._bf16 and self._device.type == "cuda").to(self._device)
 
     def _batches(self, samples: Sequence[TrainSample], figures: _Figures) -> Iterator[Batch]:
         figures.traced += sum(len(s.prompt_ids) + len(s.response_ids) - 1 for s in samples)
@@ -361,6 +395,8 @@ class Learner:
             )
         for name, tensor in trained.items():
             self.trained[name].copy_(tensor)
+        if self._masters is not None:
+            self._masters.refresh()
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned; see `load_weights` for the errors."""

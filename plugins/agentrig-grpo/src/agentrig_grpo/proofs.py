@@ -229,13 +229,14 @@ class StepProof:
             self._idle |= set(silent)
             log.warning("%s: the model does not compute with %s: they stay as they are", where, _some(silent))
         states = [optimizer.state.get(p) or {} for p in self._trained.values()]
-        made = {name: int(s["step"]) for name, s in zip(self._trained, states, strict=True) if "step" in s}
+        steps = {name: s["step"] for name, s in zip(self._trained, states, strict=True) if "step" in s}
+        made = dict(zip(steps, torch.stack(list(steps.values())).tolist() if steps else (), strict=True))
         # A tensor whose gradient was None in some updates has fewer.
         most = max(made.values(), default=0)
         if most != update - 1:
             raise RunStopped(
-                f"{where}: this is update {update} of the run, and the optimizer has made {most}: its state was not "
-                f"restored, or an update was left out.\n  {CURE}"
+                f"{where}: this is update {update} of the run, and the optimizer has made {most:.0f}: its state was "
+                f"not restored, or an update was left out.\n  {CURE}"
             )
         self._kept = (
             self._spots(self._trained),
@@ -246,16 +247,17 @@ class StepProof:
             torch.tensor([n in gradients for n in self._trained])[:, None],
         )
 
-    def after(self, *, norm: float, update: int, where: str) -> float:
+    def after(self, *, norm: float, update: int, where: str, copies: Mapping[str, torch.Tensor] | None = None) -> float:
         """Compare the step that was made with AdamW's (arXiv:1711.05101); return the largest relative difference.
 
         Args:
             norm: L2 norm of the whole gradient before clipping.
             update: As in `before`.
             where: As in `before`.
+            copies: What the model computes with, where that is the trained weights rounded.
 
         Raises:
-            RunStopped: A tensor did not move, or moved by something else.
+            RunStopped: A tensor did not move, or moved by something else; or a copy is not that of its weight.
         """
         config = self._config
         weight, gradient, mean, square, made, moved = self._kept
@@ -265,7 +267,8 @@ class StepProof:
         square = config.beta2 * square + (1 - config.beta2) * gradient**2
         step = (mean / (1 - config.beta1**made)) / ((square / (1 - config.beta2**made)).sqrt() + 1e-8)
         wanted = -rate * (step + config.weight_decay * weight) * moved
-        found = self._spots(self._trained) - weight
+        now = self._spots(self._trained)
+        found = now - weight
         rounding = 2 * torch.finfo(torch.float32).eps * weight.abs() + 1e-30
         error = ((found - wanted).abs() - rounding).clamp(min=0) / wanted.abs().clamp(min=1e-30)
         wrong = error > STEP_BOUND
@@ -281,13 +284,22 @@ class StepProof:
                 f"{config.max_grad_norm:g}, {names[at // SPOTS]} should change by "
                 f"{float(wanted.flatten()[at]):.3g}; it changed by {float(found.flatten()[at]):.3g}.\n  {CURE}"
             )
+        if copies is not None:
+            dtype = next(iter(copies.values())).dtype
+            stale = (self._spots(copies) != now.to(dtype).double()).any(1)
+            if bool(stale.any()):
+                names = [name for name, wrong in zip(self._trained, stale.tolist(), strict=True) if wrong]
+                raise RunStopped(
+                    f"{where}: the model does not compute with the weights that were trained: the {dtype} copies of "
+                    f"{len(names)} of {len(self._trained)} tensors are others, {_some(names)}.\n  {CURE}"
+                )
         return float(error.max())
 
     def _spots(self, tensors: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
         """Return the followed elements, fp64 [tensors, SPOTS] on the CPU; 0 where there is no tensor."""
         device = next(iter(self._at.values())).device
         none = torch.zeros(SPOTS, device=device)
-        rows = [none if t is None else t.detach().reshape(-1)[self._at[n]].float() for n, t in tensors.items()]
+        rows = [none if t is None else torch.take(t.detach(), self._at[n]).float() for n, t in tensors.items()]
         return torch.stack(rows).cpu().double()
 
 

@@ -1,0 +1,71 @@
+"""fp32 weights that are trained, and 16-bit copies that the model computes with.
+
+Autocast makes such copies too, but in each pass, and keeps what flows between the layers in fp32. Here the copies are
+made once an update, and everything between the layers has 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch  # noqa: TID253  (imported with the learner only)
+
+
+class Masters:
+    """The trained weights of a model whose own parameters are copies of fewer bits.
+
+    Gradients add up in fp32: after a backward pass each copy's gradient is added to that of its fp32 weight, and freed.
+
+    Args:
+        model: In fp32, all of it trained. Its parameters become copies; its buffers stay as they are.
+        dtype: Of the copies.
+
+    Attributes:
+        trained: Name to fp32 parameter.
+        copies: Name to the model's own parameter.
+    """
+
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+        self.copies: dict[str, torch.nn.Parameter] = dict(model.named_parameters())
+        self.trained = {name: torch.nn.Parameter(copy.data) for name, copy in self.copies.items()}
+        round_weights(model, dtype)
+        for name, copy in self.copies.items():
+            copy.register_post_accumulate_grad_hook(_adds_to(self.trained[name]))  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the trained weights into the model."""
+        torch._foreach_copy_(list(self.copies.values()), list(self.trained.values()))
+
+
+def _adds_to(master: torch.nn.Parameter) -> Any:
+    def add(copy: torch.Tensor) -> None:
+        assert copy.grad is not None
+        if master.grad is None:
+            master.grad = copy.grad.float()
+        else:
+            master.grad.add_(copy.grad)
+        copy.grad = None
+
+    return add
+
+
+def round_weights(model: Any, dtype: torch.dtype) -> None:
+    """Round a model's parameters to a dtype; its buffers (the frequencies of positions) stay as they are."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+@contextmanager
+def computing_with(parameters: Mapping[str, torch.nn.Parameter], values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Give parameters other values for a while; they come back as they were."""
+    kept = {name: parameter.data for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.data = values[name]
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = kept[name]
