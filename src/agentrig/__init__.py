@@ -16,6 +16,7 @@ from agentrig.plugins.specs import (
     HardwareSpec,
     RecipeSpec,
     RewardSpec,
+    ServerSpec,
     TasksSpec,
 )
 from agentrig.rewards import Score
@@ -45,6 +46,7 @@ __all__ = [
     "RewardSpec",
     "Score",
     "Secret",
+    "ServerSpec",
     "Span",
     "Task",
     "TasksSpec",

@@ -16,6 +16,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.hardware import Hardware
 from agentrig.ledger import Entry
 from agentrig.rollouts import Mode, OnGroups, Rollout
+from agentrig.servers import Server, ServerPlan
 from agentrig.tasks import Task
 
 
@@ -94,6 +95,16 @@ class Session(Protocol):
 
         An algorithm that counts over several steps rebuilds its counts from them, so that a resumed run behaves like
         an uninterrupted one.
+        """
+        ...
+
+    def server(self, plan: ServerPlan) -> Server:
+        """Return the model's server that `[server] use` names, not started: use it in a `with` statement.
+
+        For an algorithm whose spec has `server=True`.
+
+        Raises:
+            agentrig.errors.PluginError: The server can't be built.
         """
         ...
 
@@ -210,7 +221,11 @@ class Algorithm(Protocol):
         ...
 
     def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> AbstractContextManager[Endpoint]:
-        """Serve a checkpoint (None: the starting model) without training, for `eval` and `dev`."""
+        """Serve a checkpoint (None: the starting model) without training, for `eval` and `dev`.
+
+        If the spec has `server=True`, it is called with one more argument, `server`: a callable
+        `server(plan) -> agentrig.servers.Server`, as `Session.server` is.
+        """
         ...
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,8 @@ class Plan:
         recipe: The recipe's name or the run file's stem.
         components: Kind to the selected component. Hardware `auto` is resolved on first access, here or in
             `configs`, so that commands that need no hardware run without any.
-        configs: Kind to that component's config object.
+        configs: Kind to that component's config object. Server `auto` is resolved as hardware `auto` is.
+        reasons: Kind to why `auto` chose this component, for those that it chose and gives a reason for.
     """
 
     recipe: str
@@ -81,6 +82,7 @@ class Plan:
     components: Mapping[str, Component]
     configs: Mapping[str, Any]
     registry: Registry
+    reasons: Mapping[str, str] = attrs.field(factory=dict)
 
     def build(self, kind: str) -> Any:
         """Build the selected component of a kind; its heavy imports happen here.
@@ -198,8 +200,10 @@ def resolve(
     Raises:
         ConfigError, LookupFailed, PluginError: The message names the key, the plugin and the nearest valid name.
     """
+    from agentrig.plugins import auto_server
     from agentrig.plugins.auto_hardware import auto_hardware, check_auto_keys
     from agentrig.plugins.loading import load
+    from agentrig.plugins.moved_keys import with_moved_keys
     from agentrig.plugins.specs import RecipeSpec
 
     name = source or "mini"
@@ -215,7 +219,8 @@ def resolve(
         base = own.pop("recipe", "")
         name = Path(name).stem
     parsed = [parse_override(o) for o in overrides]
-    parsed.sort(key=lambda override: override[1] != "use")  # `use` first: a new component drops the keys of the old one
+    # `use` first: a new component drops the keys of the old one, and a new algorithm those of the server too.
+    parsed.sort(key=lambda override: (override[1] != "use", override[0] != "algorithm"))
     for section in own:
         _check_section(section)
         if not isinstance(own[section], dict):
@@ -226,16 +231,15 @@ def resolve(
         block=_strings(wanted, "block"), files=[*_strings(wanted, "plugins"), *files], strict=strict_plugins
     )
 
-    merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    sources: list[Mapping[str, Mapping[str, Any]]] = []
     if base:
-        recipe = registry.get(RecipeSpec, base)
-        _merge(merged, recipe.settings)
-    _merge(merged, own)
-    for kind, use in (uses or {}).items():
-        if use is not None:
-            _merge(merged, {kind: {"use": use}})
-    for section, key, value in parsed:
-        _merge(merged, {section: {key: value}})
+        sources.append(registry.get(RecipeSpec, base).settings)
+    sources.append(own)
+    sources += [{kind: {"use": use}} for kind, use in (uses or {}).items() if use is not None]
+    sources += [{section: {key: value}} for section, key, value in parsed]
+    merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for settings in with_moved_keys(sources, registry):
+        _merge(merged, settings)
     for section, key, _ in parsed:
         if (section, key) == ("run", "plugins"):  # absolute, so that a resumed run finds them from any folder
             merged["run"]["plugins"] = [str(Path(f).resolve()) for f in _strings(merged["run"], "plugins")]
@@ -258,32 +262,55 @@ def resolve(
         return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=elsewhere)
 
     selected: dict[str, tuple[Component, Any]] = {}
-    auto_keys: dict[str, Any] | None = None
+    auto_keys: dict[str, dict[str, Any]] = {}
     for kind in RUN_KINDS:
         keys = dict(merged[kind])
-        use = keys.pop("use", "auto" if kind == "hardware" else None)
+        use = keys.pop("use", "auto" if kind in ("hardware", "server") else None)
         if not isinstance(use, str):
             names = ", ".join(c.spec.name for c in registry.components(kind))
             raise ConfigError(f'[{kind}] does not say what to use; write use = "NAME" with one of: {names or "none"}')
-        if kind == "hardware" and use == "auto":
-            auto_keys = keys
+        if kind == "server":
+            algorithm = selected["algorithm"][0]
+            auto_server.check_server(algorithm, use, keys)
+            use = use if getattr(algorithm.spec, "server", False) else auto_server.OWN
+        if kind in ("hardware", "server") and use == "auto":
+            auto_keys[kind] = keys
         else:
             selected[kind] = select(kind, use, keys)
     components: Mapping[str, Component] = {kind: component for kind, (component, _) in selected.items()}
     configs: Mapping[str, Any] = {kind: config for kind, (_, config) in selected.items()}
-    if auto_keys is not None:
-        algorithm, keys = components["algorithm"], auto_keys
-        check_auto_keys(registry, algorithm, keys, elsewhere)
+    if "hardware" in auto_keys:
+        check_auto_keys(registry, components["algorithm"], auto_keys["hardware"], elsewhere)
+    if "server" in auto_keys:
+        auto_server.check_auto_keys(registry, auto_keys["server"], elsewhere)
 
-        @cache
-        def chosen() -> tuple[Component, Any]:
-            return select("hardware", auto_hardware(registry, algorithm), keys)
+    @cache
+    def chosen(kind: str) -> tuple[Component, Any, str]:
+        why = ""
+        if kind == "hardware":
+            name = auto_hardware(registry, components["algorithm"])
+        else:
+            hardware = built(components["hardware"], configs["hardware"])
+            found, why = auto_server.auto_server(registry, hardware, auto_keys[kind])
+            name = registry.reference(found)
+        return *select(kind, name, auto_keys[kind]), why
 
-        components = Deferred(components, {"hardware": lambda: chosen()[0]})
-        configs = Deferred(configs, {"hardware": lambda: chosen()[1]})
+    components = Deferred(components, {kind: partial(_nth, chosen, kind, 0) for kind in auto_keys})
+    configs = Deferred(configs, {kind: partial(_nth, chosen, kind, 1) for kind in auto_keys})
+    reasons = Deferred({}, {kind: partial(_nth, chosen, kind, 2) for kind in auto_keys if kind == "server"})
     return Plan(
-        recipe=_plain_name(name), run=run, runners=runners, components=components, configs=configs, registry=registry
+        recipe=_plain_name(name),
+        run=run,
+        runners=runners,
+        components=components,
+        configs=configs,
+        registry=registry,
+        reasons=reasons,
     )
+
+
+def _nth(chosen: Callable[[str], tuple[Any, ...]], kind: str, n: int) -> Any:
+    return chosen(kind)[n]
 
 
 def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Registry) -> str:
@@ -315,10 +342,15 @@ def _plain_name(use: Any) -> str:
 
 
 def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]) -> None:
+    def other(section: str) -> bool:
+        old, new = into[section].get("use"), more[section].get("use")
+        return old is not None and new is not None and _plain_name(old) != _plain_name(new)
+
+    if "algorithm" in more and other("algorithm"):
+        into["server"] = {}  # the former algorithm's
     for section, keys in more.items():
         _check_section(section)
-        old_use = into[section].get("use")
-        if "use" in keys and old_use is not None and _plain_name(old_use) != _plain_name(keys["use"]):
+        if other(section):
             into[section] = {}
         for key, value in keys.items():
             old = into[section].pop(key, None)  # moved to the end: of two names of one key the later one applies

@@ -53,7 +53,8 @@ def setting(
             and read it by `reveal()`. A run file or an override says where it is stored: `{env = "NAME"}` or
             `{file = "PATH"}`; the value itself is an error there, and a run never writes or shows it.
         former: The key's name in earlier versions. Run files, recipes, overrides and resumed runs may still use it;
-            a warning names the new one. If both names are set, the one that was set last applies.
+            a warning names the new one. If both names are set, the one that was set last applies. `section.name` if it
+            was a key of another section.
         former_values: Earlier names of values, and their names now; accepted with a warning too.
 
     Returns:
@@ -118,6 +119,29 @@ def structure(
         return cls(**values)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"[{section}] {owner}: {error.args[0] if error.args else error}") from error
+
+
+def check_any(
+    classes: Sequence[type], keys: Mapping[str, Any], *, owner: str, section: str, elsewhere: Callable[[str], str]
+) -> None:
+    """Reject keys that none of several config classes has; see `structure` for the other arguments.
+
+    Args:
+        classes: Config classes, of which one will be chosen later.
+        keys: Key to value, as read.
+        owner: Who has no such key, for the message: `no hardware for grpo`.
+
+    Raises:
+        ConfigError: None has such a key, neither by its name nor by a former one.
+    """
+    known = sorted({f.name for config in classes for f in attrs.fields(config)})
+    former = {name for config in classes for name in former_names(config)}
+    for key in keys:
+        if key not in known and key not in former:
+            raise ConfigError(
+                f'[{section}] {owner} has a key "{key}".{elsewhere(key) or nearest(key, known)}\n'
+                f"  their keys: {', '.join(known) or 'none'}"
+            )
 
 
 def former_names(cls: type) -> dict[str, str]:

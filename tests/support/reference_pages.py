@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = {"agentrig", *(folder.name for folder in ROOT.glob("plugins/agentrig-*"))}
 
 MODULES = (
-    "tasks", "agents", "endpoints", "rewards", "traces", "adapters", "rollouts", "algorithms", "ledger", "observers",
-    "findings", "hardware.contract", "hardware.memory", "figures", "settings", "secrets", "errors", "lightning",
+    "tasks", "agents", "endpoints", "rewards", "traces", "adapters", "rollouts", "algorithms", "servers", "ledger",
+    "observers", "findings", "hardware.contract", "hardware.memory", "figures", "settings", "secrets", "errors", "lightning",
     "plugins.specs", "plugins.hookspecs", "plan",
 )  # fmt: skip
 """What plugins import, in the order of the API page; the rest is machinery."""

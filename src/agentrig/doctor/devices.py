@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from agentrig.findings import Finding, Result, Situation
 from agentrig.hardware.memory import GB, KNOWN, ModelShape, Workload, estimate, in_words
 
@@ -124,6 +126,9 @@ def workload(situation: Situation) -> Workload | None:
     ask = getattr(spec, "workload", None)
     if ask is not None:
         own: Workload | None = ask(situation.plan.configs["algorithm"])
+        sequences = getattr(situation.plan.components["server"].spec, "sequences", None)
+        if own is not None and sequences is not None:
+            return attrs.evolve(own, sequences=sequences(situation.plan.configs["server"]))
         return own
     model = situation.setting("algorithm", "model")
     return Workload(model=model, micro_batch=4, context=6144) if isinstance(model, str) and model else None

@@ -6,12 +6,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
-from agentrig.errors import ConfigError, nearest
 from agentrig.hardware.choice import select
 from agentrig.plugins.building import built
-from agentrig.settings import former_names
+from agentrig.settings import check_any
 
 if TYPE_CHECKING:
     from agentrig.hardware.contract import Hardware
@@ -62,12 +59,4 @@ def check_auto_keys(
         ConfigError: The algorithm can run on no hardware with such a key.
     """
     configs = [c.spec.config for c in able(registry, algorithm)]
-    known = sorted({f.name for config in configs for f in attrs.fields(config)})
-    former = {name for config in configs for name in former_names(config)}
-    for key in keys:
-        if key not in known and key not in former:
-            hint = elsewhere(key) or nearest(key, known)
-            raise ConfigError(
-                f'[hardware] no hardware for {algorithm.spec.name} has a key "{key}".{hint}\n'
-                f"  their keys: {', '.join(known) or 'none'}"
-            )
+    check_any(configs, keys, owner=f"no hardware for {algorithm.spec.name}", section="hardware", elsewhere=elsewhere)

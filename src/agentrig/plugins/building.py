@@ -28,6 +28,7 @@ MADE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "reward": ("a callable: reward(task, outcome, budget_s) -> Score", _is_reward),
     "adapter": ("a callable: adapter(trace) -> triplets", callable),
     "algorithm": ("an algorithm, with a method `run(session)`", _has("run")),
+    "server": ("a callable: server(plan) -> agentrig.servers.Server", callable),
     "hardware": ("an agentrig.hardware.Hardware", _has("probe", "environment")),
 }
 """What `build` must return for each kind: a description and a check."""

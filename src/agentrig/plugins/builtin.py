@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from agentrig import HardwareSpec, Outcome, RewardSpec, Score, Task, hookimpl
+from agentrig import HardwareSpec, Outcome, RewardSpec, Score, ServerSpec, Task, hookimpl
+from agentrig.errors import AgentrigError
+from agentrig.plugins.auto_server import OWN
 
 
 @hookimpl
@@ -40,3 +42,13 @@ def register_rewards() -> Iterable[RewardSpec]:
         return own
 
     yield RewardSpec(name="own", summary="The number that the agent itself returned.", build=build)
+
+
+@hookimpl
+def register_servers() -> Iterable[ServerSpec]:
+    """Register `own`."""
+
+    def build(config: Any) -> Any:
+        raise AgentrigError(f"the server `{OWN}` is the algorithm's own: an algorithm that has none can't use it")
+
+    yield ServerSpec(name=OWN, summary="The one that the algorithm brings itself.", build=build)

@@ -1,4 +1,4 @@
-"""The hooks. Seven collect named components, five let a plugin observe a run.
+"""The hooks. Eight collect named components, five let a plugin observe a run.
 
 Each `register_*` hook returns an iterable of specs; a run selects one of each kind by name, so the
 installation order of plugins never matters. Observers return nothing and cannot change data.
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         HardwareSpec,
         RecipeSpec,
         RewardSpec,
+        ServerSpec,
         TasksSpec,
     )
     from agentrig.rollouts import Rollout
@@ -161,6 +162,35 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         @hookimpl
         def register_algorithms():
             yield AlgorithmSpec(name="best-of-n", summary="Clones the best.", config=Config, build=BestOfN)
+        ```
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def register_servers() -> Iterable[ServerSpec]:
+    """Register model servers.
+
+    Returns:
+        An iterable of `ServerSpec`: a list, or yield them. Nothing else is accepted.
+
+    Called:
+        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
+        nothing heavy here. `refusal` runs in the main process, once the hardware is known. `build` runs there when the
+        algorithm asks for its server; what it returns, and the methods of the server (`agentrig.servers.Server`), are
+        called in the thread `algorithm`.
+
+    If it raises:
+        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
+        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `refusal`
+        raises, `auto` leaves this server out with a warning, and a run that names it does not start. If `build` or a
+        method of the server raises, the run ends with that error, in `error.json` and `on_run_error`.
+
+    Example:
+        ```python
+        @hookimpl
+        def register_servers():
+            yield ServerSpec(name="my-server", summary="Serves by HTTP.", build=lambda config: MyServer)
         ```
     """
     raise NotImplementedError

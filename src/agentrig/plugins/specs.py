@@ -1,4 +1,4 @@
-"""The seven kinds of component specs that a plugin's `register_*` hooks return.
+"""The eight kinds of component specs that a plugin's `register_*` hooks return.
 
 Every spec is frozen and keyword-only. `config` is a frozen `attrs` class whose fields are the keys
 that a run file may set (see `agentrig.settings.setting`); `build` does the heavy imports.
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from agentrig.hardware import Hardware
     from agentrig.hardware.memory import Workload
     from agentrig.rewards import Reward
+    from agentrig.servers import MakeServer
     from agentrig.tasks import Tasks
 
 
@@ -140,6 +141,9 @@ class AlgorithmSpec(Spec):
             estimate; None if it is unknown.
         hub: `hub(environ)` returns where this algorithm finds models by name, for the doctor; None for the Hugging
             Face Hub.
+        server: Whether it asks the run for the model's server: `session.server(plan)` in `run`, and the argument
+            `server` of its `serve`. `[server] use` then says which one. False for an algorithm that brings its own, or
+            that needs none.
     """
 
     kind: ClassVar[str] = "algorithm"
@@ -148,6 +152,28 @@ class AlgorithmSpec(Spec):
     hardware: Sequence[str] = ()
     workload: Callable[[Any], Workload | None] | None = None
     hub: Callable[[Mapping[str, str]], ModelHub | None] | None = None
+    server: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class ServerSpec(Spec):
+    """A model server; `build(config)` returns a callable `server(plan) -> agentrig.servers.Server`.
+
+    Attributes:
+        rank: `[server] use = "auto"` takes the server with the highest rank that can serve on the run's hardware; None
+            for one that is used only if it is named. agentrig's own have 0 (`embedded`) and 10 (`vllm`).
+        refusal: `refusal(hardware)` returns why it can't serve on that hardware, in a few words, or '' if it can. It
+            must import nothing heavy. None for a server that runs on any hardware.
+        sequences: `sequences(config)` returns how many requests it samples at once at most, for the doctor's memory
+            estimate; None if it is unknown.
+    """
+
+    kind: ClassVar[str] = "server"
+    hook: ClassVar[str] = "register_servers"
+    build: Callable[[Any], MakeServer]
+    rank: int | None = None
+    refusal: Callable[[Hardware], str] | None = None
+    sequences: Callable[[Any], int] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -174,7 +200,17 @@ class RecipeSpec(Spec):
 
 
 KINDS: Mapping[str, type[Spec]] = {
-    spec.kind: spec for spec in (TasksSpec, AgentSpec, RewardSpec, AdapterSpec, AlgorithmSpec, HardwareSpec, RecipeSpec)
+    spec.kind: spec
+    for spec in (
+        TasksSpec,
+        AgentSpec,
+        RewardSpec,
+        AdapterSpec,
+        AlgorithmSpec,
+        ServerSpec,
+        HardwareSpec,
+        RecipeSpec,
+    )
 }
 """Every kind of component, in the order of a run file's sections; the only list of them."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections import defaultdict
@@ -16,13 +17,14 @@ from agentrig.algorithms import Algorithm
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError
 from agentrig.figures import wilson
+from agentrig.hardware import Hardware
 from agentrig.plan import Plan
 from agentrig.processes.ends import Interrupted, handling, name_of
 from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.guards import warn_of_sampling
 from agentrig.run.metrics import count_failures
-from agentrig.run.setup import first_runner, make_engine, ready_hardware
+from agentrig.run.setup import first_runner, make_engine, make_server, ready_hardware, ready_server
 from agentrig.run.splits import load_split, split_of, task_set
 from agentrig.run.training import make_scorer
 from agentrig.tasks import Task
@@ -92,6 +94,8 @@ def evaluate(
         each: Called with every rollout as it ends.
     """
     hardware = None if endpoint is not None else ready_hardware(plan)
+    if hardware is not None:
+        ready_server(plan, hardware)
     scorer = make_scorer(plan)
     adapter = plan.build("adapter")
     figures = _Figures()
@@ -103,7 +107,7 @@ def evaluate(
         else:
             algorithm: Algorithm = plan.build("algorithm")
             assert hardware is not None
-            serving = algorithm.serve(hardware=hardware, checkpoint=checkpoint)
+            serving = _serving(plan, algorithm, hardware, checkpoint)
 
         def body() -> None:
             with serving as served:
@@ -124,6 +128,15 @@ def evaluate(
         with handling(end):
             runtime.run(body)
     return figures.result()
+
+
+def _serving(
+    plan: Plan, algorithm: Algorithm, hardware: Hardware, checkpoint: Path | None
+) -> AbstractContextManager[Endpoint]:
+    """Let the algorithm serve a checkpoint; one that asks for a server gets the plan's."""
+    asks = "server" in inspect.signature(algorithm.serve).parameters
+    more: dict[str, Any] = {"server": make_server(plan)} if asks else {}
+    return algorithm.serve(hardware=hardware, checkpoint=checkpoint, **more)
 
 
 class _Figures:

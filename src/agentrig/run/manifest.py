@@ -48,6 +48,7 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
             kind: {"name": c.spec.name, "distribution": c.distribution, "version": c.version}
             for kind, c in plan.components.items()
         },
+        "server": {"name": plan.components["server"].spec.name, "chosen": plan.reasons.get("server")},
         "packages": dict(_versions()),
         "data": {
             role: {"split": split, "tasks": len(tasks), "fingerprint": fingerprint(tasks)}

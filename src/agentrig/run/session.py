@@ -36,10 +36,12 @@ from agentrig.run.guards import (
 from agentrig.run.ledger import Books, Ledger, totals
 from agentrig.run.metrics import count_failures, count_nodes
 from agentrig.run.past import Past
+from agentrig.run.setup import make_server
 from agentrig.run.trends import SOLVED, Guards
 from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import Scorer
+from agentrig.servers import Server, ServerPlan
 from agentrig.tasks import Task
 
 log = logging.getLogger(__name__)
@@ -145,6 +147,10 @@ class RunSession:
                 f"{self.directory} has {self.first_step - 1} steps already, and is to have {steps} in all"
             )
         self.begin(steps)
+
+    def server(self, plan: ServerPlan) -> Server:
+        """Return the model's server that `[server] use` names, not started."""
+        return make_server(self.plan)(plan)
 
     def rollouts(
         self,

@@ -15,9 +15,12 @@ from agentrig.algorithms import Algorithm
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware, select
 from agentrig.plan import Plan
+from agentrig.plugins.auto_server import OWN, auto_server, refusal
+from agentrig.plugins.building import built
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
 from agentrig.runners.scorer import Scorer
+from agentrig.servers import MakeServer
 
 if TYPE_CHECKING:
     from agentrig.runners.engine import RolloutEngine
@@ -49,6 +52,40 @@ def ready_hardware(plan: Plan) -> Hardware:
     for name, value in hardware.environment().items():
         os.environ.setdefault(name, value)
     return hardware
+
+
+def ready_server(plan: Plan, hardware: Hardware) -> None:
+    """Make sure that the plan's server can serve on this hardware; log which one `auto` chose, and why.
+
+    Raises:
+        ConfigError: It can't.
+    """
+    component = plan.components["server"]
+    name = component.spec.name
+    if "server" in plan.reasons:
+        log.info("the model's server is %s (%s); another one: --server NAME", name, plan.reasons["server"])
+        return
+    why = refusal(component, hardware)
+    if why:
+        raise ConfigError(f"server {name} can't serve on {hardware.name}: {why}\n  Leave --server out, or name another")
+
+
+def make_server(plan: Plan) -> MakeServer:
+    """Return what starts the plan's server, for the algorithm that asks for it; its heavy imports happen here.
+
+    An algorithm whose spec does not say that it asks gets the server that `auto` selects, with a warning.
+    """
+    component = plan.components["server"]
+    if component.spec.name != OWN:
+        made: MakeServer = plan.build("server")
+        return made
+    found, why = auto_server(plan.registry, plan.build("hardware"), {})
+    log.warning(
+        "algorithm %s asks for a model server; let its spec say so, AlgorithmSpec(server=True). It gets %s (%s)",
+        *(plan.components["algorithm"].spec.name, found.spec.name, why),
+    )
+    made = built(found, found.spec.config())
+    return made
 
 
 def make_engine(

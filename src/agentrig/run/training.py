@@ -20,7 +20,7 @@ from agentrig.processes.scratch import temporary_files
 from agentrig.run.directory import RunDirectory, run_name
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
-from agentrig.run.setup import first_runner, make_engine, ready_hardware
+from agentrig.run.setup import first_runner, make_engine, ready_hardware, ready_server
 from agentrig.run.splits import load_splits, split_warnings
 from agentrig.runners.scorer import Scorer
 
@@ -70,6 +70,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
 
     # Hardware first: its environment variables must be set before anything imports torch.
     hardware = ready_hardware(plan)
+    ready_server(plan, hardware)
 
     # Tasks.
     splits = load_splits(plan)

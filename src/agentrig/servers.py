@@ -1,0 +1,152 @@
+"""Servers: what serves the model while it is trained and evaluated, and what an algorithm may ask of it.
+
+An algorithm whose spec has `server=True` gets its server from the run: `session.server(plan)` while it trains, and the
+argument `server` of its `serve` for `agentrig eval` and `agentrig dev`. Which server that is, `[server] use` says.
+
+Everything here is called in the main process, in the thread `algorithm`, one call at a time. A server answers requests
+in processes of its own, so that it goes on while the algorithm computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+import attrs
+
+from agentrig.endpoints import Endpoint
+from agentrig.hardware import Hardware
+from agentrig.processes.servers import ServerError as ServerError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@attrs.frozen(kw_only=True)
+class ServerPlan:
+    """How an algorithm wants the model to be served.
+
+    Attributes:
+        model: A Hugging Face directory: configuration, weights, tokenizer.
+        name: The model's name in requests.
+        hardware: What to serve on. A server may use another device of the same kind than the learner.
+        dtype: What the server computes in: `float32` or `bfloat16`. The proof of delivery rounds the learner's weights
+            to it.
+        context: Most tokens of a prompt and its answer together; 0 for the model's own limit.
+        share: Share of the device's memory that the server may take while it is awake, from 0 to 1; None if the
+            server's own settings say.
+        seed: Of requests that bring none: a run with the same seed samples the same, where the server can.
+        log: File that the server's output is appended to; None for none.
+        sleeps: Whether `sleep` and `wake` will be called, so that the learner can have the memory in between. Some
+            servers have to be started for that.
+    """
+
+    model: Path
+    name: str
+    hardware: Hardware
+    dtype: str = "float32"
+    context: int = 0
+    share: float | None = None
+    seed: int = 0
+    log: Path | None = None
+    sleeps: bool = False
+
+
+class Server(Protocol):
+    """A model server of a run; `ServerSpec.build(config)(plan)` returns it, not started.
+
+    It is a context manager. `__enter__` starts it and returns when every address answers with the weights of
+    `plan.model`; `__exit__` ends it with all its processes, also after an error, and never raises one of its own. If
+    the run itself is killed, the server's processes must end by themselves. Those that don't are killed when the next
+    run starts: it finds them by the variable `AGENTRIG_SCRATCH`, which every child of a run has.
+
+    The attributes are set from `__enter__` on.
+
+    What a method raises ends the run, with the message in `error.json`. Raise `ServerError` with what happened, where
+    the log is, and what to do.
+
+    Attributes:
+        endpoints: The addresses, without sampling fields. Several are replicas: the groups of a step go to them in
+            turn. Each takes OpenAI's chat completions with `return_token_ids` and `logprobs`. An endpoint that can also
+            score tokens (`prompt_logprobs` at `/completions`) gets the strong proof of delivery, others the weaker one.
+        dtype: What it computes in.
+        context: Most tokens of a prompt and its answer together.
+    """
+
+    endpoints: Sequence[Endpoint]
+    dtype: str
+    context: int
+
+    def __enter__(self) -> Self:
+        """Start; return when every address answers.
+
+        Raises:
+            ServerError: It could not start; the message has the end of its log. Nothing is left running.
+        """
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all its processes; remove its files."""
+        ...
+
+    def take(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Compute with new weights from now on.
+
+        Called after each update, and once before the first step, when no request is running. Return only when every
+        address answers with these weights and no prefix cache holds keys and values of older ones. How they get there
+        is the server's choice: CUDA handles on one device, shared memory, a file. Leave no file behind.
+
+        Args:
+            weights: Name and tensor, as in the model's own files: the names and shapes of the Hugging Face state dict,
+                tied tensors once, adapters added in. They are live tensors of this process, on any device, in the
+                learner's dtype: read them before you return, never write to them. Iterate only once.
+            version: The step that made them. A server that can states it in its answers, as `system_fingerprint` =
+                `vVERSION`: then replicas with old weights are found.
+
+        Raises:
+            ServerError: The server has died, or the weights do not fit or are not finite.
+        """
+        ...
+
+    def held(self) -> Sequence[Mapping[str, str]] | None:
+        """Return, for each endpoint, name to digest (`agentrig.delivery.digests`) of the tensors that it computes with.
+
+        Called after each `take` if the run proves its transfers. A name that the learner has is compared with the
+        learner's tensor, rounded to `dtype`, bit by bit; a mapping may leave names out.
+
+        Returns:
+            None if the digests come with the answers, or can't be known. The proof then rests on log-probabilities.
+        """
+        ...
+
+    def sleep(self) -> None:
+        """Give the device's memory to the learner until `wake`; a server without such a way does nothing.
+
+        Called before an update, when no request is running, only if `plan.sleeps`. Weights need not be kept: `take`
+        follows `wake`, before any request.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Take the memory back; called once after each `sleep`, before `take`.
+
+        Raises:
+            ServerError: The memory is not free any more, or the server has died.
+        """
+        ...
+
+    def check(self) -> None:
+        """Make sure that the server is alive. Called when a run stops, because a dead server is the likely reason.
+
+        Raises:
+            ServerError: It is dead; the message names it and has the end of its log.
+        """
+        ...
+
+
+MakeServer = Callable[[ServerPlan], Server]
+"""What `ServerSpec.build(config)` returns, `Session.server` is, and an algorithm's `serve` gets as `server`."""
