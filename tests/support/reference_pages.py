@@ -18,8 +18,8 @@ DISTRIBUTIONS = {"agentrig", *(folder.name for folder in ROOT.glob("plugins/agen
 
 MODULES = (
     "tasks", "agents", "endpoints", "rewards", "traces", "adapters", "rollouts", "algorithms", "servers", "ledger",
-    "observers", "findings", "hardware.contract", "hardware.memory", "figures", "settings", "secrets", "errors", "lightning",
-    "plugins.specs", "plugins.hookspecs", "plan",
+    "observers", "findings", "hardware.contract", "hardware.memory", "figures", "settings", "secrets", "errors",
+    "lightning", "plugins.specs", "plugins.hookspecs", "plan",
 )  # fmt: skip
 """What plugins import, in the order of the API page; the rest is machinery."""
 
