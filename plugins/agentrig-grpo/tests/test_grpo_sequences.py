@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from agentrig import Triplet
+from agentrig.forest.kernels import fuse_norms
 from agentrig.forest.scoring import prepare, score, token_entropy, token_logprobs
 from agentrig.forest.sequences import collate, packed
 
@@ -79,6 +80,27 @@ def test_logits_in_chunks_give_the_same_numbers_and_gradients(make_model, monkey
     torch.testing.assert_close(b, d, atol=1e-5, rtol=1e-5)
     for name, gradient in found[0][2].items():
         torch.testing.assert_close(gradient, found[1][2][name], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "mistral"])
+def test_fused_norms_give_the_same_numbers_and_gradients(make_model, kind):
+    found, more = [], {"sliding_window": None} if kind == "mistral" else {}
+    for fused in (False, True):
+        model = make_model(kind, **more)
+        prepare(model)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "norm" in name:  # ones would hide that a weight is left out
+                    parameter.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(len(name)))
+        if fused:
+            assert fuse_norms(model) == {"qwen3": 9}.get(kind, 5)
+        (pack,) = packed(triplets(20), 10_000, share=True)
+        logprobs, _ = score(model, collate(pack, share=True))
+        logprobs.sum().backward()
+        found.append((logprobs.detach(), {n: p.grad for n, p in model.named_parameters()}))
+    torch.testing.assert_close(found[0][0], found[1][0], atol=1e-5, rtol=1e-5)
+    for name, gradient in found[0][1].items():
+        torch.testing.assert_close(gradient, found[1][1][name], atol=1e-4, rtol=1e-4, msg=name)
 
 
 def test_an_empty_response_is_refused():

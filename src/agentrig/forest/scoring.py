@@ -19,7 +19,7 @@ CHUNK = 1 << 26
 """Most logits that are held at once, for the loss; more are computed in chunks, and again for the gradient."""
 
 ENTROPY_ROWS = 1024
-"""Tokens whose entropy is computed at once: it takes three times the memory of their logits."""
+"""Tokens whose entropy is computed at once: it takes twice the memory of their logits."""
 
 
 def shares_tokens(model: Any) -> bool:
@@ -38,13 +38,16 @@ def prepare(model: Any) -> bool:
     return share
 
 
-def score(model: Any, batch: Batch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+def score(
+    model: Any, batch: Batch, temperature: float = 1.0, *, chunk: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probabilities of a batch's response tokens, and the entropy where each was sampled.
 
     Args:
         model: A Hugging Face causal language model, perhaps wrapped by peft, after `prepare`.
         batch: On the model's device; with a layout only if `shares_tokens`.
         temperature: The logits are divided by it; 0 counts as 1, as in the server.
+        chunk: Most logits that are held at once; None for `CHUNK`.
 
     Returns:
         Log-probabilities, fp32 [T], with a gradient; entropy in nats, fp32 [T], without.
@@ -57,34 +60,32 @@ def score(model: Any, batch: Batch, temperature: float = 1.0) -> tuple[torch.Ten
         input_ids=batch.ids, position_ids=batch.positions, use_cache=False, layout=batch.layout
     ).last_hidden_state.flatten(0, 1)[batch.at]
     head = inner.get_output_embeddings()
-    size = max(1, CHUNK // head.weight.shape[0])
-    if len(hidden) <= size:
-        logits = head(hidden).float()
-        return _of_targets(logits, batch.of, batch.targets, temperature), token_entropy(logits, temperature)[batch.of]
-    logprobs = torch.empty(len(batch.targets), device=hidden.device)
+    size = max(1, (chunk or CHUNK) // head.weight.shape[0])
     entropy = torch.empty(len(hidden), device=hidden.device)
 
     def part(states: torch.Tensor, of: torch.Tensor, targets: torch.Tensor, start: int) -> torch.Tensor:
-        logits = head(states).float()
+        logp = torch.log_softmax(_tempered(head(states).float(), temperature), -1)
         if not done[start]:  # not again, when the gradient computes the logits again
-            entropy[start : start + len(states)] = token_entropy(logits, temperature)
+            entropy[start : start + len(states)] = _entropy(logp)
             done[start] = True
-        return _of_targets(logits, of, targets, temperature)
+        return logp[of, targets]
 
     done = dict.fromkeys(range(0, len(hidden), size), False)
-    found, where = [], []
-    for start in done:
-        places = torch.nonzero((batch.of >= start) & (batch.of < start + size))[:, 0]
-        rows = hidden[start : start + size], batch.of[places] - start, batch.targets[places]
+    if len(done) == 1:
+        return part(hidden, batch.of, batch.targets, 0), entropy[batch.of]
+    found = []
+    for start, low, high in _chunks(batch.of, len(hidden), size):
+        rows = hidden[start : start + size], batch.of[low:high] - start, batch.targets[low:high]
         found.append(checkpoint(part, *rows, start, use_reentrant=False))
-        where.append(places)
-    logprobs = torch.cat(found)[torch.argsort(torch.cat(where))]
-    return logprobs, entropy[batch.of]
+    return torch.cat(found), entropy[batch.of]
 
 
-def _of_targets(logits: torch.Tensor, of: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the log-probabilities of targets, several of which can have the same row of logits."""
-    return torch.log_softmax(_tempered(logits, temperature), -1)[of, targets]
+def _chunks(of: torch.Tensor, states: int, size: int) -> list[tuple[int, int, int]]:
+    """Return where each chunk of hidden states begins, and its first target and the one after its last."""
+    starts = [*range(0, states, size), states]
+    # Where no two targets share a hidden state they are numbered alike, and the device need not be asked.
+    places = starts if len(of) == states else torch.searchsorted(of, torch.tensor(starts, device=of.device)).tolist()
+    return list(zip(starts[:-1], places[:-1], places[1:], strict=True))
 
 
 def _tempered(logits: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -108,12 +109,13 @@ def token_logprobs(logits: torch.Tensor, targets: torch.Tensor, temperature: flo
     return -torch.nn.functional.cross_entropy(_tempered(logits, temperature), targets, reduction="none")
 
 
-@torch.no_grad()
 def token_entropy(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """Return the entropy in nats of softmax(logits / temperature), [T]."""
-    found = [torch.zeros(0, device=logits.device)]
-    for start in range(0, len(logits), ENTROPY_ROWS):
-        part = logits[start : start + ENTROPY_ROWS]
-        logp = torch.log_softmax(_tempered(part, temperature), -1)
-        found.append(-(logp.exp() * logp).sum(-1))
-    return torch.cat(found)
+    rows = logits.detach().split(ENTROPY_ROWS)
+    return torch.cat([_entropy(torch.log_softmax(_tempered(part, temperature), -1)) for part in rows])
+
+
+@torch.no_grad()
+def _entropy(logp: torch.Tensor) -> torch.Tensor:
+    """Return the entropy in nats of log-probabilities, [T, vocabulary] to [T]."""
+    return torch.cat([-(part.exp() * part).sum(-1) for part in logp.split(ENTROPY_ROWS)])

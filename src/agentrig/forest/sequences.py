@@ -23,7 +23,7 @@ class Batch:
         positions: Position of each token in its own prompt + response, like `ids`.
         layout: Which tokens a token sees; None when each row is one sample and plain causal attention is right.
         at: Index into the flattened hidden states that predict response tokens, [U]; ascending, without duplicates.
-        of: Which of them predicts each response token, [T].
+        of: Which of them predicts each response token, [T]; ascending.
         targets: The response tokens, [T].
         sample: Which sample each response token belongs to, [T].
         place: Which token of its response each is, [T].
@@ -101,14 +101,15 @@ def collate(pack: Pack, *, share: bool, varlen: bool = False, pad: int = 0) -> B
             sample.append(np.full(n, i))
             place.append(np.arange(n))
     unique, of = np.unique(np.concatenate(at), return_inverse=True)
+    order = np.argsort(of, kind="stable")
     return Batch(
         ids=torch.from_numpy(ids),
         positions=torch.from_numpy(positions.copy()),
         layout=layout_of(pack, varlen=varlen) if share else None,
         at=torch.from_numpy(unique),
-        of=torch.from_numpy(of),
-        targets=torch.tensor(targets),
-        sample=torch.from_numpy(np.concatenate(sample)),
-        place=torch.from_numpy(np.concatenate(place)),
+        of=torch.from_numpy(of[order]),
+        targets=torch.from_numpy(np.array(targets, dtype=np.int64)[order]),
+        sample=torch.from_numpy(np.concatenate(sample)[order]),
+        place=torch.from_numpy(np.concatenate(place)[order]),
         computed=pack.tokens,
     )

@@ -15,7 +15,8 @@ import attrs
 import torch  # noqa: TID253  (imported by the algorithm when it runs)
 
 from agentrig.errors import AgentrigError
-from agentrig.forest.scoring import prepare, score
+from agentrig.forest.kernels import fuse_norms
+from agentrig.forest.scoring import CHUNK, prepare, score
 from agentrig.forest.segments import Pack
 from agentrig.forest.sequences import Batch, Sample, collate, packed
 from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE
@@ -34,6 +35,9 @@ from agentrig_grpo.masters import Masters, computing_with, round_weights
 from agentrig_grpo.proofs import StepProof, TokenProof
 from agentrig_grpo.samples import TrainSample as TrainSample
 from agentrig_grpo.used import Used, tokens_in_loss
+
+GPU_CHUNK = 1 << 29
+"""Most logits that are held at once on a GPU: some thousand tokens of a large vocabulary."""
 
 
 @attrs.define
@@ -121,6 +125,8 @@ class Learner:
         if dtype == "bfloat16" and self.share and not config.lora_rank:
             self._masters = Masters(model, torch.bfloat16)
             self.trained = self._masters.trained
+            if model.device.type == "cuda":
+                fuse_norms(model)
         else:
             self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._device = next(iter(self.trained.values())).device
@@ -131,6 +137,7 @@ class Learner:
             weight_decay=config.weight_decay,
             fused=True,
         )
+        self._chunk = GPU_CHUNK if self._device.type == "cuda" else CHUNK
         self.updates = 0
         self.digests: dict[str, Any] = {}
         self._dtype = dtype
@@ -329,7 +336,8 @@ class Learner:
 
     def _score(self, model: Any, batch: Batch, temperature: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16 and self._masters is None):
-            return score(model, batch, self.config.temperature if temperature is None else temperature)
+            temperature = self.config.temperature if temperature is None else temperature
+            return score(model, batch, temperature, chunk=self._chunk)
 
     def _collate(self, pack: Pack) -> Batch:
         return collate(pack, share=self.share, varlen=self._bf16 and self._device.type == "cuda").to(self._device)
