@@ -123,7 +123,8 @@ def test_a_healthy_run_is_proven_at_each_transfer_and_raises_nothing(name: str, 
     assert summary["calls_difference"] < summary["calls_bound"] / 2, summary
     assert summary["tensors"] > 20
     assert summary["notes"] == []
-    assert [line["delivery"]["version"] for line in session.steps] == list(range(1, len(session.steps) + 1))
+    sampled_with = [line["delivery"]["version"] for line in session.steps]
+    assert sampled_with == list(range(len(session.steps))), "the weights that the step's rollouts were sampled with"
     assert (tmp_path / "run" / "probe.json").is_file()
 
 
@@ -241,7 +242,7 @@ def test_a_resumed_run_proves_its_first_transfer_with_the_same_probe(model: Path
     run(tmp_path / "run", model, again, steps=3, lora_rank=rank)
     assert (tmp_path / "run" / "probe.json").read_text() == probe
     summary = again.delivery.record.summary()
-    assert summary["proofs"] == summary["arrived"] == 3 + 2
+    assert summary["proofs"] == summary["arrived"] == 2 + 2, "the last one of the first launch has no line of metrics"
 
 
 @pytest.mark.slow

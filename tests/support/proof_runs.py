@@ -70,6 +70,7 @@ class ProofSession:
             jobs = [(task, i) for task in tasks for i in range(n)]
             found = list(pool.map(lambda job: self._one(client, endpoint, step, mode, *job), jobs))
         self.delivery.offer(found)
+        self.delivery.settle()
         return found
 
     def _one(self, client: Any, endpoint: Any, step: int, mode: Any, task: Task, i: int) -> Rollout:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import attrs
 import httpx
 
+from agentrig.delivery.probe import SAMPLED
 from agentrig.endpoints import Endpoint, without_proxy
 
 VERSION = re.compile(r"v(\d+)")
@@ -18,6 +22,11 @@ UNKNOWN = frozenset({400, 404, 405, 422, 501})
 """The statuses of a server that does not know the request, or a field of it."""
 
 TIMEOUT_S = 300.0
+
+ASKED = 4
+"""How often each address is asked in a proof: behind one address there may be several servers."""
+
+T = TypeVar("T")
 
 
 class CannotScore(Exception):
@@ -49,51 +58,77 @@ class Answer:
     dtype: str = ""
 
 
+@attrs.frozen(kw_only=True)
+class Asked:
+    """What an address said in a proof.
+
+    Attributes:
+        answer: The probe's scores, and what was sampled after it.
+        fresh: The server's own scores of the sampled tokens, without its prefix cache; empty where not asked for.
+        others: What further requests sampled.
+        versions: Of the weights, as each request was answered.
+    """
+
+    answer: Answer
+    fresh: tuple[float, ...] = ()
+    others: tuple[Answer, ...] = ()
+    versions: tuple[int | None, ...] = ()
+
+
 class Client:
     """Asks servers, each time over a new connection: a balancer may pass each one on to another replica."""
 
     def __init__(self) -> None:
         self._http: httpx.Client | None = None
 
-    def score(self, endpoint: Endpoint, ids: Sequence[int]) -> Answer:
-        """Let a server score tokens.
+    def ask(self, endpoint: Endpoint, ids: Sequence[int], *, fresh: bool = False) -> Asked:
+        """Ask an address all that a proof needs.
+
+        Args:
+            endpoint: The address, with the temperature of training.
+            ids: The probe.
+            fresh: Let the server score what it sampled too, for a learner that cannot be asked; at temperature 1 only.
 
         Raises:
             CannotScore: It does not know how.
             CannotAnswer: It does not answer.
         """
-        body = self._ask(endpoint, {"prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1})
-        try:
-            found = body["choices"][0]["prompt_logprobs"]
-            places = zip(found, ids, strict=True)
-            logprobs = tuple(float(place[str(token)]["logprob"]) for place, token in places if place)
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise CannotScore("its answer holds no prompt_logprobs") from None
-        if len(logprobs) != len(ids) - 1:
-            raise CannotScore(f"it returned {len(logprobs)} log-probabilities for {len(ids)} tokens")
-        held = body.get("weights") or {}
-        return Answer(
-            version=_version(body), logprobs=logprobs, digests=held.get("digests") or {}, dtype=held.get("dtype") or ""
-        )
+        temperature = float(endpoint.sampling.get("temperature", 1.0))
+        if fresh:
+            sampled = self.sample(endpoint, ids, n=SAMPLED, temperature=temperature)
+            scored = self.score(endpoint, [*ids, *sampled.tokens])
+            own, versions = scored.logprobs[len(ids) - 1 :], [sampled.version, scored.version]
+            answer = attrs.evolve(scored, logprobs=scored.logprobs[: len(ids) - 1])
+            answer = attrs.evolve(answer, tokens=sampled.tokens, sampled=sampled.sampled)
+        else:
+            answer = self._answer(endpoint, ids, score=True, n=SAMPLED, temperature=temperature)
+            own, versions = (), [answer.version]
+        others = [self.sample(endpoint, ids, n=1, temperature=temperature) for _ in range(ASKED - len(versions))]
+        versions += [each.version for each in others]
+        return Asked(answer=answer, fresh=own, others=tuple(others), versions=tuple(versions))
+
+    def score(self, endpoint: Endpoint, ids: Sequence[int]) -> Answer:
+        """Let a server score tokens; see `ask` for the errors."""
+        return self._answer(endpoint, ids, score=True)
 
     def sample(self, endpoint: Endpoint, ids: Sequence[int], *, n: int, temperature: float) -> Answer:
-        """Let a server sample n tokens after others, which it may have in its prefix cache.
+        """Let a server sample n tokens after others, perhaps through its prefix cache; see `ask` for the errors."""
+        return self._answer(endpoint, ids, n=n, temperature=temperature)
 
-        Raises:
-            CannotScore: It does not know how, or returns neither ids nor log-probabilities.
-            CannotAnswer: It does not answer.
-        """
-        fields = {"max_tokens": n, "temperature": temperature, "top_p": 1.0, "top_k": -1, "seed": 1, "logprobs": 1}
-        body = self._ask(endpoint, {"prompt": list(ids), "return_token_ids": True, **fields})
-        try:
-            choice = body["choices"][0]
-            tokens = tuple(map(int, choice["token_ids"]))
-            sampled = tuple(map(float, choice["logprobs"]["token_logprobs"]))
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise CannotScore("its answer holds no token_ids or no token_logprobs") from None
-        return Answer(version=_version(body), tokens=tokens, sampled=sampled)
+    def _answer(
+        self, endpoint: Endpoint, ids: Sequence[int], *, score: bool = False, n: int = 0, temperature: float = 0.0
+    ) -> Answer:
+        """Let a server score tokens, or sample n after them, or both in one request."""
+        fields: dict[str, Any] = {"prompt": list(ids), "max_tokens": n or 1, "temperature": temperature}
+        if n:
+            fields |= {"top_p": 1.0, "top_k": -1, "seed": 1, "logprobs": 1, "return_token_ids": True}
+        body = self._post(endpoint, {**fields, "prompt_logprobs": 1} if score else fields)
+        found = Answer(version=_version(body))
+        if score:
+            found = attrs.evolve(found, logprobs=_scores(body, ids), **_weights(body))
+        return attrs.evolve(found, **_samples(body)) if n else found
 
-    def _ask(self, endpoint: Endpoint, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _post(self, endpoint: Endpoint, fields: Mapping[str, Any]) -> dict[str, Any]:
         if self._http is None:
             without_proxy(endpoint.base_url)
             self._http = httpx.Client(timeout=TIMEOUT_S)
@@ -112,6 +147,55 @@ class Client:
         return body
 
 
+def _scores(body: Mapping[str, Any], ids: Sequence[int]) -> tuple[float, ...]:
+    """Return the log-probability of each token but the first."""
+    try:
+        places = zip(body["choices"][0]["prompt_logprobs"], ids, strict=True)
+        found = tuple(float(place[str(token)]["logprob"]) for place, token in places if place)
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise CannotScore("its answer holds no prompt_logprobs") from None
+    if len(found) != len(ids) - 1:
+        raise CannotScore(f"it returned {len(found)} log-probabilities for {len(ids)} tokens")
+    return found
+
+
+def _weights(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a server says of the weights that it computes with."""
+    held = body.get("weights") or {}
+    return {"digests": held.get("digests") or {}, "dtype": held.get("dtype") or ""}
+
+
+def _samples(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampled tokens and their log-probabilities."""
+    try:
+        choice = body["choices"][0]
+        tokens = tuple(map(int, choice["token_ids"]))
+        return {"tokens": tokens, "sampled": tuple(map(float, choice["logprobs"]["token_logprobs"]))}
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise CannotScore("its answer holds no token_ids or no token_logprobs") from None
+
+
 def _version(body: Mapping[str, Any]) -> int | None:
     found = VERSION.fullmatch(str(body.get("system_fingerprint")))
     return int(found[1]) if found else None
+
+
+class Background(Future[tuple[T, float]]):
+    """A call in a thread of its own. The result is the call's and its seconds; the call's error is raised there.
+
+    The thread does not keep the process alive: a run that is stopped need not wait for a server.
+    """
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        super().__init__()
+        self._call = call
+        threading.Thread(target=self._run, name="delivery", daemon=True).start()
+
+    def _run(self) -> None:
+        start = time.perf_counter()
+        try:
+            found = self._call()
+        except BaseException as error:
+            self.set_exception(error)
+        else:
+            self.set_result((found, time.perf_counter() - start))

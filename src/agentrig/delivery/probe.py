@@ -19,8 +19,8 @@ FILE = "probe.json"
 LIMIT = 256
 """Most tokens of a probe."""
 
-SAMPLED = 8
-"""Tokens that the server samples after the probe, in each proof."""
+SAMPLED = 4
+"""Tokens that the server samples after the probe: the first from the prompt's pass, the others from decode steps."""
 
 
 @attrs.frozen(kw_only=True)
@@ -39,7 +39,7 @@ class Probe:
 
     def fitted(self, context: int) -> Probe:
         """Return the probe, its beginning cut off where it and what is sampled after it are longer than the context."""
-        room = min(LIMIT, context - SAMPLED)
+        room = min(LIMIT, context - SAMPLED - 1)  # the server may score these too, and samples at least one token
         if len(self.ids) <= room:
             return self
         return attrs.evolve(self, ids=self.ids[-room:], source=f"the last {room} tokens of {self.source}")

@@ -60,13 +60,14 @@ class Record:
         on: Whether the run proves its transfers.
 
     Attributes:
-        seconds: Wall time of the proofs since the last `line`.
+        seconds: How long the run waited for proofs since the last `line`.
+        background: How long they took in the background beside the run.
         notes: What the report says beside the figures.
     """
 
     def __init__(self, *, on: bool = True) -> None:
         self._on = on
-        self.seconds = 0.0
+        self.seconds = self.background = 0.0
         self.notes: list[str] = []
         self._run, self._step = Figures(), Figures()
         self._version: int | None = None
@@ -82,9 +83,9 @@ class Record:
             found.notes += [note for note in step.get("notes", []) if note not in found.notes]
         return found
 
-    def begin(self, expected: Expected) -> None:
+    def begin(self, version: int) -> None:
         """Note that a transfer is to be proven."""
-        self._version = expected.version
+        self._version = version
         self._step.proofs += 1
 
     def compared(self, difference: float, tensors: int, expected: Expected) -> None:
@@ -109,11 +110,12 @@ class Record:
         """Return what `metrics.jsonl` gets for the step that ends; empty if nothing was proven in it."""
         step, self._step = self._step, Figures()
         seconds, self.seconds = self.seconds, 0.0
+        background, self.background = self.background, 0.0
         if not step.proofs:
             return {}
         self._run.add(step)
         notes = {"notes": list(self.notes)} if self.notes else {}
-        return {"version": self._version, **attrs.asdict(step), "seconds": seconds, **notes}
+        return {"version": self._version, **attrs.asdict(step), "seconds": seconds, "background_s": background, **notes}
 
     def summary(self) -> dict[str, Any]:
         """Return what `summary.json` gets, what has been seen since the last line included."""

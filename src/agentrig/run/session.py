@@ -172,6 +172,7 @@ class RunSession:
         self._run.write_rollouts(rollouts, mode=mode, step=step, audits=verdicts)
         self._failures.update(count_failures(rollouts))
         self.delivery.offer(rollouts)
+        self.delivery.settle()  # what was sampled counts only if the weights had arrived
         if mode == "train":
             reward = sum(r.reward_s for r in rollouts)
             # Rewards are computed while rollouts run; their own seconds count, at most the whole wall time.
@@ -323,7 +324,7 @@ class RunSession:
             "prompt_tokens": mean([line["prompt_tokens"] for line in self.lines if line["prompt_tokens"]]),
             "response_tokens": mean([line["response_tokens"] for line in self.lines if line["response_tokens"]]),
             "warnings": [w for w in (self.engine.scorer.correctness.warning, *self._warnings) if w],
-            "delivery": self.delivery.record.summary(),
+            "delivery": self.delivery.summary(),
             "observer_errors": dict(self.plan.registry.observer_errors),
         }
 
@@ -348,7 +349,8 @@ class RunSession:
         for r in rollouts:
             if r.value is not None:
                 groups[r.group].add(r.value)
-        parts = {**self._step_time, **time_s}
+        proven = self.delivery.record.line()
+        parts = {**self._step_time, **time_s, **({"delivery": proven["seconds"]} if proven else {})}
         step_s = time.perf_counter() - self._step_start
         generated = sum(
             len(call.attributes.get("response_token_ids") or ()) for r in rollouts for call in r.trace.llm_calls()
@@ -373,7 +375,6 @@ class RunSession:
             "nodes": count_nodes(rollouts),
             "algorithm": canonical(metrics),
         }
-        proven = self.delivery.record.line()
         if proven:
             line["delivery"] = proven
         if self._validated is not None:

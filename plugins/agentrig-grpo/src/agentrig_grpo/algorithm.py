@@ -34,7 +34,6 @@ from agentrig_grpo.digests import weight_difference
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.model_files import ModelError, weight_files
 from agentrig_grpo.naming import model_directory
-from agentrig_grpo.proofs import check_sampled
 from agentrig_grpo.sampler import tasks_of_step
 from agentrig_grpo.server.chat import Chat
 from agentrig_grpo.server.handle import LLMServer, ServerSettings
@@ -82,6 +81,7 @@ class Grpo:
                     break
                 tasks = tasks_of_step(session.train_tasks, n=config.tasks_per_step, step=step, seed=session.seed)
                 rollouts = session.rollouts(tasks, n=config.group_size, endpoint=endpoint, step=step)
+                session.delivery.prepare([endpoint], wait=False)
                 clock = time.perf_counter()
                 samples = self.samples(rollouts)
                 advantages = {s.rollout: s.advantage for s in samples}
@@ -89,9 +89,7 @@ class Grpo:
                 metrics = learner.update(samples, step=step)
                 if learner.furthest is not None:
                     gap, at = learner.furthest
-                    session.delivery.sampled(step=step, difference=gap, call=_call_of(at, rollouts))
-                if config.top_p == 1:
-                    check_sampled(metrics.get("sampled_difference", 0.0), dtype=dtype, step=step)
+                    session.delivery.sampled(step=step, difference=gap, call=_call_of(at, rollouts), dtype=dtype)
                 updated = time.perf_counter()
                 proof = self._deliver(session, server, learner, view, tokenizer, step)
                 pushed = time.perf_counter() - proof
@@ -105,7 +103,6 @@ class Grpo:
                     time_s={
                         "update": updated - clock,
                         "push": pushed - updated,
-                        "delivery": proof,
                         "validation": validated - pushed - proof,
                     },
                     digests=learner.digests,
@@ -115,6 +112,7 @@ class Grpo:
                 if last or step % config.save_every == 0:
                     keep = bool(config.keep_every) and step % config.keep_every == 0
                     self._save(session, step, learner, tokenizer, best, dtype, keep=keep or last)
+            session.delivery.settle()
             if session.stopping:
                 return
             if config.final == "best" and not best.trained:
@@ -127,6 +125,7 @@ class Grpo:
                 self._deliver(session, server, learner, view, tokenizer, best.step)
                 self._save(session, step, learner, tokenizer, best, dtype, keep=True)
             session.report(measured, when="after", step=step)
+            session.delivery.settle()
 
     def replay(self, session: Session, recorded: Path | None) -> WeightDifference | None:
         """Repeat one step from its recorded rollouts; no server is started. See `agentrig.algorithms.Algorithm`."""
@@ -202,14 +201,18 @@ class Grpo:
     def _deliver(
         self, session: Session, server: LLMServer, learner: Learner, view: LearnerView, tokenizer: Any, version: int
     ) -> float:
-        """Give the server the learner's weights and prove that it answers with them; return the proof's seconds."""
+        """Give the server the learner's weights, and begin to prove that it answers with them.
+
+        Returns:
+            How long the proof held the run up, seconds.
+        """
         endpoint = self._endpoint(server)
         start = time.perf_counter()
         session.delivery.prepare([endpoint])
         prepared = time.perf_counter()
         server.swap(checkpoint.weights(learner.model), version)
         swapped = time.perf_counter()
-        session.delivery.prove(
+        session.delivery.begin(
             version=version,
             learner=view,
             servers=[endpoint],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.algorithms import WeightDifference
-from agentrig.delivery.digests import digest
+from agentrig.delivery.digests import digests
 
 if TYPE_CHECKING:
     from agentrig_grpo.samples import TrainSample
@@ -37,7 +37,7 @@ def tensor_digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     groups: dict[str, list[str]] = defaultdict(list)
     for name in sorted(tensors):
         groups[group_of(name)].append(name)
-    return {group: digest(_joined([tensors[name] for name in names])) for group, names in groups.items()}
+    return digests((group, _joined([tensors[name] for name in names])) for group, names in groups.items())
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

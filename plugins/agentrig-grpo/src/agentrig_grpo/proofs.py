@@ -30,9 +30,6 @@ STEP_BOUND = 1e-2
 SILENT = 2
 """Updates in a row without a gradient after which a trained tensor stops the run."""
 
-SAMPLED_BOUND: Mapping[str, float] = {"float32": 0.02, "bfloat16": 0.2}
-"""Largest mean difference, in nats, of the server's and the learner's log-probabilities that a dtype explains."""
-
 CURE = "This is a fault of the trainer, not of your settings: the weights would learn something else. Please report it."
 
 
@@ -301,22 +298,6 @@ class StepProof:
         none = torch.zeros(SPOTS, device=device)
         rows = [none if t is None else torch.take(t.detach(), self._at[n]).float() for n, t in tensors.items()]
         return torch.stack(rows).cpu().double()
-
-
-def check_sampled(difference: float, *, dtype: str, step: int) -> None:
-    """Stop when the log-probabilities that came with the samples are not the learner's.
-
-    Raises:
-        RunStopped: Their mean difference is beyond what kernels and dtype explain.
-    """
-    bound = SAMPLED_BOUND[dtype]
-    if difference > bound:
-        raise RunStopped(
-            f"step {step}: the log-probabilities that came with the sampled tokens differ from those of the trained "
-            f"weights by {difference:.3g} nats in the mean ({dtype} explains up to {bound:g}): the server sampled with "
-            "other weights or another temperature, or the agent changed the tokens.\n  The importance ratios would be "
-            "wrong. Look at ratio_mean and ratio_max in metrics.jsonl"
-        )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -17,7 +17,6 @@ import ray  # noqa: TID253  (imported with the trainer)
 
 from agentrig import Endpoint
 from agentrig.delivery import Delivery
-from agentrig.delivery.asking import Client
 from agentrig.delivery.verdict import difference
 
 SCORINGS = 3
@@ -34,7 +33,6 @@ class Scored:
         noise: The most that rounding changes one.
         layers: Blocks of the model.
         dtype: What the servers compute in.
-        server: Scores other tokens.
         sent: Name to digest of the tensors that were sent.
     """
 
@@ -43,16 +41,13 @@ class Scored:
     noise: float
     layers: int
     dtype: str
-    server: Endpoint | None = None
     sent: Mapping[str, str] = attrs.field(factory=dict)
 
     def logprobs(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
-        """Return the actor's log-probabilities of the probe; of longer tokens, the server's own fresh scores."""
-        if list(ids) == list(self.ids):
-            return self.found
-        assert self.server is not None
+        """Return the actor's log-probabilities of the probe; it cannot be asked for other tokens now."""
+        assert list(ids) == list(self.ids)
         assert temperature == 1.0
-        return Client().score(self.server, ids).logprobs
+        return self.found
 
     def digests(self) -> Mapping[str, str]:
         """Return the digests of what was sent."""
@@ -119,14 +114,16 @@ class Transfers:
         own = {name: sent[name][0] for name in common}
         at_one = [endpoint.with_sampling(temperature=1.0) for endpoint in endpoints]
         for endpoint, digests in zip(at_one, held, strict=True):
-            self._delivery.prove(
+            self._delivery.begin(
                 version=version,
-                learner=attrs.evolve(self._scored, sent=own, server=endpoint),
+                learner=attrs.evolve(self._scored, sent=own),
                 servers=[endpoint],
                 context=self._context,
                 prompt=self._prompt,
                 held=lambda digests=digests: [{n: d for n, d in digests.items() if n in own}],  # type: ignore[misc]
+                fresh=True,
             )
+            self._delivery.settle()
 
     @property
     def _context(self) -> int:

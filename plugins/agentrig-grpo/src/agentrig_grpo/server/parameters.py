@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import torch  # noqa: TID253  (imported in the server process only)
 
-from agentrig.delivery.digests import digest
+from agentrig.delivery.digests import Digests
 
 
 class WeightsError(ValueError):
@@ -66,11 +66,11 @@ class Parameters:
 
         Rows that should be equal and are not have no digest of the model's: theirs is that of the whole place.
         """
-        found = {}
+        found = Digests()
         for name, (place, shape) in self._places.items():
             rows = place.reshape(-1, *shape)
-            found[name] = digest(rows[0] if bool((rows == rows[0]).all()) else rows)
-        return found
+            found.add(name, rows[0] if len(rows) == 1 or bool((rows == rows[0]).all()) else rows)
+        return found.result()
 
 
 def _finite(tensor: torch.Tensor) -> bool:

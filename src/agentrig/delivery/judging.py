@@ -1,0 +1,224 @@
+"""Judges what an address said of a transfer, against what the learner says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import attrs
+
+from agentrig.delivery import verdict
+from agentrig.delivery.asking import Answer, Asked, Background, CannotScore, Client
+from agentrig.delivery.record import Record
+from agentrig.delivery.verdict import Expected
+from agentrig.endpoints import Endpoint
+
+SCORINGS = 4
+"""How often the learner scores the probe of a model that turned out not to be deterministic."""
+
+
+class Learner(Protocol):
+    """What an algorithm tells of the model that it trains, in evaluation mode.
+
+    Attributes:
+        layers: How many blocks the model has: rounding grows with them.
+        dtype: What the server computes in: `float32`, `bfloat16` …
+    """
+
+    layers: int
+    dtype: str
+
+    def logprobs(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+        """Return the log-probabilities of all tokens but the first, computed as in training."""
+        ...
+
+    def digests(self) -> Mapping[str, str]:
+        """Return name to digest (`agentrig.delivery.digests`) of the weights, rounded to the server's dtype.
+
+        Empty where they can't be known.
+        """
+        ...
+
+    def spread(self, ids: Sequence[int]) -> float:
+        """Return how much the tokens' log-probabilities change by computing in the server's dtype instead of fp32."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Pending:
+    """A transfer whose proof is under way.
+
+    Attributes:
+        version: Of the weights.
+        learner: What they are compared with.
+        servers: The addresses.
+        ids: The probe.
+        fresh: Whether samples are compared with the server's own fresh scores of them.
+        asked: What each address says, or that it cannot; and the digests that it holds.
+    """
+
+    version: int
+    learner: Learner
+    servers: Sequence[Endpoint]
+    ids: Sequence[int]
+    fresh: bool
+    asked: Background[list[tuple[Asked | CannotScore | None, Mapping[str, str]]]]
+
+
+class Bounds:
+    """How much the dtype explains, and whether the model says the same twice; measured once for a probe.
+
+    Args:
+        record: Is told of a model that is not deterministic.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._ids: Sequence[int] = ()
+        self._spread = self._noise = 0.0
+
+    def bound(self, learner: Learner, ids: Sequence[int], logprobs: Sequence[float], *, again: bool = False) -> float:
+        """Return the largest difference of a log-probability that is no fault.
+
+        Args:
+            learner: Whose probe it is.
+            ids: The probe.
+            logprobs: What the learner says of it.
+            again: Measure again: the model has moved since.
+        """
+        if again or list(ids) != list(self._ids):
+            self._ids, self._spread = ids, self._measure(learner, ids, logprobs)
+        return verdict.rounding(logprobs, learner.layers) + 2 * self._spread + 2 * self._noise
+
+    def _measure(self, learner: Learner, ids: Sequence[int], logprobs: Sequence[float]) -> float:
+        spread = learner.spread(ids)
+        noise = verdict.difference(logprobs, learner.logprobs(ids))
+        if noise > verdict.rounding(logprobs, learner.layers):
+            more = [learner.logprobs(ids) for _ in range(SCORINGS)]
+            noise = max(noise, *(verdict.difference(logprobs, found) for found in more))
+            first, self._noise = not self._noise, max(noise, self._noise)
+            if first:
+                self._record.say(
+                    f"the model is not deterministic: two scorings of the probe by the learner differ by {noise:.2g}, "
+                    "which widens the bound of the proof of delivery"
+                )
+        return spread
+
+
+class Ours:
+    """What the learner says of the probe and of what was sampled after it: in one pass where that can be.
+
+    Args:
+        pending: The transfer.
+        asked: What each address said.
+        bounds: Of the run.
+        client: Asks a server for the scores that a learner can't give.
+
+    Attributes:
+        expected: What the learner says of the probe.
+    """
+
+    def __init__(
+        self, pending: Pending, asked: Sequence[Asked | CannotScore | None], bounds: Bounds, client: Client
+    ) -> None:
+        self.learner, self.ids = pending.learner, pending.ids
+        self._fresh, self._client = pending.fresh, client
+        self._samples: dict[tuple[float, tuple[int, ...]], Sequence[float]] = {}
+        logprobs = self._probe(pending.servers, asked)
+        self.expected = Expected(
+            version=pending.version,
+            logprobs=logprobs,
+            digests=self.learner.digests(),
+            dtype=self.learner.dtype,
+            bound=bounds.bound(self.learner, self.ids, logprobs),
+        )
+
+    def _probe(self, servers: Sequence[Endpoint], asked: Sequence[Asked | CannotScore | None]) -> Sequence[float]:
+        for server, found in zip(servers, asked, strict=True):
+            if not self._fresh and isinstance(found, Asked) and temperature_of(server) == 1.0:
+                whole = self.learner.logprobs([*self.ids, *found.answer.tokens])
+                self._samples[1.0, found.answer.tokens] = whole[len(self.ids) - 1 :]
+                return whole[: len(self.ids) - 1]
+        return self.learner.logprobs(self.ids)
+
+    def samples(self, server: Endpoint, tokens: tuple[int, ...]) -> Sequence[float]:
+        """Return the right log-probabilities of tokens that a server sampled after the probe."""
+        whole, temperature = [*self.ids, *tokens], temperature_of(server)
+        if self._fresh:
+            return self._client.score(server, whole).logprobs[len(self.ids) - 1 :]
+        if (temperature, tokens) not in self._samples:
+            found = self.learner.logprobs(whole, temperature=temperature)
+            self._samples[temperature, tokens] = found[len(self.ids) - 1 :]
+        return self._samples[temperature, tokens]
+
+
+def judge(
+    server: Endpoint,
+    asked: Asked,
+    known: Mapping[str, str],
+    ours: Ours,
+    before: Expected | None,
+    bounds: Bounds,
+    record: Record,
+) -> list[str]:
+    """Return what is wrong with what an address said; nothing where the weights have arrived.
+
+    Args:
+        server: The address.
+        asked: What it said.
+        known: The digests that it holds, where it was asked for them in another way.
+        ours: What the learner says.
+        before: What it said of the transfer before.
+        bounds: Of the run.
+        record: Gets the figures.
+    """
+    answer = attrs.evolve(asked.answer, digests=known) if known else asked.answer
+    expected = ours.expected
+    if verdict.wrong_scores(expected, answer):
+        # The model has moved since its dtype's spread was measured.
+        bound = bounds.bound(ours.learner, ours.ids, expected.logprobs, again=True)
+        expected = ours.expected = attrs.evolve(expected, bound=bound)
+    words = verdict.wrong_version(expected, answer)
+    words += verdict.wrong_tensors(expected, answer, before)
+    words += verdict.wrong_scores(expected, answer)
+    record.compared(verdict.difference(expected.logprobs, answer.logprobs), len(answer.digests), expected)
+    others = [version for version in asked.versions if version != answer.version]
+    if others:
+        return [
+            *words,
+            f"of {len(asked.versions)} requests to this address some were answered with version {answer.version} and "
+            f"some with version {others[0]}: several servers are behind it, and one has old weights",
+        ]
+    for sampled in (answer, *asked.others):
+        gap = _gap(sampled, asked, ours, server)
+        record.compared(gap, 0, expected)
+        if gap > expected.bound:
+            return words + _sampled_otherwise(gap, expected, words, temperature_of(server))
+    return words
+
+
+def temperature_of(server: Endpoint) -> float:
+    """Return the temperature that an address samples with."""
+    return float(server.sampling.get("temperature", 1.0))
+
+
+def _gap(sampled: Answer, asked: Asked, ours: Ours, server: Endpoint) -> float:
+    if sampled is not asked.answer and sampled.tokens == asked.answer.tokens[:1]:
+        return verdict.difference(asked.answer.sampled[:1], sampled.sampled)
+    first = sampled.tokens == asked.answer.tokens
+    right = asked.fresh if asked.fresh and first else ours.samples(server, sampled.tokens)
+    return verdict.difference(right, sampled.sampled)
+
+
+def _sampled_otherwise(gap: float, expected: Expected, words: Sequence[str], temperature: float) -> list[str]:
+    found = (
+        f"the tokens that it samples after the probe have log-probabilities that differ from the learner's by up to "
+        f"{gap:.2g} (bound {expected.bound:.1g})"
+    )
+    if words:
+        return [found]
+    return [
+        found,
+        "its weights and its scores of the probe are right: either its prefix cache still has keys and values of "
+        f"older weights, or its log-probabilities are not those of temperature {temperature:g}",
+    ]
