@@ -1,6 +1,6 @@
-"""The ledger's words: what happened to each LLM call of a step's rollouts, said by an algorithm at the step's end.
+"""Entries of the ledger: an algorithm reports at the end of a step what it did with each LLM call.
 
-A run counts the calls itself, from the traces. `agentrig.run.ledger` compares both.
+A run also counts the calls itself, from the traces. `agentrig.run.ledger` compares the two.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ CRITIC_WARMUP = "critic-warmup"
 
 REASONS: Mapping[str, str] = {
     CALL_ERROR: "the call failed, or its stream broke off",
-    OTHER_SERVER: "it went to another server than the run's: another model answered",
+    OTHER_SERVER: "another server than the run's answered: its tokens are from another model",
     NO_TOKEN_IDS: "the server returned no token ids",
     FAILED_ROLLOUT: "the rollout failed: there is no reward to learn from",
     UNMATCHED_NODE: "the adapter trains other graph nodes",
-    DUPLICATE: "the same call was recorded twice; the other record counts",
+    DUPLICATE: "the call was recorded twice; the other record counts",
     LEFT_OUT_BY_ADAPTER: "the adapter left it out and does not say why (it has no method `left_out`)",
     ZERO_VARIANCE: "all rollouts of its group got the same reward: the advantage is 0",
-    ALONE: "no other rollout of its group can be compared with its own: the advantage is 0",
-    ZERO_ADVANTAGE: "its rollout's reward is the baseline of its group: the advantage is 0",
-    NEGATIVE_SCALE: "its rollout did worse than its group, and `negative_scale` is 0",
-    LEFT_OUT_BY_SAMPLES: "a `samples` method of its own, which the algorithm has, left it out",
+    ALONE: "its group has no other rollout to compare with: the advantage is 0",
+    ZERO_ADVANTAGE: "its rollout's reward equals the baseline of its group: the advantage is 0",
+    NEGATIVE_SCALE: "its rollout's reward is below the baseline of its group, and `negative_scale` is 0",
+    LEFT_OUT_BY_SAMPLES: "the algorithm's own method `samples` left it out",
     NOT_FINITE: "the gradient was NaN or infinite, and the update was skipped",
     CRITIC_WARMUP: "only the critic was trained in this step",
 }
@@ -65,7 +65,7 @@ class Entry:
         place: `trained`: the tokens are in a loss that changed the weights. `masked`: they were in a sequence as
             context, without loss. `dropped`: they were left out.
         tokens: Number of response tokens.
-        reason: Why it was dropped, see `REASONS`; empty for the other places.
+        reason: Why it was dropped (see `REASONS`); empty for the other places.
     """
 
     call: Call
@@ -78,8 +78,8 @@ def without_gradient(values: Sequence[float | None], value: float | None, *, neg
     """Return why a rollout has the advantage 0 in its group.
 
     Args:
-        values: The values of the group's rollouts, of those that count in its baseline; None for a failure.
-        value: The rollout's own.
+        values: The values of the group's rollouts that count in its baseline; None for a failure.
+        value: The rollout's own value.
         negative_scale: The factor of negative advantages.
     """
     valid = [v for v in values if v is not None]

@@ -63,7 +63,7 @@ def a_rollout_comes_back_twice(patch: Patch) -> None:
     around(patch, RolloutEngine, "run", lambda found, *_: [*found[:-1], found[0]])
 
 
-@fault(f"{ADAPTER}.\n  15 x a call that it should keep, by its own word, gave no triplet: {WHERE}")
+@fault(f"{ADAPTER}.\n  15 x a call that it did not report as left out has no triplet: {WHERE}")
 def a_call_that_matches_is_not_kept(patch: Patch) -> None:
     around(patch, AgentMatch, "__call__", lambda found, *_: found[1:])
 

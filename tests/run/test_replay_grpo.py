@@ -283,4 +283,4 @@ def test_where_bits_cannot_be_the_same_weights_are_held_to_a_bound() -> None:
     best = attrs.evolve(near, digests={"a": "9", "b": "9"})  # final = "best": the checkpoint holds other weights
     result, detail = weights_stage(other, best, exact=False)
     assert result == "not compared"
-    assert "no checkpoint holds this step's weights" in detail
+    assert "no checkpoint has this step's weights" in detail

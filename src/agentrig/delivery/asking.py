@@ -1,4 +1,4 @@
-"""Asks a server: what are the log-probabilities of these tokens, and what do you sample after them?"""
+"""Requests to a server: score these tokens, and sample some tokens after them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from agentrig.delivery.probe import SAMPLED
 from agentrig.endpoints import Endpoint, without_proxy
 
 VERSION = re.compile(r"v(\d+)")
-"""How agentrig's own server states the version of its weights, as the field `system_fingerprint`."""
+"""How agentrig's own server reports the version of its weights, in the field `system_fingerprint`."""
 
 UNKNOWN = frozenset({400, 404, 405, 422, 501})
-"""The statuses of a server that does not know the request, or a field of it."""
+"""HTTP statuses of a server that does not support the request or one of its fields."""
 
 TIMEOUT_S = 300.0
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class CannotScore(Exception):
-    """The server has no way to score given tokens."""
+    """The server cannot score given tokens."""
 
 
 class CannotAnswer(Exception):
@@ -39,15 +39,16 @@ class CannotAnswer(Exception):
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """What a server said of a probe.
+    """A server's answer to a probe.
 
     Attributes:
-        version: Of its weights; None where it does not say.
-        logprobs: Of the probe's tokens but the first, untempered; empty when only sampled.
-        tokens: What it sampled.
-        sampled: The log-probabilities that it gave with them.
-        digests: Name to digest of the tensors that it computes with; empty where it does not say.
-        dtype: What it computes in; '' where it does not say.
+        version: The version of its weights; None if it does not report it.
+        logprobs: The log-probabilities of all tokens of the probe except the first, at temperature 1; empty for a
+            request that only samples.
+        tokens: The tokens that it sampled.
+        sampled: The log-probabilities that it returned with them.
+        digests: Name to digest of the tensors that it uses; empty if it does not report them.
+        dtype: The dtype in which it computes; '' if it does not report it.
     """
 
     version: int | None
@@ -76,7 +77,7 @@ class Asked:
 
 
 class Client:
-    """Asks servers, each time over a new connection: a balancer may pass each one on to another replica."""
+    """Sends requests to servers, each over a new connection: a load balancer may choose another replica each time."""
 
     def __init__(self) -> None:
         self._http: httpx.Client | None = None
@@ -143,7 +144,7 @@ class Client:
         except (httpx.HTTPError, ValueError) as error:
             raise CannotAnswer(f"{url} does not answer: {type(error).__name__}: {error}") from error
         if not isinstance(body, dict):
-            raise CannotScore(f"POST {url}: the answer is no JSON object")
+            raise CannotScore(f"POST {url}: the answer is not a JSON object")
         return body
 
 
@@ -153,7 +154,7 @@ def _scores(body: Mapping[str, Any], ids: Sequence[int]) -> tuple[float, ...]:
         places = zip(body["choices"][0]["prompt_logprobs"], ids, strict=True)
         found = tuple(float(place[str(token)]["logprob"]) for place, token in places if place)
     except (KeyError, IndexError, TypeError, ValueError):
-        raise CannotScore("its answer holds no prompt_logprobs") from None
+        raise CannotScore("its answer has no prompt_logprobs") from None
     if len(found) != len(ids) - 1:
         raise CannotScore(f"it returned {len(found)} log-probabilities for {len(ids)} tokens")
     return found
@@ -172,7 +173,7 @@ def _samples(body: Mapping[str, Any]) -> dict[str, Any]:
         tokens = tuple(map(int, choice["token_ids"]))
         return {"tokens": tokens, "sampled": tuple(map(float, choice["logprobs"]["token_logprobs"]))}
     except (KeyError, IndexError, TypeError, ValueError):
-        raise CannotScore("its answer holds no token_ids or no token_logprobs") from None
+        raise CannotScore("its answer has no token_ids or no token_logprobs") from None
 
 
 def _version(body: Mapping[str, Any]) -> int | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 WIDTH = 1021
-"""Words of a row: a prime, so that the rows and columns of a weight matrix never fall on the same places."""
+"""Words of a row: a prime, so that the rows and columns of a weight matrix never get the same multipliers."""
 
 GOLDEN = -7046029254386353131
 """2^64 over the golden ratio, as a signed number."""
@@ -85,12 +85,12 @@ class Digests:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Return 32 hexadecimal digits for a tensor's bytes in their order; its shape and dtype are not part of them."""
+    """Return 32 hexadecimal digits for a tensor's bytes in their order; its shape and dtype do not enter."""
     return digests([("", tensor)])[""]
 
 
 def digests(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None = None) -> dict[str, str]:
-    """Return name to digest; floating-point tensors are first rounded to `dtype`, as they are for a server."""
+    """Return name to digest; floating-point tensors are first rounded to `dtype`, as for a server."""
     found = Digests(dtype)
     for name, tensor in tensors:
         found.add(name, tensor)

@@ -1,4 +1,4 @@
-"""The proof at export: loaded by transformers, the exported model must say of the probe what the learner said."""
+"""The check at export: transformers loads the exported model, which must score the probe as the learner did."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def check_export(directory: Path, checkpoint: Path) -> str:
 
     Args:
         directory: The exported Hugging Face directory.
-        checkpoint: Where it comes from.
+        checkpoint: The checkpoint that was exported.
 
     Returns:
-        A sentence: what was found, or why nothing could be compared.
+        A sentence with the result, or why nothing could be compared.
 
     Raises:
         AgentrigError: The exported model is not the one that was trained.
-        agentrig.errors.CheckpointDamaged: The checkpoint's own record cannot be read.
+        agentrig.errors.CheckpointDamaged: The learner's log-probabilities in the checkpoint cannot be read.
     """
     signed = signature(checkpoint)
     if signed is None:
@@ -46,7 +46,7 @@ def check_export(directory: Path, checkpoint: Path) -> str:
 
 
 def _logprobs(directory: Path, ids: Sequence[int]) -> list[float]:
-    """Return the log-probability of each token but the first, computed in fp32."""
+    """Return the log-probability of each token except the first, computed in fp32."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""The probe: a few hundred tokens of the run's own, kept in the run directory, that the server has to score."""
+"""The probe: up to 256 tokens that the run has recorded, kept in the run directory. The server must score them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Probe:
     """Tokens to score.
 
     Attributes:
-        ids: Token ids, two at least.
+        ids: At least two token ids.
         source: Where they come from, as text.
-        recorded: Whether they are of a recorded call; those of a task's prompt are replaced by the first one.
+        recorded: Whether they are from a recorded call. The tokens of a task's prompt are used until there is one.
     """
 
     ids: Sequence[int]
@@ -38,7 +38,7 @@ class Probe:
     recorded: bool
 
     def fitted(self, context: int) -> Probe:
-        """Return the probe, its beginning cut off where it and what is sampled after it are longer than the context."""
+        """Return the probe, cut off at the start so that it and the tokens sampled after it fit into the context."""
         room = min(LIMIT, context - SAMPLED - 1)  # the server may score these too, and samples at least one token
         if len(self.ids) <= room:
             return self
@@ -46,7 +46,7 @@ class Probe:
 
 
 def recorded_probe(rollouts: Iterable[Rollout], *, limit: int = LIMIT) -> Probe | None:
-    """Return the longest recorded call of at most `limit` tokens, else the end of the shortest; None without any."""
+    """Return the longest recorded call of at most `limit` tokens, else the shortest call; None without any."""
     found: list[tuple[int, str, Sequence[int], str]] = []
     for rollout in rollouts:
         for call in rollout.trace.llm_calls():
@@ -62,14 +62,14 @@ def recorded_probe(rollouts: Iterable[Rollout], *, limit: int = LIMIT) -> Probe 
 
 
 def save(probe: Probe, file: Path) -> None:
-    """Write the file of a run's probe, whole or not at all."""
+    """Write the file of a run's probe atomically."""
     part = file.with_name(f".{file.name}.part")
     part.write_text(json.dumps(attrs.asdict(probe)) + "\n", "utf-8")
     os.replace(part, file)
 
 
 def load(file: Path) -> Probe | None:
-    """Return the probe that a run directory holds, or None.
+    """Return the probe of a run directory, or None.
 
     Raises:
         RunFileError: The file is damaged.

@@ -58,7 +58,7 @@ class Delivery:
     # --- the probe --------------------------------------------------------------------------------
 
     def offer(self, rollouts: Sequence[Rollout]) -> None:
-        """Take the probe from recorded calls, unless it has been taken already."""
+        """Take the probe from recorded calls, unless the run has such a probe already."""
         if not self.on or (self._kept() is not None and self._kept().recorded):  # type: ignore[union-attr]
             return
         found = probes.recorded_probe(rollouts)
@@ -66,7 +66,7 @@ class Delivery:
             self._keep(found)
 
     def probe(self, *, context: int, prompt: Callable[[], Sequence[int]]) -> Sequence[int]:
-        """Return the tokens that the next proof asks about; see `prove` for the arguments."""
+        """Return the tokens of the next proof; see `prove` for the arguments."""
         if self._kept() is None:
             self._keep(Probe(ids=prompt(), source="a task's prompt", recorded=False))
         assert self._probe is not None
@@ -247,12 +247,12 @@ class Delivery:
 
         Args:
             step: The training step.
-            difference: Of the call that differs most, the mean absolute difference over its tokens.
+            difference: The mean absolute difference over the tokens of the call that differs most.
             call: Which call that is, as text.
             dtype: What learner and server compute in.
 
         Raises:
-            RunStopped: They are not: the server sampled from another policy, or the tokens are not those of the call.
+            RunStopped: They differ: the server sampled from another policy, or the tokens are not those of the call.
         """
         bound = self.calls_bound(dtype)
         self.record.calls(difference, bound)

@@ -1,4 +1,4 @@
-"""The proofs' figures: a step's for `metrics.jsonl`, the run's for `summary.json`; and a checkpoint's signature."""
+"""Figures of the proofs, for `metrics.jsonl` (a step) and `summary.json` (the run); a checkpoint's signature."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from agentrig.errors import CheckpointDamaged
 log = logging.getLogger(__name__)
 
 SIGNATURE = Path("trainer") / "delivery.json"
-"""In a checkpoint: the probe and what the learner says of it."""
+"""The file of a checkpoint with the probe and the learner's log-probabilities of it."""
 
 
 @attrs.define
 class Figures:
-    """What was seen over some proofs.
+    """Results of some proofs.
 
     Attributes:
-        proofs: How many transfers were looked at.
-        arrived: In how many the server answered with the learner's weights.
+        proofs: How many transfers were checked.
+        arrived: After how many of them the server answered with the learner's weights.
         difference: Largest difference of a log-probability, in nats; None before the first.
         bound: The bound of that proof.
-        tensors: How many tensors were compared bit by bit in the last proof; 0 where the server does not tell.
-        calls_difference: Of recorded calls, the largest mean difference of one call; None before the first.
-        calls_bound: The bound of that.
+        tensors: How many tensors were compared bit for bit in the last proof; 0 if the server reports no digests.
+        calls_difference: The largest mean difference of a recorded call, in nats; None before the first.
+        calls_bound: The bound of that call.
     """
 
     proofs: int = 0
@@ -62,7 +62,7 @@ class Record:
     Attributes:
         seconds: How long the run waited for proofs since the last `line`.
         background: How long they took in the background beside the run.
-        notes: What the report says beside the figures.
+        notes: What the report adds to the figures.
     """
 
     def __init__(self, *, on: bool = True) -> None:
@@ -84,30 +84,30 @@ class Record:
         return found
 
     def begin(self, version: int) -> None:
-        """Note that a transfer is to be proven."""
+        """Count a transfer that is being proven."""
         self._version = version
         self._step.proofs += 1
 
     def compared(self, difference: float, tensors: int, expected: Expected) -> None:
-        """Note a comparison."""
+        """Record a comparison."""
         self._step.add(Figures(difference=difference, bound=expected.bound, tensors=tensors))
 
     def calls(self, difference: float, bound: float) -> None:
-        """Note a comparison of recorded calls."""
+        """Record a comparison of recorded calls."""
         self._step.add(Figures(calls_difference=difference, calls_bound=bound))
 
     def proven(self) -> None:
-        """Note that the transfer has arrived."""
+        """Count a transfer that has arrived."""
         self._step.arrived += 1
 
     def say(self, note: str) -> None:
-        """Warn once, and keep it for the report."""
+        """Log a warning once, and keep it for the report."""
         if note not in self.notes:
             log.warning("%s", note)
             self.notes.append(note)
 
     def line(self) -> dict[str, Any]:
-        """Return what `metrics.jsonl` gets for the step that ends; empty if nothing was proven in it."""
+        """Return the entry of `metrics.jsonl` for the step that ends; empty if nothing was proven in it."""
         step, self._step = self._step, Figures()
         seconds, self.seconds = self.seconds, 0.0
         background, self.background = self.background, 0.0
@@ -118,7 +118,7 @@ class Record:
         return {"version": self._version, **attrs.asdict(step), "seconds": seconds, "background_s": background, **notes}
 
     def summary(self) -> dict[str, Any]:
-        """Return what `summary.json` gets, what has been seen since the last line included."""
+        """Return the entry of `summary.json`, with the results since the last line."""
         whole = Figures()
         whole.add(self._run)
         whole.add(self._step)
@@ -126,7 +126,7 @@ class Record:
 
 
 def sign(checkpoint: Path, ids: Sequence[int], expected: Expected) -> None:
-    """Write the probe and the learner's log-probabilities of it into a checkpoint."""
+    """Write the probe and its log-probabilities under the learner into a checkpoint."""
     content = {
         "version": expected.version,
         "ids": list(ids),
@@ -140,7 +140,7 @@ def sign(checkpoint: Path, ids: Sequence[int], expected: Expected) -> None:
 
 
 def signature(checkpoint: Path) -> tuple[list[int], Expected] | None:
-    """Return what `sign` wrote: the probe's tokens and the learner's answer; None without it.
+    """Return what `sign` wrote: the probe's tokens and the learner's log-probabilities; None without it.
 
     Raises:
         CheckpointDamaged: The file cannot be read.

@@ -1,4 +1,4 @@
-"""Compares what a server said of the probe with what the learner says, and puts differences into words."""
+"""Compares a server's answer to the probe with the learner's, and describes the differences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 from agentrig.delivery.asking import Answer
 
 EPSILON = 2.0**-23
-"""The distance between two fp32 numbers, relative to their size."""
+"""The distance between two neighboring fp32 numbers, relative to their size."""
 
 CALLS: Mapping[str, float] = {"float32": 0.02, "bfloat16": 0.8, "float16": 0.8}
 """Largest mean difference of a recorded call's log-probabilities in a dtype, in nats, where nothing was measured."""
@@ -21,13 +21,13 @@ SHOWN = 4
 
 @attrs.frozen(kw_only=True)
 class Expected:
-    """What the learner says.
+    """The answer that the learner gives.
 
     Attributes:
-        version: Of its weights: the step that made them.
-        logprobs: Of the probe's tokens but the first.
-        digests: Name to digest of its weights, rounded to what the server computes in; empty where it can't tell.
-        dtype: What the server should compute in.
+        version: The version of its weights: the step that made them.
+        logprobs: The log-probabilities of all tokens of the probe except the first.
+        digests: Name to digest of its weights, rounded to the server's dtype; empty if it cannot compute them.
+        dtype: The dtype in which the server should compute.
         bound: Largest difference of log-probabilities that dtype and kernels explain.
     """
 
@@ -39,18 +39,18 @@ class Expected:
 
 
 def rounding(logprobs: Sequence[float], layers: int) -> float:
-    """Return what fp32 arithmetic explains: the largest difference between two orders of the same sums.
+    """Return the largest difference that fp32 explains: the same sums in another order.
 
-    A rounding error of half an epsilon enters at each of some four matrix products of a layer, relative to numbers as
-    large as the largest log-probability; independent errors grow with the square root of their count. Sixteen times
-    that leaves room for the longest of some hundred tokens and for kernels that add in blocks.
+    Each of about four matrix products of a layer adds a rounding error of half an epsilon, relative to numbers as
+    large as the largest log-probability. Independent errors grow with the square root of their number. The factor 16
+    covers the maximum over some hundred tokens and kernels that add in blocks.
     """
     scale = 1.0 + max(map(abs, logprobs), default=0.0)
     return 16 * EPSILON / 2 * math.sqrt(4 * layers + 1) * scale
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the largest absolute difference; infinite where one is not finite or the lengths differ."""
+    """Return the largest absolute difference; infinity if one is not finite or the lengths differ."""
     if len(ours) != len(theirs):
         return math.inf
     gaps = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
@@ -58,14 +58,14 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def wrong_version(expected: Expected, answer: Answer) -> list[str]:
-    """Return what to say of an answer of another version; nothing where it is right, or the server does not say."""
+    """Return the message about an answer of another version; none if it is right or the server reports no version."""
     if answer.version is None or answer.version == expected.version:
         return []
     return [f"it answers with the weights of version {answer.version}; the learner's are version {expected.version}"]
 
 
 def wrong_tensors(expected: Expected, answer: Answer, before: Expected | None) -> list[str]:
-    """Return what to say of tensors that are not the learner's, by name."""
+    """Return messages about tensors that differ from the learner's."""
     ours, theirs = expected.digests, answer.digests
     if not ours or not theirs:
         return []
@@ -89,7 +89,7 @@ def wrong_tensors(expected: Expected, answer: Answer, before: Expected | None) -
 def _whose(
     wrong: Sequence[str], ours: Mapping[str, str], theirs: Mapping[str, str], before: Expected | None
 ) -> list[str]:
-    """Say whose weights the wrong tensors are, where that can be told."""
+    """Say which weights the wrong tensors are, if they are known."""
     if before is not None and all(before.digests.get(name) == theirs[name] for name in wrong):
         return [f"these are still the weights of version {before.version}"]
     owners = {value: name for name, value in ours.items()}
@@ -98,7 +98,7 @@ def _whose(
 
 
 def wrong_scores(expected: Expected, answer: Answer) -> list[str]:
-    """Return what to say of log-probabilities of the probe that are not the learner's."""
+    """Return the message about log-probabilities of the probe that differ from the learner's."""
     gap = difference(expected.logprobs, answer.logprobs)
     if gap <= expected.bound:
         return []

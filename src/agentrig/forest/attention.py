@@ -1,7 +1,7 @@
-"""Attention within a pack of a forest: each token sees its ancestors and itself, and nothing else.
+"""Attention within a pack of a forest: each token attends to its ancestors and itself only.
 
 transformers calls `forest_attention` in each layer of a model that was prepared with `use`, and passes it the layout
-that `scoring.score` was given. Without a layout it is transformers' own sdpa attention.
+from `scoring.score`. Without a layout it is transformers' own sdpa attention.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ NAME = "agentrig_forest"
 """The attention's name in transformers."""
 
 BLOCK = 512
-"""Tokens whose attention is computed with one mask, where there is no kernel for sequences of different lengths."""
+"""Most tokens with one attention mask, if there is no kernel for sequences of different lengths."""
 
 AREA = 1 << 24
-"""Most entries of the masks of one call of sdpa, padding included."""
+"""Most mask entries in one call of sdpa, with padding."""
 
 PADDING = 1.5
-"""Most entries of the masks, in multiples of those without padding."""
+"""Most mask entries with padding, as a multiple of those without."""
 
 
 class Layout(Protocol):
-    """Where the tokens of a pack may look."""
+    """Which tokens of a pack each token attends to."""
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
         """Return the attention's result.
@@ -44,7 +44,7 @@ class Layout(Protocol):
         Args:
             q: Queries, [tokens, heads, size].
             k: Keys, [tokens, key heads, size].
-            v: Values, like the keys.
+            v: Values, with the shape of the keys.
             scaling: Factor of the products of queries and keys; None for 1 / sqrt(size).
 
         Returns:
@@ -76,7 +76,7 @@ def forest_attention(
     layout: Layout | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Implement transformers' attention interface: `Layout.attend` with heads before tokens, [1, heads, N, size]."""
+    """Call `Layout.attend` through transformers' attention interface, with tensors [1, heads, tokens, size]."""
     if layout is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -88,18 +88,18 @@ def forest_attention(
 
 
 def layout_of(pack: Pack, *, varlen: bool) -> Layout:
-    """Return a pack's layout: for FlashAttention (`varlen`; CUDA and 16 bits), or for any device and dtype."""
+    """Return a pack's layout: for FlashAttention (`varlen`, on CUDA in 16 bits), or for any device and dtype."""
     return Varlen.of(pack) if varlen else Blocks.of(pack)
 
 
 @attrs.frozen(eq=False)
 class Varlen:
-    """Each segment is a sequence of queries, and the path to its last token the sequence of keys.
+    """Each segment is a sequence of queries; its keys are the path to its last token.
 
     Attributes:
-        keys: Which token each key is, [K].
-        cu_q: Where each segment's queries begin, and their end, [segments + 1].
-        cu_k: Where each segment's keys begin, and their end, [segments + 1].
+        keys: The token of each key, [K].
+        cu_q: Offsets of each segment's queries, and the last end, [segments + 1].
+        cu_k: Offsets of each segment's keys, and the last end, [segments + 1].
         max_q: Most queries of a segment.
         max_k: Most keys of a segment.
     """
@@ -125,10 +125,10 @@ class Varlen:
         )
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
-        """Compute it by torch's FlashAttention for sequences of different lengths."""
+        """Use torch's FlashAttention for sequences of different lengths."""
         from torch.nn.attention.varlen import varlen_attn
 
-        q, k = q.to(v.dtype), k.to(v.dtype)  # autocast leaves the rotated ones in fp32
+        q, k = q.to(v.dtype), k.to(v.dtype)  # autocast leaves them in fp32 after the rotary embedding
         found = varlen_attn(
             q.contiguous(), k.index_select(0, self.keys), v.index_select(0, self.keys),
             self.cu_q, self.cu_k, self.max_q, self.max_k, scale=scaling, window_size=(-1, 0), **_grouped(),
@@ -143,7 +143,7 @@ class Varlen:
 
 @functools.cache
 def _grouped() -> dict[str, Any]:
-    """Return how to say that there are fewer key heads than query heads; early versions need not be told."""
+    """Return the argument for fewer key heads than query heads; early versions of torch have and need none."""
     from torch.nn.attention.varlen import varlen_attn
 
     return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
@@ -154,9 +154,9 @@ class Part:
     """Some blocks of similar size, padded; see `Blocks`.
 
     Attributes:
-        q: Which token each query is, [blocks, queries].
-        k: Which token each key is, [blocks, keys].
-        mask: Which keys a query sees, [blocks, 1, queries, keys]; None for a single causal block without padding.
+        q: The token of each query, [blocks, queries].
+        k: The token of each key, [blocks, keys].
+        mask: The keys that a query attends to, [blocks, 1, queries, keys]; None for one causal block without padding.
     """
 
     q: torch.Tensor
@@ -166,14 +166,14 @@ class Part:
 
 @attrs.frozen(eq=False)
 class Blocks:
-    """Queries that lie side by side are a block; its keys are the path above it and the block itself.
+    """Adjacent queries form a block; its keys are its ancestors and the block itself.
 
-    A block holds a whole tree, or subtrees below one segment, of at most `BLOCK` tokens, or `BLOCK` tokens of a longer
-    segment: no mask is larger than a block times a path.
+    A block is a whole tree or subtrees below one segment, of at most `BLOCK` tokens; or `BLOCK` tokens of a longer
+    segment. So no mask is larger than a block times a path.
 
     Attributes:
-        parts: Blocks of similar size together.
-        order: Where each token's result is in those of all parts, [tokens].
+        parts: The blocks, grouped by size.
+        order: The index of each token's result in the concatenated results of all parts, [tokens].
     """
 
     parts: Sequence[Part]
@@ -190,14 +190,14 @@ class Blocks:
         return cls([attrs.evolve(part, q=part.q.clamp(min=0)) for part in parts], order)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
-        """Compute it by torch's scaled_dot_product_attention."""
+        """Use torch's scaled_dot_product_attention."""
         n, heads, size = q.shape
         groups = heads // k.shape[1]
         flat = [x.reshape(n, -1) for x in (q, k, v)]
         found = []
         for part in self.parts:
             queries, keys, values = (
-                # embedding's backward adds up rows that are used several times faster than index_select's
+                # for rows that are used several times, the backward of embedding is faster than index_select's
                 functional.embedding(index, x).view(*index.shape, -1, size).transpose(1, 2)
                 for index, x in zip((part.q, part.k, part.k), flat, strict=True)
             )
@@ -222,7 +222,7 @@ class Blocks:
 
 @attrs.frozen(eq=False)
 class _Block:
-    """Attributes: queries and keys as tokens of the pack; which keys each query sees, [queries, keys]."""
+    """The tokens of queries and keys, and the keys that each query attends to, [queries, keys]; None for causal."""
 
     q: IntArray
     k: IntArray
@@ -253,7 +253,7 @@ def _blocks(pack: Pack) -> Iterator[_Block]:
             inside.add(index)
             held.append(index)
             continue
-        if below[index] > BLOCK:  # too long, with what is below it: on its own, piece by piece
+        if below[index] > BLOCK:  # too long together with its descendants: split it into pieces
             yield from closed()
             held, size, inside = [], 0, set()
             yield from _pieces(forest, spans, index)
@@ -268,7 +268,7 @@ def _blocks(pack: Pack) -> Iterator[_Block]:
 
 
 def _pieces(forest: Forest, spans: Mapping[int, tuple[int, int]], index: int) -> Iterator[_Block]:
-    """Split a long segment into pieces; the first one of a tree sees itself only, which needs no mask."""
+    """Split a long segment into pieces; a root attends to itself only, and needs no mask."""
     *above, own = (spans[i] for i in forest.path(index))
     prefix = _tokens(above)
     if not len(prefix):
@@ -302,7 +302,7 @@ def _subtrees(pack: Pack, spans: Mapping[int, tuple[int, int]], held: Sequence[i
 
 
 def _similar(blocks: Iterable[_Block]) -> Iterator[list[_Block]]:
-    """Put blocks of similar size together, so that little is padded."""
+    """Group blocks of similar size, so that there is little padding."""
     held: list[_Block] = []
     used = 0
     for block in sorted(blocks, key=lambda b: (b.sees is None, len(b.k), len(b.q))):
@@ -325,7 +325,7 @@ def _part(blocks: Sequence[_Block]) -> Part:
     if blocks[0].sees is None:
         return Part(torch.from_numpy(blocks[0].q[None]), torch.from_numpy(blocks[0].k[None]), None)
     mask = np.zeros((len(blocks), 1, queries, keys), dtype=bool)
-    mask[..., 0] = True  # a padded query, whose result nobody reads, must see something
+    mask[..., 0] = True  # a padded query needs at least one key; its result is not used
     for i, block in enumerate(blocks):
         q[i, : len(block.q)], k[i, : len(block.k)] = block.q, block.k
         mask[i, 0, : len(block.q), : len(block.k)] = block.sees
@@ -333,5 +333,5 @@ def _part(blocks: Sequence[_Block]) -> Part:
 
 
 def _tokens(spans: Iterable[tuple[int, int]]) -> IntArray:
-    """Return the tokens of some spans, one after the other."""
+    """Return the concatenated tokens of some spans."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(a, b) for a, b in spans)])

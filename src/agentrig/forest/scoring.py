@@ -13,10 +13,10 @@ from agentrig.forest.sequences import Batch
 
 SHARING = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model types whose tokens are shared between samples: their logits are one linear map of the last hidden state, and
-their attention is transformers' interface. For others each sample is a row of its own."""
+they use transformers' attention interface. For other types each sample is a separate row."""
 
 CHUNK = 1 << 26
-"""Most logits that are held at once, for the loss; more are computed in chunks, and again for the gradient."""
+"""Most logits in memory at once; more are computed in chunks, and computed again for the gradient."""
 
 ENTROPY_ROWS = 1024
 """Tokens whose entropy is computed at once: it takes twice the memory of their logits."""
@@ -26,7 +26,7 @@ def shares_tokens(model: Any) -> bool:
     """Return whether tokens can be shared between samples of this model."""
     config = model.config
     sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    replaceable = config._attn_implementation in ("sdpa", NAME)  # another one was asked for by hardware.attention
+    replaceable = config._attn_implementation in ("sdpa", NAME)  # hardware.attention selects others
     return config.model_type in SHARING and not sliding and replaceable
 
 
@@ -41,11 +41,11 @@ def prepare(model: Any) -> bool:
 def score(
     model: Any, batch: Batch, temperature: float = 1.0, *, chunk: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities of a batch's response tokens, and the entropy where each was sampled.
+    """Return the log-probability of each response token of a batch, and the entropy of its distribution.
 
     Args:
-        model: A Hugging Face causal language model, perhaps wrapped by peft, after `prepare`.
-        batch: On the model's device; with a layout only if `shares_tokens`.
+        model: A Hugging Face causal language model after `prepare`; peft may wrap it.
+        batch: A batch on the model's device; it has a layout only if `shares_tokens`.
         temperature: The logits are divided by it; 0 counts as 1, as in the server.
         chunk: Most logits that are held at once; None for `CHUNK`.
 
@@ -65,7 +65,7 @@ def score(
 
     def part(states: torch.Tensor, of: torch.Tensor, targets: torch.Tensor, start: int) -> torch.Tensor:
         logp = torch.log_softmax(_tempered(head(states).float(), temperature), -1)
-        if not done[start]:  # not again, when the gradient computes the logits again
+        if not done[start]:  # only once: the backward pass computes the logits again
             entropy[start : start + len(states)] = _entropy(logp)
             done[start] = True
         return logp[of, targets]
@@ -93,7 +93,7 @@ def _tempered(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def _through_forward(model: Any, inner: Any, batch: Batch) -> torch.Tensor:
-    """Return the logits [U, vocabulary] from the model's own forward, for heads that are not one linear map."""
+    """Return the logits [U, vocabulary] from the model's own forward, for output heads that are not one linear map."""
     rows, places = batch.at // batch.ids.shape[1], batch.at % batch.ids.shape[1]
     if "logits_to_keep" not in inspect.signature(inner.forward).parameters:
         every: torch.Tensor = model(input_ids=batch.ids, use_cache=False).logits

@@ -1,9 +1,9 @@
-"""Forests of token segments: tokens at which several samples agree from the start are computed once.
+"""Forests of token segments: a prefix that several samples have in common is computed once.
 
-A sample's input is its prompt and its response without the last token, which is only a target. Inputs that begin with
-the same tokens share them, at any depth: a group's prompt, the history of a conversation, the equal beginning of two
-different prompts. The result is a forest (radix trees): each segment continues its parent, and a path from a root
-gives a sample's input. Shared tokens have the same hidden states in a causal model, so nothing is approximated.
+A sample's input is its prompt and its response without the last token, which is only a target. Inputs share their
+common prefix, at any depth: a group's prompt, the history of a conversation, the common start of two different
+prompts. The result is a forest of radix trees: each segment continues its parent, and a path from a root gives a
+sample's input. Shared tokens have the same hidden states in a causal model, so this is exact.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Segment:
 
 @attrs.frozen(eq=False)
 class Forest:
-    """The segments of some samples, each parent before its children, a tree's segments side by side.
+    """The segments of some samples: parents before children, and the segments of a tree next to each other.
 
     Attributes:
-        segments: In depth-first order.
-        samples: What the forest was built from; `Segment.ends` indexes it.
+        segments: The segments in depth-first order.
+        samples: The samples of the forest; `Segment.ends` indexes them.
     """
 
     segments: Sequence[Segment]
@@ -69,7 +69,7 @@ class Forest:
 
     @property
     def tokens(self) -> int:
-        """Tokens to compute, when no segment is computed twice."""
+        """Number of tokens to compute if no segment is computed twice."""
         return sum(len(s.tokens) for s in self.segments)
 
     def path(self, index: int) -> list[int]:
@@ -99,7 +99,7 @@ def grow(samples: Sequence[Sample], *, share: bool = True) -> Forest:
     inputs = [np.fromiter((*s.prompt_ids, *s.response_ids[:-1]), np.int32) for s in samples]
     if not share:
         return Forest([Segment(tokens, 0, None, (i,)) for i, tokens in enumerate(inputs)], samples)
-    # Big-endian bytes sort like the lists of numbers that they stand for.
+    # Big-endian bytes have the same order as the lists of numbers that they encode.
     order = sorted(range(len(inputs)), key=lambda i: inputs[i].astype(">u4").tobytes())
     common = np.array([0, *(_common(inputs[a], inputs[b]) for a, b in pairwise(order))])
     segments: list[Segment] = []
@@ -121,14 +121,14 @@ def grow(samples: Sequence[Sample], *, share: bool = True) -> Forest:
 
 
 def _common(a: Tokens, b: Tokens) -> int:
-    """Return how many tokens two inputs have in common from the start."""
+    """Return the length of the common prefix of two inputs."""
     n = min(len(a), len(b))
     differs = np.flatnonzero(a[:n] != b[:n])
     return int(differs[0]) if len(differs) else n
 
 
 def _split(common: npt.NDArray[np.int64], low: int, high: int, depth: int) -> list[tuple[int, int]]:
-    """Split sorted inputs that agree in `depth` tokens where they differ in the next one."""
+    """Split sorted inputs whose first `depth` tokens agree, by their next token."""
     if low >= high:
         return []
     cuts = [low, *(low + 1 + np.flatnonzero(common[low + 1 : high] <= depth)).tolist(), high]
@@ -140,9 +140,9 @@ class Pack:
     """Segments that are computed in one forward pass, each after its parent.
 
     Attributes:
-        forest: Where they come from.
-        segments: Indices into it, ascending.
-        scored: Those whose `ends` are scored in this pass: an ancestor can be in several packs.
+        forest: The forest of the segments.
+        segments: Indices into its segments, ascending.
+        scored: The segments whose `ends` are scored in this pass; an ancestor can be in several packs.
     """
 
     forest: Forest
@@ -151,7 +151,7 @@ class Pack:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the pass."""
+        """Number of tokens of the pass."""
         return sum(len(self.forest.segments[i].tokens) for i in self.segments)
 
     def samples(self) -> list[int]:
@@ -159,7 +159,7 @@ class Pack:
         return [i for index in self.segments if index in self.scored for i in self.forest.segments[index].ends]
 
     def spans(self) -> dict[int, tuple[int, int]]:
-        """Return where each segment's tokens lie in the pack, one segment after the other."""
+        """Return the start and end of each segment's tokens in the pack."""
         ends = np.cumsum([len(self.forest.segments[i].tokens) for i in self.segments]).tolist()
         return dict(zip(self.segments, zip([0, *ends[:-1]], ends, strict=True), strict=True))
 
@@ -167,15 +167,15 @@ class Pack:
 def packs(forest: Forest, budget: int) -> Iterator[Pack]:
     """Split a forest into packs of at most `budget` tokens.
 
-    Where a tree does not fit into one pack, the segments above the cut are computed in both. A single path that is
-    longer than the budget makes a pack of its own.
+    If a tree does not fit into one pack, the segments above the cut are computed in both packs. A single path that is
+    longer than the budget becomes a separate pack.
     """
     held: set[int] = set()
     scored: set[int] = set()
     tokens = 0
     for index, segment in enumerate(forest.segments):
         if not segment.ends:
-            continue  # computed together with the first segment below it that is scored
+            continue  # computed with its first descendant that is scored
         path = forest.path(index)
         more = sum(len(forest.segments[i].tokens) for i in path if i not in held)
         if scored and tokens + more > budget:
@@ -191,7 +191,7 @@ def packs(forest: Forest, budget: int) -> Iterator[Pack]:
 def rows(forest: Forest, budget: int) -> Iterator[Pack]:
     """Split a forest without sharing, sorted by length, into packs of at most `budget` tokens with padding.
 
-    A row that is longer than the budget makes a pack of its own.
+    A row that is longer than the budget becomes a separate pack.
     """
     held: list[int] = []
     longest = 0

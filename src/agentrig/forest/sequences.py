@@ -1,4 +1,4 @@
-"""A pack's samples as tensors, and what a forward pass needs to score them."""
+"""The tensors of a pack for a forward pass that scores its samples."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def collate(pack: Pack, *, share: bool, varlen: bool = False, pad: int = 0) -> B
 
     Args:
         pack: From `packed`.
-        share: As it was made.
+        share: The same as for `packed`.
         varlen: Lay it out for FlashAttention.
         pad: Token id of padding.
     """

@@ -1,7 +1,8 @@
 """The ledger of a run: every LLM call of a training step is trained, masked, or dropped for a reason.
 
 It is double-entry. One side is what the traces recorded. The other side is what the adapter kept and what the
-algorithm says that it did. A step whose sides differ ends the run, with the calls and the side that is wrong.
+algorithm reports. If the two sides of a step differ, the run ends with a message that names the calls and which side
+is wrong.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from agentrig.rollouts import Rollout
 from agentrig.traces import LLM_CALL, SERVER, Span
 
 SHOWN = 3
-"""How many calls a message names, of each kind of fault."""
+"""How many calls a message names for each kind of fault."""
 
 
 @attrs.frozen
 class Recorded:
-    """A call as the trace has it.
+    """A call in a trace.
 
     Attributes:
-        call: Its identity.
+        call: Which call.
         task: The task's id.
-        node: The innermost graph node around it.
+        node: The innermost graph node that made it.
         tokens: Number of response tokens.
         group: The batch and the group of its rollout.
         value: Its rollout's reward.
@@ -69,7 +70,7 @@ class Faults:
         self.found: dict[str, list[str]] = defaultdict(list)
 
     def add(self, what: str, which: Any, more: str = "") -> None:
-        """Note a call; `what` says what is wrong, after "N calls: "."""
+        """Add a call; `what` describes the fault."""
         self.found[what].append(f"{which}{f' ({more})' if more else ''}")
 
     def lines(self) -> list[str]:
@@ -82,12 +83,12 @@ class Faults:
 
 @attrs.frozen
 class Books:
-    """A step's books.
+    """The counts of a step.
 
     Attributes:
-        calls: `recorded`, `trained`, `masked`, `handed_over` (to an algorithm that does not say what it did with
-            them) and, by reason, `dropped`: number of calls. `unaccounted` only if the books do not close.
-        tokens: The same, of response tokens.
+        calls: Number of calls `recorded`, `trained`, `masked`, `handed_over` (to an algorithm that does not report
+            what it did with them) and, by reason, `dropped`. `unaccounted` only if the books do not close.
+        tokens: The same for response tokens.
         wrong: What is wrong, as the message of an error; empty if the books close.
     """
 
@@ -117,15 +118,15 @@ class Ledger:
         self._batches = 0
 
     def record(self, rollouts: Sequence[Rollout], *, step: int, expected: int | None = None) -> None:
-        """Count the calls of rollouts, and check what the adapter made of them.
+        """Count the calls of rollouts, and check the adapter's triplets.
 
         Args:
             rollouts: A batch of training rollouts.
             step: The training step.
-            expected: How many rollouts were asked for.
+            expected: How many rollouts were requested.
 
         Raises:
-            RunStopped: A rollout is missing or came twice, or the adapter's triplets are not what was sampled.
+            RunStopped: A rollout is missing or was returned twice, or the adapter's triplets are not what was sampled.
         """
         ids = Counter(r.id for r in rollouts)
         again = [i for i, n in ids.items() if n > 1 or i in self._rollouts]
@@ -179,7 +180,7 @@ class Ledger:
             else:
                 reason = unusable or (FAILED_ROLLOUT if rollout.failure else self._reason(rollout, call, calls))
                 if not reason:
-                    faults.add("a call that it should keep, by its own word, gave no triplet", entry)
+                    faults.add("a call that it did not report as left out has no triplet", entry)
                 entry = attrs.evolve(entry, reason=reason or LEFT_OUT_BY_ADAPTER)
             self._recorded[entry.call] = entry
         for span, triplets in kept.items():
@@ -189,7 +190,7 @@ class Ledger:
                 faults.add("a triplet belongs to no recorded call of its rollout", which, tokens)
 
     def _reason(self, rollout: Rollout, call: Span, calls: Sequence[Span]) -> str:
-        """Return why the adapter left a usable call out; empty if it says that it keeps it."""
+        """Return why the adapter left a usable call out; empty if it reports that it kept the call."""
         if self._left_out is not None:
             return self._left_out(rollout.trace, call) or ""
         return DUPLICATE if any(_same(call, other) for other in calls) else LEFT_OUT_BY_ADAPTER
@@ -198,7 +199,7 @@ class Ledger:
         """Close a step's books.
 
         Args:
-            entries: What the algorithm says that it did; None if it does not say.
+            entries: What the algorithm reports; None if it reports nothing.
             step: The training step.
         """
         books = self._books(entries, step=step)
@@ -242,7 +243,7 @@ class Ledger:
         return self._closed(counted, "\n".join(wrong))
 
     def _place(self, recorded: Recorded, entries: Sequence[Entry], counted: _Columns, faults: Faults) -> None:
-        """Put a call that went to the algorithm into its column, or note what is wrong."""
+        """Count a call that went to the algorithm, or add a fault."""
         tokens = sum(e.tokens for e in entries)
         if not entries:
             faults.add("a call got lost: neither trained, masked nor dropped", recorded, f"{recorded.tokens} tokens")
@@ -268,7 +269,7 @@ class Ledger:
         """Return why the rewards contradict the reason for which a call was dropped; '' if they do not."""
         group, value = self._values[recorded.group], recorded.value
         everyone = [v for v, _ in group]
-        callers = [v for v, has_calls in group if has_calls]  # a baseline over calls sees only these
+        callers = [v for v, has_calls in group if has_calls]  # a baseline over calls uses only these
         if value is None or not reason:
             return "" if reason else "each dropped call needs one"
         wrong = {
@@ -288,7 +289,7 @@ class Ledger:
 
 
 class _Columns:
-    """The columns of a step's books: calls and tokens, by place or by reason."""
+    """Counts of calls and tokens, by place or by reason."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[bool, str], list[int]] = defaultdict(lambda: [0, 0])
@@ -299,7 +300,7 @@ class _Columns:
         sums[1] += tokens
 
     def books(self, *recorded: int) -> list[dict[str, Any]]:
-        """Return the columns of calls and those of tokens."""
+        """Return the counts of calls and those of tokens."""
         books = []
         for kind, total in enumerate(recorded):
             book: dict[str, Any] = {"recorded": total, "trained": 0, "masked": 0, "handed_over": 0}
@@ -310,7 +311,7 @@ class _Columns:
 
 
 def unusable_for(call: Span) -> str:
-    """Return why a call cannot be trained, whatever the adapter; '' if it can."""
+    """Return why a call cannot be trained with any adapter; '' if it can."""
     if call.error is not None:
         return CALL_ERROR
     if SERVER in call.attributes:
@@ -321,9 +322,9 @@ def unusable_for(call: Span) -> str:
 
 
 def totals(lines: Iterable[Mapping[str, Any]], key: str) -> dict[str, Any]:
-    """Return the sums of the books `calls` or `call_tokens` over lines of `metrics.jsonl`.
+    """Return the sums of `calls` or `call_tokens` over lines of `metrics.jsonl`.
 
-    Lines of earlier versions have none and are left out.
+    Lines of earlier versions don't have them and are left out.
     """
     sums: Counter[str] = Counter(recorded=0, trained=0, masked=0, handed_over=0)
     dropped: Counter[str] = Counter()

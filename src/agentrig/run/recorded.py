@@ -1,4 +1,4 @@
-"""A session whose rollouts are those that a run has recorded: the agent is not run, and nothing is observed."""
+"""A session with the rollouts that a run has recorded: the agent does not run, and no observer is called."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agentrig.tasks import Task
 
 
 class Replayed(Exception):
-    """Ends an algorithm that goes on after the step that is repeated."""
+    """Ends an algorithm that continues after the repeated step."""
 
 
 def read_rollouts(file: Path, tasks: Mapping[str, Task]) -> tuple[list[Rollout], list[dict[str, Any]]]:
@@ -42,12 +42,12 @@ class RecordedEngine(RolloutEngine):
     """Returns recorded rollouts, and runs the adapter on their traces.
 
     Args:
-        rollouts: Of one step, in their order, without triplets.
+        rollouts: The rollouts of one step, in their order, without triplets.
         step: That step.
 
     Attributes:
-        requested: How the tasks that the algorithm asked for differ from the recorded ones, as text; '' if they do
-            not; None before it has asked.
+        requested: How the tasks that the algorithm requested differ from the recorded ones, as text; '' if they do
+            not; None before it has requested any.
         returned: The rollouts with their triplets.
     """
 
@@ -69,7 +69,7 @@ class RecordedEngine(RolloutEngine):
         mode: Mode,
         on_groups: OnGroups | None = None,
     ) -> list[Rollout]:
-        """Return the recorded rollouts; their number must be what the algorithm asks for."""
+        """Return the recorded rollouts; there must be as many as the algorithm requests."""
         if step != self._step or self.requested is not None:
             raise Replayed
         wanted, there = [task.id for task in tasks for _ in range(n)], [r.task.id for r in self._recorded]
@@ -102,23 +102,23 @@ class RecordedSession(RunSession):
 
     @property
     def saved(self) -> Checkpoints:
-        """The checkpoints that the repeated step has saved, in a temporary folder."""
+        """The checkpoints that the repeated step has saved in a temporary folder."""
         return self._run.checkpoints
 
     def begin(self, steps: int | None = None) -> None:
-        """Nothing begins: no observer is notified, and no directory of a run changes."""
+        """Do nothing: no observer is notified, and no run directory changes."""
 
     def plan_steps(self, steps: int) -> None:
-        """Nothing is displayed."""
+        """Do nothing: there is no display."""
 
     def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
-        """Return None: a repeated step measures nothing."""
+        """Return None: a repeated step does no evaluation."""
         return None
 
     def report(
         self, endpoint: Endpoint | Sequence[Endpoint], *, when: Literal["before", "after"], step: int
     ) -> float | None:
-        """Return None: a repeated step measures nothing."""
+        """Return None: a repeated step does no evaluation."""
         return None
 
     def end_step(
@@ -138,9 +138,9 @@ class RecordedSession(RunSession):
         self.stopping = True
 
     def end_foreign(self, rollouts: Sequence[Rollout]) -> None:
-        """Refuse: such an algorithm runs the agent itself.
+        """Refuse: the algorithm runs the agent itself.
 
         Raises:
             AgentrigError: Always.
         """
-        raise AgentrigError("this algorithm runs the agent itself: it cannot be given recorded rollouts")
+        raise AgentrigError("this algorithm runs the agent itself: it cannot use recorded rollouts")

@@ -49,7 +49,7 @@ class Replay:
         start: The checkpoint that it started from; None for the starting model.
         stages: All stages, in the order of the step.
         inexact: Why the same bits cannot be expected; empty if they are.
-        notes: What else is worth knowing.
+        notes: Other remarks.
     """
 
     step: int
@@ -90,7 +90,7 @@ def replay(plan: Plan, directory: Path, step: int, *, rescore: bool = False) -> 
         rescore: Also run the reward again on the recorded outcomes.
 
     Raises:
-        ConfigError: The run directory lacks something that the replay needs; the message says what would keep it.
+        ConfigError: The run directory lacks something that the replay needs; the message says how to keep it.
         AgentrigError: The model, a checkpoint or the task set cannot be read.
     """
     run = RunDirectory(directory)
@@ -138,7 +138,7 @@ def replay(plan: Plan, directory: Path, step: int, *, rescore: bool = False) -> 
 
 
 def replayable(run: RunDirectory) -> list[int]:
-    """Return the steps that have all that a replay needs."""
+    """Return the steps that can be replayed."""
     kept = {0, *run.checkpoints.steps()}
     return [
         line["step"]
@@ -162,16 +162,16 @@ def needed(run: RunDirectory, plan: Plan, step: int) -> tuple[Mapping[str, Any],
         raise ConfigError(f"{run.path}/metrics.jsonl has no line of step {step}; {known}. {rest}")
     if not _rollout_file(run, step).is_file():
         raise ConfigError(
-            f"{_rollout_file(run, step)} is missing, which holds the rollouts of step {step}. Restore it from a copy. "
-            f"{rest}"
+            f"{_rollout_file(run, step)}, the file with the rollouts of step {step}, is missing. Restore it from a "
+            f"copy. {rest}"
         )
     if step == 1:
         return lines[step], None
     if step - 1 not in run.checkpoints.steps():
         there = ", ".join(map(str, run.checkpoints.steps())) or "none"
         raise ConfigError(
-            f"step {step} starts from the checkpoint of step {step - 1}, which is not there; the steps that have one: "
-            f"{there}.{_keeping(plan)} {rest}"
+            f"step {step} starts from the checkpoint of step {step - 1}, which does not exist; steps with a "
+            f"checkpoint: {there}.{_keeping(plan)} {rest}"
         )
     checkpoint = run.checkpoints.path(step - 1)
     verify(checkpoint)
@@ -219,7 +219,7 @@ def rescored(rollouts: Sequence[Rollout], tasks: Mapping[str, Task], scorer: Sco
 
 @attrs.frozen(kw_only=True)
 class _Repeated:
-    """A step that was repeated: its line, or why the run would have stopped before it had one."""
+    """A step that was repeated: its line of metrics, or why the run would have stopped before that line."""
 
     engine: RecordedEngine
     line: Mapping[str, Any]
@@ -256,7 +256,7 @@ def _repeat(
         validation_tasks=(),
         report_tasks=(),
         audit=None,
-        past=attrs.evolve(past, ended=True),  # its guards look at this step alone
+        past=attrs.evolve(past, ended=True),  # its guards check this step only
     )
     difference, refused = None, ""
     try:
@@ -266,8 +266,8 @@ def _repeat(
     line = session.lines[-1] if len(session.lines) > len(past.lines) else None
     if line is None and not refused:
         raise ConfigError(
-            f"algorithm {plan.components['algorithm'].spec.name} ended without a step: it does not ask the session for "
-            "rollouts, so it cannot be given recorded ones"
+            f"algorithm {plan.components['algorithm'].spec.name} ended without a step: it does not get its rollouts "
+            "from the session, so it cannot use recorded ones"
         )
     return _Repeated(
         engine=engine,
@@ -298,7 +298,7 @@ def _rollout_file(run: RunDirectory, step: int) -> Path:
 
 
 def _keeping(plan: Plan) -> str:
-    """Say which keys of the algorithm would have kept the checkpoint."""
+    """Return which keys of the algorithm would have kept the checkpoint."""
     names = [n for n in ("save_every", "keep_every") if hasattr(plan.configs["algorithm"], n)]
     if not names:
         return ""
@@ -309,7 +309,7 @@ def _keeping(plan: Plan) -> str:
 
 
 def _config_changes(run: RunDirectory, plan: Plan) -> list[str]:
-    """Say which keys differ between the plan and the configuration that the manifest has recorded."""
+    """Return which keys differ between the plan and the configuration in the manifest."""
     was, now = run.read_json("manifest.json").get("config", {}), plan.as_dict()
     found = []
     for section, keys in now.items():

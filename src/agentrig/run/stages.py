@@ -15,25 +15,25 @@ from agentrig.rollouts import Rollout
 Result = Literal["ok", "differs", "not compared"]
 
 FIGURE_BOUND = 0.05
-"""How far, relatively, a figure of a repeated step may be from the recorded one where bits cannot be the same."""
+"""Largest relative difference of a figure from the recorded one, where equal bits cannot be expected."""
 
 FIGURE_FLOOR = 1e-3
-"""Differences below this are rounding where bits cannot be the same: figures such as `kl` are near 0."""
+"""Smaller absolute differences count as rounding where equal bits cannot be expected: `kl` and others are near 0."""
 
 WEIGHT_BOUND = 0.25
-"""Where bits cannot be the same: the L2 norm of what the new weights differ by, over that of the step's change.
+"""Bound where equal bits cannot be expected: L2 norm of the difference of the new weights, over that of their change.
 
-AdamW divides each gradient by its own size. Numbers whose gradient is as small as rounding may step the other way.
+AdamW divides each gradient by its own size. If a gradient is as small as rounding errors, its step may change sign.
 """
 
 MEASURED = ("_s", "_gb", "mfu")
-"""Ends of the names of figures that are times, speeds or memory, and differ each time."""
+"""Name endings of figures that differ each time: times, speeds and memory."""
 
 LINE = ("rollouts", "failures", "reward", "reward_std", "accuracy", "zero_variance_groups")
-"""What a line of `metrics.jsonl` has of the rewards."""
+"""The fields of a line of `metrics.jsonl` about rewards."""
 
 CALLS = ("nodes", "transitions_per_rollout", "prompt_tokens", "response_tokens")
-"""What a line of `metrics.jsonl` has of the triplets."""
+"""The fields of a line of `metrics.jsonl` about triplets."""
 
 
 @attrs.frozen(kw_only=True)
@@ -65,12 +65,12 @@ def compare(
 
     Args:
         recorded: The step's line of `metrics.jsonl`.
-        repeated: The line that the repeated step made, as JSON gives it back.
-        rows: The step's rows of Parquet.
-        rollouts: The repeated step's, with triplets, in the same order.
-        requested: How the tasks that the algorithm asked for differ; '' if they do not.
-        exact: Whether the same bits are expected: a CPU, with the same versions and threads.
-        difference: Between the new weights and the recorded checkpoint's; None where the run keeps none.
+        repeated: The line of the repeated step, after a round trip through JSON.
+        rows: The step's rows of the Parquet file.
+        rollouts: The rollouts of the repeated step, with triplets, in the same order.
+        requested: How the tasks that the algorithm requested differ; '' if they do not.
+        exact: Whether equal bits are expected: on a CPU, with the same versions and threads.
+        difference: Between the new weights and those of the recorded checkpoint; None if the run has kept none.
     """
     was, now = recorded.get("digests", {}), repeated.get("digests", {})
     tasks = len({row["group"] for row in rows})
@@ -170,7 +170,7 @@ def _weights(
 ) -> Stage:
     recorded, repeated = was.get("weights"), now.get("weights")
     if difference is not None and recorded and difference.digests and difference.digests != recorded:
-        difference = None  # the checkpoint holds other weights than the step's: the best ones of the run
+        difference = None  # the checkpoint has the best weights of the run instead of this step's
     by = ""
     if difference is not None:
         by = f"largest difference {difference.largest:.3g}, {difference.relative:.3g} of the step's change"
@@ -183,7 +183,7 @@ def _weights(
         if exact:
             return Stage(name="weights", result="differs", detail=f"{named}{'; ' if by else ''}{by}")
         if difference is None:
-            why = "no checkpoint holds this step's weights, so how far they are apart is not known"
+            why = "no checkpoint has this step's weights, so the size of the difference is not known"
             return Stage(name="weights", result="not compared", detail=f"{named}, as expected here; {why}")
     elif difference is None:
         why = "the run has recorded neither digests nor a checkpoint of this step"

@@ -1,4 +1,4 @@
-"""What the learner tells the proof of delivery: log-probabilities of given tokens, and digests of its weights."""
+"""The learner's side of the proof of delivery: log-probabilities of given tokens, and digests of its weights."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class LearnerView:
     """Implements `agentrig.delivery.Learner`.
 
     Args:
-        learner: Whose weights are trained.
-        dtype: What the server computes in.
+        learner: The learner.
+        dtype: The dtype in which the server computes.
     """
 
     def __init__(self, learner: Learner, dtype: str) -> None:
@@ -33,19 +33,19 @@ class LearnerView:
         self.layers: int = getattr(learner.model.config, "num_hidden_layers", 1)
 
     def logprobs(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
-        """Return the log-probabilities of all tokens but the first, by the forward pass that trains."""
+        """Return the log-probabilities of all tokens except the first, from the forward pass of training."""
         with self._evaluating():
             return self._learner.logprobs(_Tokens(prompt_ids=ids[:1], response_ids=ids[1:]), temperature=temperature)
 
     def digests(self) -> dict[str, str]:
-        """Return name to digest of the live weights, adapters added in, rounded to the server's dtype."""
+        """Return name to digest of the current weights with adapters merged, rounded to the server's dtype."""
         return digests(live_weights(self._learner.model), getattr(torch, self.dtype))
 
     def spread(self, ids: Sequence[int]) -> float:
-        """Return the most that the server's dtype and the learner's own mixed precision change a log-probability.
+        """Return the largest change of a log-probability by the server's dtype and the learner's mixed precision.
 
-        Each is measured against fp32, on these tokens, with these weights. Both may differ from fp32 in opposite
-        directions, so they are added.
+        Each is measured against fp32, on these tokens and with these weights. They may differ from fp32 in opposite
+        directions, so the two are added.
         """
         if self.dtype == "float32":
             return 0.0

@@ -1,6 +1,6 @@
-"""Proofs at run time that an update did what it should, by arithmetic of their own (docs/proofs.md).
+"""Checks at run time that an update is correct, with separate arithmetic (docs/proofs.md).
 
-They cost a few numbers a token and a few elements a tensor, no pass through the model.
+They compute a few numbers per token and a few elements per tensor, without a pass through the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentrig_grpo.config import GrpoConfig
 log = logging.getLogger(__name__)
 
 SPOTS = 8
-"""Elements of each tensor that are followed through the optimizer."""
+"""Elements of each tensor that are checked after the optimizer's step."""
 
 TOKEN_BOUND = 1e-3
 """Largest difference of a token's gradient, relative to the largest one of the update; both are computed in fp32."""
@@ -28,7 +28,7 @@ STEP_BOUND = 1e-2
 """Largest difference of an element's step, relative to that step, beyond rounding of the weight itself."""
 
 SILENT = 2
-"""Updates in a row without a gradient after which a trained tensor stops the run."""
+"""After so many updates in a row without a gradient, a trained tensor stops the run."""
 
 CURE = "This is a fault of the trainer, not of your settings: the weights would learn something else. Please report it."
 
@@ -48,13 +48,13 @@ class _Sample(Protocol):
 
 
 class TokenProof:
-    """Each token of an update reaches the gradient once, with the weight, advantage and ratio of its own rollout.
+    """Checks that each token of an update enters the gradient once, with its rollout's weight, advantage and ratio.
 
     Args:
         samples: The samples of the update that have a gradient.
-        weights: The weight of one token of each.
+        weights: The weight of a token of each sample.
         config: Settings.
-        device: Of the model.
+        device: The model's device.
         where: Step and update, for messages.
     """
 
@@ -81,7 +81,7 @@ class TokenProof:
         self._strange = torch.zeros((), device=device)
 
     def watch(self, logprobs: torch.Tensor, batch: Batch, reference: torch.Tensor | None) -> None:
-        """Note the gradient that will reach the log-probabilities of a batch, [T]."""
+        """Record the gradient by the log-probabilities of a batch, [T], when it is computed."""
         at = self._offsets[batch.sample] + batch.place
         self._strange += (self._ids[at] != batch.targets).sum()
         self._now[at] = logprobs.detach()
@@ -99,7 +99,7 @@ class TokenProof:
         return 0.0 if self._sampled is None else float((self._now - self._sampled).abs().mean())
 
     def furthest(self) -> tuple[float, int] | None:
-        """Return the largest mean difference of a sample's tokens, and which sample that is; None without any."""
+        """Return the largest mean difference over a sample's tokens, and the sample's index; None without any."""
         if self._sampled is None:
             return None
         lengths = torch.tensor(self._lengths, device=self._now.device)
@@ -111,13 +111,13 @@ class TokenProof:
         return float(means.max()), int(means.argmax())
 
     def check(self) -> float:
-        """Compare; return the largest difference, relative to the largest gradient of a token.
+        """Compare, and return the largest difference, relative to the largest gradient of a token.
 
         Raises:
-            RunStopped: Tokens are counted twice or left out, or their gradient is not that of their rollout.
+            RunStopped: Tokens are counted twice or left out, or their gradient is wrong.
         """
         if int(self._strange):
-            self._stop(f"{int(self._strange)} response tokens replace other ones")
+            self._stop(f"{int(self._strange)} response tokens are not those of their sample")
         for times, what in ((self._seen > 1, "counted more than once"), (self._seen < 1, "left out of the gradient")):
             if int(times.sum()):
                 self._stop(f"{int(times.sum())} of {len(self._seen)} response tokens are {what}{self._first(times)}")
@@ -131,7 +131,7 @@ class TokenProof:
         if bool(((self._found + wanted).abs() <= TOKEN_BOUND * scale)[wrong].all()):
             what = "have a gradient of the wrong sign: good answers would become less likely"
         else:
-            what = "have another gradient than their rollout's advantage, their weight and their ratio give"
+            what = "have a gradient that does not follow from their rollout's advantage, their weight and their ratio"
         at = int(error.argmax())
         self._stop(
             f"{int(wrong.sum())} of {len(wrong)} response tokens {what}{self._first(wrong)}. The largest difference: "
@@ -140,7 +140,7 @@ class TokenProof:
         raise AssertionError  # never reached
 
     def _wanted(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the derivative of the loss by each log-probability, and where it is certain (away from the clip)."""
+        """Return the derivative of the loss by each log-probability, and 1 where it is certain (not at the clip)."""
         config, advantage = self._config, self._advantages
         ratio = torch.ones_like(self._now) if self._sampled is None else torch.exp(self._now - self._sampled)
         low, high = 1 - config.clip_low, 1 + config.clip_high
@@ -165,7 +165,7 @@ class TokenProof:
 
 
 class StepProof:
-    """Every trained tensor gets a gradient, and moves by the AdamW step that the settings ask for.
+    """Checks that every trained tensor gets a gradient and changes by the AdamW step of the settings.
 
     Args:
         trained: Name to parameter.
@@ -183,10 +183,10 @@ class StepProof:
         self._kept: tuple[torch.Tensor, ...] = ()
 
     def clean(self, where: str) -> None:
-        """Make sure that no gradient of an earlier update is left.
+        """Check that no gradient of an earlier update is left.
 
         Raises:
-            RunStopped: There is one.
+            RunStopped: A gradient is left.
         """
         left = [name for name, p in self._trained.items() if p.grad is not None and bool(p.grad.any())]
         if left:
@@ -196,7 +196,7 @@ class StepProof:
             )
 
     def before(self, optimizer: torch.optim.Optimizer, *, update: int, where: str, used: Callable[[Any], bool]) -> None:
-        """Look at gradients, weights and the optimizer's state before they are clipped and used.
+        """Check gradients and the optimizer's state before clipping and the step, and keep them for `after`.
 
         Args:
             optimizer: AdamW.
@@ -205,7 +205,7 @@ class StepProof:
             used: Whether a module takes part in the model's forward pass.
 
         Raises:
-            RunStopped: A tensor that the model uses gets no gradient, or the optimizer's state is of another update.
+            RunStopped: A tensor that the model uses gets no gradient, or the optimizer's state is from another update.
         """
         gradients = {name: p.grad for name, p in self._trained.items() if p.grad is not None}
         norms = torch._foreach_norm(list(gradients.values()))
@@ -220,15 +220,15 @@ class StepProof:
             if still:
                 raise RunStopped(
                     f"{where}: {len(still)} of {len(self._trained)} trained tensors got no gradient in {SILENT} "
-                    f"updates, though the model computes with them: {_some(still)}. Is something detached there?\n"
+                    f"updates, though the model uses them: {_some(still)}. Is something detached there?\n"
                     f"  {CURE}"
                 )
             self._idle |= set(silent)
-            log.warning("%s: the model does not compute with %s: they stay as they are", where, _some(silent))
+            log.warning("%s: the model does not use %s: they do not change", where, _some(silent))
         states = [optimizer.state.get(p) or {} for p in self._trained.values()]
         steps = {name: s["step"] for name, s in zip(self._trained, states, strict=True) if "step" in s}
         made = dict(zip(steps, torch.stack(list(steps.values())).tolist() if steps else (), strict=True))
-        # A tensor whose gradient was None in some updates has fewer.
+        # A tensor whose gradient was None in some updates has a smaller number.
         most = max(made.values(), default=0)
         if most != update - 1:
             raise RunStopped(
@@ -275,7 +275,9 @@ class StepProof:
             still = [names[row] for row in rows if not bool(found[row].any())]
             at = int(error.argmax())
             what = f"{len(rows)} of {len(names)} trained tensors "
-            what += f"did not move: {_some(still)}" if len(still) == len(rows) else "moved by another step than AdamW's"
+            what += (
+                f"did not change: {_some(still)}" if len(still) == len(rows) else "changed by a step other than AdamW's"
+            )
             raise RunStopped(
                 f"{where}: {what}. With learning rate {rate:.3g} and the gradient clipped to norm "
                 f"{config.max_grad_norm:g}, {names[at // SPOTS]} should change by "
@@ -293,7 +295,7 @@ class StepProof:
         return float(error.max())
 
     def _spots(self, tensors: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
-        """Return the followed elements, fp64 [tensors, SPOTS] on the CPU; 0 where there is no tensor."""
+        """Return the checked elements, fp64 [tensors, SPOTS] on the CPU; 0 where there is no tensor."""
         device = next(iter(self._at.values())).device
         none = torch.zeros(SPOTS, device=device)
         rows = [none if t is None else torch.take(t.detach(), self._at[n]).float() for n, t in tensors.items()]

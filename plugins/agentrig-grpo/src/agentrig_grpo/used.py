@@ -1,4 +1,4 @@
-"""What an update did with each sample, counted where the loss is computed; it becomes the entries of the ledger."""
+"""Counts what an update did with each sample, where the loss is computed, for the entries of the ledger."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from agentrig_grpo.loss import TokenLoss
 
 
 def tokens_in_loss(logprobs: torch.Tensor, out: TokenLoss, advantages: torch.Tensor) -> torch.Tensor:
-    """Return which tokens the gradient came from, after `backward`, [T].
+    """Return which tokens contribute to the gradient, after `backward`, [T].
 
-    The gradient by a token's loss is the weight that the token really has in the total loss. It is 0 if a mask or a
-    factor removed the token there. The gradient by its log-probability is 0 if one removed it inside the loss; but also
-    where the ratio was clipped, or is 0, which counts as trained. With the advantage 0 only the KL loss has a gradient,
-    which is 0 wherever the policy is still the reference.
+    The gradient by a token's loss is the token's actual weight in the total loss. It is 0 if a mask or a factor removed
+    the token there. The gradient by its log-probability is 0 if a mask or a factor removed it inside the loss. It is
+    also 0 if the ratio is clipped or 0, which counts as trained. With advantage 0 only the KL loss has a gradient,
+    which is 0 as long as the policy equals the reference.
 
     Args:
         logprobs: The tokens' log-probabilities; they and `out.loss` retain their gradients.
         out: The tokens' loss.
-        advantages: Of each token's rollout, [T].
+        advantages: The advantage of each token's rollout, [T].
     """
     if out.loss.grad is None or logprobs.grad is None:  # no gradient came from these tokens
         return torch.zeros_like(advantages, dtype=torch.bool)
@@ -35,10 +35,10 @@ class Used:
     """What an update did with each of a step's samples.
 
     Args:
-        samples: How many there are.
+        samples: Number of samples.
 
     Attributes:
-        reasons: Why a sample was not trained in some epoch, by its place.
+        reasons: Index of a sample to why it was not trained in some epoch.
     """
 
     def __init__(self, samples: int) -> None:
@@ -47,12 +47,12 @@ class Used:
         self.reasons: dict[int, str] = {}
 
     def train(self, places: Sequence[int], tokens: Sequence[int]) -> None:
-        """Note tokens whose gradient changed the weights."""
+        """Count tokens whose gradient changed the weights."""
         for place, n in zip(places, tokens, strict=True):
             self._now[place] += n
 
     def drop(self, places: Sequence[int], reason: str) -> None:
-        """Note samples that the current epoch does not train."""
+        """Record samples that the current epoch does not train."""
         self.reasons.update(dict.fromkeys(places, reason))
 
     def end_epoch(self) -> None:
@@ -61,16 +61,16 @@ class Used:
         self._now = [0] * len(self._now)
 
     def tokens(self, place: int, expected: int) -> int:
-        """Return a sample's trained tokens, of the epoch in which they differ most from the expected number."""
+        """Return a sample's number of trained tokens in the epoch where it differs most from the expected number."""
         return max((epoch[place] for epoch in self._epochs), key=lambda n: abs(n - expected), default=0)
 
 
 class Identified(Protocol):
-    """A sample that says which call it is (an `agentrig_grpo.samples.TrainSample` is one)."""
+    """A sample with the id of its call (an `agentrig_grpo.samples.TrainSample` is one)."""
 
     @property
     def call(self) -> Call | None:
-        """Which call; the ledger has no entry for a sample without one."""
+        """The call; None for a sample without an entry in the ledger."""
         ...
 
     @property
@@ -80,12 +80,12 @@ class Identified(Protocol):
 
     @property
     def rollout(self) -> int:
-        """The place of its rollout."""
+        """The index of its rollout."""
         ...
 
     @property
     def group(self) -> str:
-        """The group of that."""
+        """The group of its rollout."""
         ...
 
 
@@ -100,10 +100,10 @@ def entries_of(
     """Return the ledger's entries of a step.
 
     Args:
-        samples: What the update got, each with its `call`.
-        used: What it did with them.
+        samples: The samples of the update, each with its `call`.
+        used: What the update did with them.
         values: The value of each rollout; None for a failure.
-        groups: The group of each.
+        groups: The group of each rollout.
         negative_scale: The factor of negative advantages.
     """
     members: dict[str, list[float | None]] = defaultdict(list)

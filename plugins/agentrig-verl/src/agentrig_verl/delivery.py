@@ -1,8 +1,8 @@
 """The proof of delivery with verl: the actor scores the probe before each transfer, vLLM after it.
 
-The learner is asked while the servers sleep, as its other work is: with offloaded parameters there may be no room for
-it beside them. What a server samples after the probe is therefore compared with its own fresh scores of these tokens,
-which vLLM never takes from its prefix cache.
+The actor computes while the servers sleep, as in its other work: with offloaded parameters the GPU may not have room
+for both. So the tokens that a server samples after the probe are compared with the server's own new scores of these
+tokens, which vLLM never takes from its prefix cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentrig.delivery import Delivery
 from agentrig.delivery.verdict import difference
 
 SCORINGS = 3
-"""How often the actor scores the probe with noise of the dtype's rounding."""
+"""How often the actor scores the probe with noise of the size of the dtype's rounding."""
 
 
 @attrs.define(kw_only=True)
@@ -54,7 +54,7 @@ class Scored:
         return self.sent
 
     def spread(self, ids: Sequence[int]) -> float:
-        """Return the most that rounding to the servers' dtype in each block changes a log-probability."""
+        """Return the largest change of a log-probability by rounding to the servers' dtype in each block."""
         return self.noise
 
 
@@ -62,11 +62,11 @@ class Transfers:
     """The proofs of a verl run.
 
     Args:
-        delivery: The session's.
-        directory: The run directory, which the servers can write into.
+        delivery: The session's proofs of delivery.
+        directory: The run directory; the servers must be able to write into it.
         rollout: verl's configuration of the servers.
         workers: The actors' worker group.
-        tokenizer: Of the model.
+        tokenizer: The model's tokenizer.
         task: A task's input, for a run that has recorded no call yet.
     """
 
@@ -80,7 +80,7 @@ class Transfers:
         self._ids: Sequence[int] = ()
 
     def before(self) -> None:
-        """Let the actor score the probe; call it while the servers sleep, before they get its weights."""
+        """Let the actor score the probe; call it while the servers sleep, before they get the weights."""
         if not self._delivery.on:
             return
         ids = list(self._delivery.probe(context=self._context, prompt=self._prompt))
@@ -93,10 +93,10 @@ class Transfers:
         self._scored = Scored(ids=ids, found=plain, noise=self._noise, layers=layers, dtype=str(self._rollout.dtype))
 
     def after(self, version: int, endpoints: Sequence[Endpoint], replicas: Sequence[Any]) -> None:
-        """Prove that the servers answer with the weights that `before` saw.
+        """Prove that the servers answer with the weights that `before` has scored.
 
         Raises:
-            agentrig.errors.RunStopped: They do not.
+            agentrig.errors.RunStopped: A server answers with other weights.
         """
         if not self._delivery.on or self._scored is None:
             return
@@ -138,7 +138,7 @@ class Transfers:
         return found, layers
 
     def _held(self, number: int, replica: Any, sent: Mapping[str, tuple[str, list[int]]]) -> dict[str, str]:
-        """Let a replica's workers write the digests of their tensors into the run directory, which all nodes share."""
+        """Return the digests of a replica's tensors; its workers write them into the run directory."""
         file = (self._directory / f".digests-{number}.json").resolve()
         shapes = {name: list(shape) for name, (_, shape) in sent.items()}
         if self._rollout.name != "vllm" or not shapes:

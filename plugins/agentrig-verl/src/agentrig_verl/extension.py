@@ -1,4 +1,4 @@
-"""What vLLM's workers tell of the weights that they compute with: the digest of each of the learner's tensors."""
+"""vLLM's workers report which weights they use: the digest of each of the learner's tensors."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FUSED: Mapping[str, Sequence[str]] = {
 
 
 def held(parameters: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Return the digest of each of the learner's tensors as a server holds it, under the learner's name.
+    """Return the digest of the server's copy of each of the learner's tensors, by the learner's name.
 
     Args:
-        parameters: The server's, by its own names: those of `FUSED` layers lie in one, and a vocabulary may be padded.
-        shapes: The learner's tensors.
+        parameters: The server's parameters by its own names; it joins those of `FUSED` layers and may pad a vocabulary.
+        shapes: Name to shape of the learner's tensors.
 
     Returns:
-        Name to digest; those that the server does not have as a whole (tensor parallel, quantized) are left out.
+        Name to digest; tensors that the server splits or quantizes (tensor parallelism) are left out.
     """
     found = {}
     for name, shape in shapes.items():
@@ -61,7 +61,7 @@ def _place(
 
 
 def __getattr__(name: str) -> Any:
-    """Make the extension when vLLM asks for it: verl's own imports vLLM."""
+    """Define the extension when vLLM imports it: its base class, verl's extension, imports vLLM."""
     if name != "DigestExtension":
         raise AttributeError(f"module {__name__} has no attribute {name}")
     from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
@@ -70,7 +70,7 @@ def __getattr__(name: str) -> Any:
         """verl's extension of vLLM's workers, which also writes digests."""
 
         def write_digests(self, file: str, shapes: dict[str, list[int]]) -> None:
-            """Write name to digest into a file: verl's server returns nothing of such a call."""
+            """Write name to digest into a file: verl's server returns no result of such a call."""
             if getattr(self, "rank", 0) != 0:
                 return
             found = held(dict(self.model_runner.model.named_parameters()), shapes)

@@ -1,4 +1,4 @@
-"""What verl trained of each call: read from the rows that its actor got, for the run's ledger."""
+"""Reads from the rows that verl's actor got what it trained of each call, for the run's ledger."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def rows_of(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], data: Any) -
     """Return the rows of a batch, without those that verl added to fill a mini-batch.
 
     Args:
-        keys: Of the batch.
-        tags: Of each row.
-        data: Fields `response_mask` and `advantages`, ragged.
+        keys: The batch's keys.
+        tags: The tags of each row.
+        data: Ragged fields `response_mask` and `advantages`.
     """
     rows = zip(keys, tags, data["response_mask"].unbind(), data["advantages"].unbind(), strict=True)
     return [
@@ -55,13 +55,13 @@ def entries_of(
 ) -> list[Entry]:
     """Return the ledger's entries of a step.
 
-    A row that is missing leaves its calls without an entry; a row that came twice gives them two.
+    The calls of a missing row get no entry; those of a row that is there twice get two.
 
     Args:
         trajectories: What was written to TransferQueue, by key.
-        rollouts: Of the step.
-        rows: What the actor trained on.
-        always: Whether rows without an advantage have a gradient too: from a KL loss or an entropy bonus.
+        rollouts: The step's rollouts.
+        rows: The rows that the actor trained on.
+        always: Whether rows with advantage 0 have a gradient too, from a KL loss or an entropy bonus.
         rejects: Whether rollout correction may take tokens out of the loss.
         negative_scale: The factor of negative advantages.
     """
@@ -77,7 +77,7 @@ def entries_of(
             inside[call] += sum(row.mask[start : start + length])
         for i, (call, _, length) in enumerate(pieces):
             tokens = inside[call]
-            if i == 0:  # tokens in the loss that no call sampled: the ledger finds that they are too many
+            if i == 0:  # count tokens in the loss that no call sampled here: the ledger then finds too many
                 tokens += sum(row.mask) - inside.total()
             if row.gradient or always or not any(row.mask):
                 found += [Entry(call, "trained", tokens)] if tokens else []
