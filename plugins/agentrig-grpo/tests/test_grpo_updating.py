@@ -155,7 +155,7 @@ PLANTED = {
     counts_a_batch_twice: r"step 1, update 1: \d+ of \d+ response tokens are counted more than once, the first",
     forgets_a_batch: r"step 1, update 1: \d+ of \d+ response tokens are left out of the gradient",
     mixes_responses: r"step 1, update 1: \d+ response tokens are not those of their sample",
-    always_ratio_1: r"step 1, update 2: \d+ of \d+ response tokens have another gradient",
+    always_ratio_1: r"step 1, update 2: \d+ of \d+ response tokens have a gradient that does not",
 }
 
 

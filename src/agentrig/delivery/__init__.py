@@ -1,9 +1,9 @@
 """Delivery: the proof that the model's server answers with the weights that were trained.
 
-After every transfer of weights the server scores a fixed probe, and samples a few tokens after it. Both must agree
-with the learner. Where the server says which tensors it computes with, they must be the learner's bit by bit.
+After every transfer of weights the server scores a fixed probe, and samples a few tokens after it. Both results must
+agree with the learner. If the server reports which tensors it uses, they must equal the learner's bit for bit.
 
-    probe (tokens of the run's own) → asking (the server) → judging, verdict (against the learner)
+    probe (recorded tokens) → asking (the server) → judging, verdict (comparison with the learner)
     → record (metrics, report)
 """
 

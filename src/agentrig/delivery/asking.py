@@ -24,7 +24,7 @@ UNKNOWN = frozenset({400, 404, 405, 422, 501})
 TIMEOUT_S = 300.0
 
 ASKED = 4
-"""How often each address is asked in a proof: behind one address there may be several servers."""
+"""Requests to each address in a proof: there may be several servers behind one address."""
 
 T = TypeVar("T")
 
@@ -61,13 +61,13 @@ class Answer:
 
 @attrs.frozen(kw_only=True)
 class Asked:
-    """What an address said in a proof.
+    """The answers of an address in a proof.
 
     Attributes:
-        answer: The probe's scores, and what was sampled after it.
-        fresh: The server's own scores of the sampled tokens, without its prefix cache; empty where not asked for.
-        others: What further requests sampled.
-        versions: Of the weights, as each request was answered.
+        answer: The scores of the probe, and the tokens sampled after it.
+        fresh: The server's own scores of the sampled tokens, without its prefix cache; empty if not requested.
+        others: The answers to further requests for samples.
+        versions: The version of the weights in each answer.
     """
 
     answer: Answer
@@ -83,16 +83,17 @@ class Client:
         self._http: httpx.Client | None = None
 
     def ask(self, endpoint: Endpoint, ids: Sequence[int], *, fresh: bool = False) -> Asked:
-        """Ask an address all that a proof needs.
+        """Send all requests of a proof to an address.
 
         Args:
             endpoint: The address, with the temperature of training.
             ids: The probe.
-            fresh: Let the server score what it sampled too, for a learner that cannot be asked; at temperature 1 only.
+            fresh: Let the server score the tokens that it sampled too, for a learner that cannot score them; at
+                temperature 1 only.
 
         Raises:
-            CannotScore: It does not know how.
-            CannotAnswer: It does not answer.
+            CannotScore: The server does not support it, or its answer lacks a field.
+            CannotAnswer: The server does not answer.
         """
         temperature = float(endpoint.sampling.get("temperature", 1.0))
         if fresh:
@@ -113,7 +114,7 @@ class Client:
         return self._answer(endpoint, ids, score=True)
 
     def sample(self, endpoint: Endpoint, ids: Sequence[int], *, n: int, temperature: float) -> Answer:
-        """Let a server sample n tokens after others, perhaps through its prefix cache; see `ask` for the errors."""
+        """Let a server sample n tokens after the given ones, which may be in its prefix cache; see `ask` for errors."""
         return self._answer(endpoint, ids, n=n, temperature=temperature)
 
     def _answer(
@@ -149,7 +150,7 @@ class Client:
 
 
 def _scores(body: Mapping[str, Any], ids: Sequence[int]) -> tuple[float, ...]:
-    """Return the log-probability of each token but the first."""
+    """Return the log-probability of each token except the first."""
     try:
         places = zip(body["choices"][0]["prompt_logprobs"], ids, strict=True)
         found = tuple(float(place[str(token)]["logprob"]) for place, token in places if place)
@@ -161,7 +162,7 @@ def _scores(body: Mapping[str, Any], ids: Sequence[int]) -> tuple[float, ...]:
 
 
 def _weights(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a server says of the weights that it computes with."""
+    """Return what a server reports about the weights that it uses."""
     held = body.get("weights") or {}
     return {"digests": held.get("digests") or {}, "dtype": held.get("dtype") or ""}
 
@@ -182,9 +183,9 @@ def _version(body: Mapping[str, Any]) -> int | None:
 
 
 class Background(Future[tuple[T, float]]):
-    """A call in a thread of its own. The result is the call's and its seconds; the call's error is raised there.
+    """A call in a separate thread; `result` returns its result and its seconds, or raises its error.
 
-    The thread does not keep the process alive: a run that is stopped need not wait for a server.
+    The thread does not keep the process alive: a run that is stopped does not wait for a server.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:

@@ -1,8 +1,9 @@
-"""A number for a tensor's bytes and their places, on any device: two tensors with the same one are the same.
+"""A checksum of a tensor's bytes and their order, the same on every device: tensors with equal digests are equal.
 
-It is a linear sum over machine words with multipliers that depend on the place, modulo 2^64, so it costs two passes at
-the memory's speed, and a CPU and a GPU give the same. It finds faults, not forgeries. A device is read from once for
-all tensors, and small tensors of one shape are summed together: a thousand small operations cost more than the sums.
+It is a sum of 64-bit words, each times a multiplier that depends on its index, modulo 2^64. It costs two passes at
+memory speed, and a CPU and a GPU give the same result. It detects faults; it is not cryptographic. Results are read
+from a device once for all tensors, and small tensors of one shape are summed together: a thousand small operations
+would take longer than the sums.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ GOLDEN = -7046029254386353131
 """2^64 over the golden ratio, as a signed number."""
 
 TOGETHER = 16 << 20
-"""Most bytes of tensors that are copied to be summed together."""
+"""Most bytes of tensors that are copied, so that one operation sums them."""
 
 MASK = 0xFFFFFFFFFFFFFFFF
 
 _known: dict[torch.device, torch.Tensor] = {}
-"""The multipliers of the first places, by device."""
+"""Device to the multipliers of the first indices."""
 
 
 class Digests:
-    """Sums tensors where they are, and reads the sums once at the end.
+    """Sums tensors on their devices, and reads the sums once at the end.
 
     Args:
-        dtype: Floating-point tensors are first rounded to it, as they are for a server; None leaves them.
-        together: Small tensors are kept until there are this many bytes of their shape. 0 sums each one at once, for
-            tensors whose memory is used again.
+        dtype: Floating-point tensors are first rounded to it, as for a server; None does not round.
+        together: Small tensors wait until there are this many bytes of their shape. With 0 each one is summed
+            immediately, for tensors whose memory is reused.
     """
 
     def __init__(self, dtype: torch.dtype | None = None, *, together: int = TOGETHER) -> None:
@@ -50,7 +51,7 @@ class Digests:
         tensor = tensor.detach()
         self._order.append(name)
         size = tensor.numel() * tensor.element_size()
-        if size % 64 or 2 * size > self._together:  # several rows have whole words only, also when they are rounded
+        if size % 64 or 2 * size > self._together:  # several rows must have whole words only, also after rounding
             self._sum([(name, tensor)])
             return
         key = (tensor.device, tensor.dtype, tensor.shape)
@@ -59,7 +60,7 @@ class Digests:
             self._sum(self._waiting.pop(key))
 
     def result(self) -> dict[str, str]:
-        """Return name to digest, in the order in which they were added."""
+        """Return name to digest, in the order of `add`."""
         import torch
 
         for some in self._waiting.values():
@@ -98,9 +99,9 @@ def digests(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | No
 
 
 def _sums(data: torch.Tensor) -> torch.Tensor:
-    """Return the sums of rows of bytes, int64 [rows, 4]; more than one row has whole words only.
+    """Return the sums of rows of bytes, int64 [rows, 4]; several rows must have whole words only.
 
-    The sums are: of the columns of the words' block, of its rows, of the words after it, of the bytes after those.
+    The four sums are those of the block's columns, the block's rows, the words after the block, and the last bytes.
     """
     import torch
 
@@ -119,13 +120,13 @@ def _sums(data: torch.Tensor) -> torch.Tensor:
 
 
 def _text(size: int, sums: Sequence[int]) -> str:
-    """Return the digest of so many bytes with these sums."""
+    """Return the digest of `size` bytes with these sums."""
     columns, rows, tail, rest = sums
     return f"{(columns + size) & MASK:016x}{((rows * GOLDEN + tail) * GOLDEN + rest) & MASK:016x}"
 
 
 def _multipliers(count: int, device: torch.device) -> torch.Tensor:
-    """Return the factors of the first places, at least `count`."""
+    """Return the multipliers of the first indices, at least `count`."""
     import torch
 
     known = _known.get(device)

@@ -1,4 +1,4 @@
-"""Judges what an address said of a transfer, against what the learner says."""
+"""Compares the answers of an address after a transfer with those of the learner."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ SCORINGS = 4
 
 
 class Learner(Protocol):
-    """What an algorithm tells of the model that it trains, in evaluation mode.
+    """What an algorithm reports about the model that it trains, in evaluation mode.
 
     Attributes:
-        layers: How many blocks the model has: rounding grows with them.
-        dtype: What the server computes in: `float32`, `bfloat16` …
+        layers: How many blocks the model has: rounding errors grow with their number.
+        dtype: The dtype in which the server computes: `float32`, `bfloat16` …
     """
 
     layers: int
     dtype: str
 
     def logprobs(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
-        """Return the log-probabilities of all tokens but the first, computed as in training."""
+        """Return the log-probabilities of all tokens except the first, computed as in training."""
         ...
 
     def digests(self) -> Mapping[str, str]:
         """Return name to digest (`agentrig.delivery.digests`) of the weights, rounded to the server's dtype.
 
-        Empty where they can't be known.
+        Empty if the algorithm cannot compute them.
         """
         ...
 
     def spread(self, ids: Sequence[int]) -> float:
-        """Return how much the tokens' log-probabilities change by computing in the server's dtype instead of fp32."""
+        """Return how much the tokens' log-probabilities change if the server's dtype is used instead of fp32."""
         ...
 
 
 @attrs.frozen(kw_only=True)
 class Pending:
-    """A transfer whose proof is under way.
+    """A transfer whose proof has begun.
 
     Attributes:
-        version: Of the weights.
-        learner: What they are compared with.
+        version: The version of the weights.
+        learner: The learner, with which the answers are compared.
         servers: The addresses.
         ids: The probe.
-        fresh: Whether samples are compared with the server's own fresh scores of them.
-        asked: What each address says, or that it cannot; and the digests that it holds.
+        fresh: Whether samples are compared with the server's own new scores of them.
+        asked: The answers of each address, or its error, and the digests of its tensors.
     """
 
     version: int
@@ -66,10 +66,10 @@ class Pending:
 
 
 class Bounds:
-    """How much the dtype explains, and whether the model says the same twice; measured once for a probe.
+    """Bounds of differences: the effect of the dtype and of a model that is not deterministic, measured once a probe.
 
     Args:
-        record: Is told of a model that is not deterministic.
+        record: Gets a note if the model is not deterministic.
     """
 
     def __init__(self, record: Record) -> None:
@@ -81,10 +81,10 @@ class Bounds:
         """Return the largest difference of a log-probability that is no fault.
 
         Args:
-            learner: Whose probe it is.
+            learner: The learner.
             ids: The probe.
-            logprobs: What the learner says of it.
-            again: Measure again: the model has moved since.
+            logprobs: The probe's log-probabilities under the learner.
+            again: Measure again: the weights have changed since.
         """
         if again or list(ids) != list(self._ids):
             self._ids, self._spread = ids, self._measure(learner, ids, logprobs)
@@ -106,16 +106,16 @@ class Bounds:
 
 
 class Ours:
-    """What the learner says of the probe and of what was sampled after it: in one pass where that can be.
+    """The learner's log-probabilities of the probe and of the tokens sampled after it, in one pass if possible.
 
     Args:
         pending: The transfer.
-        asked: What each address said.
-        bounds: Of the run.
-        client: Asks a server for the scores that a learner can't give.
+        asked: The answers of each address.
+        bounds: The run's bounds.
+        client: Requests scores from a server if the learner cannot compute them.
 
     Attributes:
-        expected: What the learner says of the probe.
+        expected: The learner's answer to the probe.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Ours:
         return self.learner.logprobs(self.ids)
 
     def samples(self, server: Endpoint, tokens: tuple[int, ...]) -> Sequence[float]:
-        """Return the right log-probabilities of tokens that a server sampled after the probe."""
+        """Return the expected log-probabilities of tokens that a server sampled after the probe."""
         whole, temperature = [*self.ids, *tokens], temperature_of(server)
         if self._fresh:
             return self._client.score(server, whole).logprobs[len(self.ids) - 1 :]
@@ -161,21 +161,21 @@ def judge(
     bounds: Bounds,
     record: Record,
 ) -> list[str]:
-    """Return what is wrong with what an address said; nothing where the weights have arrived.
+    """Return what is wrong with the answers of an address; empty if the weights have arrived.
 
     Args:
         server: The address.
-        asked: What it said.
-        known: The digests that it holds, where it was asked for them in another way.
-        ours: What the learner says.
-        before: What it said of the transfer before.
-        bounds: Of the run.
+        asked: Its answers.
+        known: The digests of its tensors, if they were read in another way.
+        ours: The learner's log-probabilities.
+        before: The learner's answer of the previous transfer.
+        bounds: The run's bounds.
         record: Gets the figures.
     """
     answer = attrs.evolve(asked.answer, digests=known) if known else asked.answer
     expected = ours.expected
     if verdict.wrong_scores(expected, answer):
-        # The model has moved since its dtype's spread was measured.
+        # The weights have changed since the effect of the dtype was measured.
         bound = bounds.bound(ours.learner, ours.ids, expected.logprobs, again=True)
         expected = ours.expected = attrs.evolve(expected, bound=bound)
     words = verdict.wrong_version(expected, answer)
@@ -198,7 +198,7 @@ def judge(
 
 
 def temperature_of(server: Endpoint) -> float:
-    """Return the temperature that an address samples with."""
+    """Return the sampling temperature of an address."""
     return float(server.sampling.get("temperature", 1.0))
 
 

@@ -1,7 +1,7 @@
-"""The proof of each transfer: choose the probe, ask the servers, compare with the learner, keep the figures.
+"""The proof of each transfer: choose the probe, query the servers, compare with the learner, keep the figures.
 
-The servers are asked in the background while the run goes on. The learner is asked, and the verdict given, by the run's
-own thread: a learner is never used by two threads at once.
+The servers are queried in the background while the run continues. The run's own thread queries the learner and gives
+the verdict: a learner is never used by two threads at once.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ class Delivery:
     def prepare(self, servers: Sequence[Endpoint], *, wait: bool = True) -> None:
         """Put the probe into the servers' prefix caches; call it before a transfer.
 
-        Keys and values of the old weights that a server keeps by mistake can then be seen after it.
+        If a server then fails to clear the keys and values of the old weights, the proof detects it.
 
         Args:
-            servers: The addresses that will be given weights.
+            servers: The addresses that will get weights.
             wait: False only starts it, for example before an update; the next call with True waits for it.
 
         Raises:
-            RunStopped: The proof of the transfer before has failed.
+            RunStopped: The proof of the previous transfer has failed.
         """
         self.settle()
         probe = self._kept() if self.on and not self.weaker else None
@@ -129,22 +129,22 @@ class Delivery:
     ) -> None:
         """Begin to prove that each server answers with the learner's weights; call it after every transfer.
 
-        The servers are asked in the background. `settle` gives the verdict. It must come before the learner's weights
+        The servers are queried in the background. `settle` gives the verdict. Call it before the learner's weights
         change and before the servers end. `Session.rollouts`, `prepare`, `begin` and `sign` call it.
 
         Args:
-            version: Of the weights: the step that made them.
-            learner: The model that is trained; asked by `settle`, in the thread that calls that.
-            servers: The addresses that were given the weights, with the sampling of training.
+            version: The version of the weights: the step that made them.
+            learner: The model that is trained; `settle` uses it, in the thread of its caller.
+            servers: The addresses that got the weights, with the sampling settings of training.
             context: The servers' context in tokens.
             prompt: Returns the token ids of a task's prompt, for a run that has recorded no call yet.
-            held: Returns the digests of the tensors that each server computes with, for servers that don't tell
-                in their answers. Called in the background.
-            fresh: What a server samples is compared with its own fresh scores of these tokens, for a learner that
-                cannot score them; the servers' temperature must be 1.
+            held: Returns the digests of the tensors that each server uses, for servers that don't report them in
+                their answers. Called in the background.
+            fresh: Compare the tokens that a server samples with its own new scores of them, for a learner that cannot
+                score them; the servers' temperature must be 1.
 
         Raises:
-            RunStopped: The proof of the transfer before has failed.
+            RunStopped: The proof of the previous transfer has failed.
         """
         self.settle()
         if not self.on:
@@ -169,10 +169,10 @@ class Delivery:
             return error
 
     def settle(self) -> None:
-        """Wait for the proof that is under way and give its verdict; without one, do nothing.
+        """Wait for the proof that has begun and give its verdict; without one, do nothing.
 
         Raises:
-            RunStopped: A server answers with something else than the learner's weights; the message says with what.
+            RunStopped: A server answers with other weights than the learner's; the message says with which.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -204,10 +204,10 @@ class Delivery:
         prompt: Callable[[], Sequence[int]],
         held: Callable[[], Sequence[Mapping[str, str]]] | None = None,
     ) -> None:
-        """Do `begin` and `settle` at once: make sure that each server answers with the learner's weights.
+        """Call `begin` and `settle`: check that each server answers with the learner's weights.
 
         Raises:
-            RunStopped: A server answers with something else; the message says with what.
+            RunStopped: A server answers with other weights; the message says with which.
         """
         self.begin(version=version, learner=learner, servers=servers, context=context, prompt=prompt, held=held)
         self.settle()
@@ -234,7 +234,7 @@ class Delivery:
             )
 
     def summary(self) -> dict[str, Any]:
-        """Return what `summary.json` gets. A transfer that nobody settled counts as one that did not arrive."""
+        """Return the entry of `summary.json`. A transfer without a verdict counts as one that did not arrive."""
         found = self.record.summary()
         return {**found, "proofs": found["proofs"] + (self._pending is not None)}
 
@@ -243,13 +243,13 @@ class Delivery:
     def sampled(self, *, step: int, difference: float, call: str, dtype: str) -> None:
         """Make sure that the log-probabilities recorded with a step's calls are the learner's, before its update.
 
-        Without a proof of delivery to take the bound from (`run.delivery = false`) it is what the dtype explains.
+        Without a proof of delivery (`run.delivery = false`) the bound is the difference that the dtype explains.
 
         Args:
             step: The training step.
             difference: The mean absolute difference over the tokens of the call that differs most.
             call: Which call that is, as text.
-            dtype: What learner and server compute in.
+            dtype: The dtype in which learner and server compute.
 
         Raises:
             RunStopped: They differ: the server sampled from another policy, or the tokens are not those of the call.
@@ -272,14 +272,14 @@ class Delivery:
     def calls_bound(self, dtype: str) -> float:
         """Return the largest mean difference of a call's log-probabilities that is no fault.
 
-        It is four times that of the probe, whose tokens are others.
+        It is four times the probe's bound, as the tokens differ.
         """
         if self._expected is None:
             return verdict.CALLS[dtype]
         return max(1e-3, 4 * self._expected.bound)
 
     def sign(self, checkpoint: Path) -> None:
-        """Write what the learner says of the probe into a checkpoint, for `agentrig export`.
+        """Write the learner's log-probabilities of the probe into a checkpoint, for `agentrig export`.
 
         Raises:
             RunStopped: The proof of the latest transfer has failed.

@@ -1,4 +1,4 @@
-"""torch's own fused kernels in the place of transformers' chains of small ones, where the device has them."""
+"""torch's fused kernels instead of transformers' chains of small ones, if the device has them."""
 
 from __future__ import annotations
 

@@ -245,16 +245,16 @@ class StepProof:
         )
 
     def after(self, *, norm: float, update: int, where: str, copies: Mapping[str, torch.Tensor] | None = None) -> float:
-        """Compare the step that was made with AdamW's (arXiv:1711.05101); return the largest relative difference.
+        """Compare the step with AdamW's (arXiv:1711.05101), and return the largest relative difference.
 
         Args:
             norm: L2 norm of the whole gradient before clipping.
             update: As in `before`.
             where: As in `before`.
-            copies: What the model computes with, where that is the trained weights rounded.
+            copies: The rounded copies that the model computes with, if it does not use the trained weights themselves.
 
         Raises:
-            RunStopped: A tensor did not move, or moved by something else; or a copy is not that of its weight.
+            RunStopped: A tensor did not change, or changed by another step; or a copy differs from its weight.
         """
         config = self._config
         weight, gradient, mean, square, made, moved = self._kept
