@@ -60,7 +60,7 @@ def test_the_contracts_hold() -> None:
     ],
     ids=["up", "inside a function", "for types only", "ray", "a plugin imports machinery"],
 )
-def test_a_wrong_import_is_seen(tmp_path: Path, file: str, line: str, said: str) -> None:
+def test_a_wrong_import_is_found(tmp_path: Path, file: str, line: str, said: str) -> None:
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for plugin in (ROOT / "plugins").iterdir():
         if (plugin / "src").is_dir():
@@ -130,7 +130,7 @@ def test_no_files_or_folders_form_a_circle() -> None:
     assert circles(sources, packages) == []
 
 
-def test_a_circle_is_seen(tmp_path: Path) -> None:
+def test_a_circle_is_found(tmp_path: Path) -> None:
     (tmp_path / "ring" / "one").mkdir(parents=True)
     (tmp_path / "ring" / "two").mkdir()
     for name in ("__init__", "one/__init__", "two/__init__", "two/b"):

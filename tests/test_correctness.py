@@ -41,7 +41,7 @@ ITEM = (Task(id="t", input={}), Outcome(answer="x"))
         (-0.5, None, None, -0.2, True),
     ],
 )
-def test_the_first_who_says_it_decides(
+def test_the_first_component_that_reports_it_decides(
     run_at: float | None, said: bool | None, reward_at: float | None, value: float, correct: bool
 ) -> None:
     rule = Correctness(run_at=run_at, reward_at=reward_at)
@@ -63,7 +63,7 @@ def test_what_is_not_ok_is_not_correct() -> None:
 
 
 @pytest.mark.parametrize("verdict", [True, np.True_, False, np.False_])
-def test_a_reward_says_it_by_a_bool(verdict: Any) -> None:
+def test_a_reward_reports_it_as_a_bool(verdict: Any) -> None:
     score = Score.ok(0.3, correct=verdict, style=0.5)
     assert (score.correct is bool(verdict), score.components) == (True, {"style": 0.5})
 
@@ -75,7 +75,7 @@ def test_a_component_may_still_be_called_correct(number: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.5, 10])
-def test_rewards_outside_0_to_1_are_warned_of_once_when_nobody_says_what_is_correct(
+def test_rewards_outside_0_to_1_without_a_rule_for_correct_are_warned_of_once(
     value: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     rule = Correctness()

@@ -48,15 +48,15 @@ def test_a_long_rollout_does_not_weigh_more():
     assert advantages(values, [1, 1, 1, 1], weighting="call") != advantages(values, [9, 1, 1, 1], weighting="call")
 
 
-def test_failures_leave_the_baseline_alone():
+def test_failures_do_not_change_the_baseline():
     assert advantages([1.0, None, 0.0, None], [1, 3, 1, 2])[::2] == advantages([1.0, 0.0], [1, 1])
 
 
-def test_a_rollout_that_is_alone_learns_nothing():
+def test_a_single_rollout_has_no_advantage():
     assert advantages([1.0, None, None], [1, 1, 1]) == [0.0, 0.0, 0.0]
 
 
-def test_the_mean_alone_is_taken_off_when_asked():
+def test_only_the_mean_is_subtracted_if_requested():
     assert advantages([1.0, 0.0], [1, 1], normalize=False) == [0.5, -0.5]
 
 
@@ -77,20 +77,20 @@ def test_failures_stay_out_of_the_baseline():
     assert group_advantages(["a"] * 3, [1.0, 0.0, 0.0])[0] == pytest.approx(2 / 3)
 
 
-def test_a_rollout_without_company_has_no_advantage():
+def test_the_only_valid_rollout_of_a_group_has_no_advantage():
     assert group_advantages(["a", "a"], [1.0, None], scale=True) == [0.0, None]
 
 
-def test_negative_advantages_are_scaled_alone():
+def test_only_negative_advantages_are_scaled():
     assert group_advantages(["a"] * 4, [1.0, 0.0, 0.0, 0.0], negative_scale=0.5) == [0.75, -0.125, -0.125, -0.125]
 
 
-def test_equal_rewards_give_exactly_nothing():
+def test_equal_rewards_give_exactly_zero():
     assert group_advantages(["a"] * 3, [0.1] * 3, scale=True) == [0.0] * 3
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=9))
-def test_scaled_advantages_are_the_definition(values):
+def test_scaled_advantages_follow_the_definition(values):
     got = group_advantages(["g"] * len(values), values, scale=True)
     if len(set(values)) == 1:
         assert got == [0.0] * len(values)
@@ -110,7 +110,7 @@ def test_a_reward_that_would_overflow_is_named(value, scale):
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.one_of(st.none(), st.floats(-5, 5))), max_size=12), st.booleans())
-def test_each_group_is_compared_with_itself_alone(rollouts, scale):
+def test_each_group_has_its_own_baseline(rollouts, scale):
     names, values = [g for g, _ in rollouts], [v for _, v in rollouts]
     got = group_advantages(names, values, scale=scale, negative_scale=0.5)
     for name in set(names):

@@ -71,11 +71,11 @@ def undeclared(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", ALL, ids=lambda folder: folder.name if folder != ROOT else "agentrig")
-def test_all_that_is_imported_is_required(folder: Path) -> None:
+def test_every_import_is_required(folder: Path) -> None:
     assert undeclared(folder) == []
 
 
-def test_an_import_that_is_not_required_is_seen(tmp_path: Path) -> None:
+def test_an_import_that_is_not_required_is_found(tmp_path: Path) -> None:
     (tmp_path / "src" / "toy").mkdir(parents=True)
     (tmp_path / "src" / "toy" / "a.py").write_text("import os, toy\n\n\ndef late():\n    from yaml import load\n")
     (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["attrs>=24"]\n')
@@ -92,7 +92,7 @@ def test_core_and_plugins_have_one_version_and_the_plugins_require_it() -> None:
                 assert requirement.specifier == SpecifierSet(f">={agentrig.__version__},<0.3"), folder.name
 
 
-def test_the_pythons_are_said_in_one_place() -> None:
+def test_the_python_versions_are_declared_in_one_place() -> None:
     said = project(ROOT)["requires-python"]
     assert {project(folder)["requires-python"] for folder in ALL} == {said}
     works = [f"3.{minor}" for minor in range(30) if SpecifierSet(said).contains(f"3.{minor}.0")]
@@ -103,7 +103,7 @@ def test_the_pythons_are_said_in_one_place() -> None:
     assert "requires-python" in makefile
 
 
-def test_all_have_types() -> None:
+def test_all_distributions_are_typed() -> None:
     for folder in ALL:
         (package,) = [p for p in (folder / "src").iterdir() if (p / "__init__.py").is_file()]
         assert (package / "py.typed").is_file(), package

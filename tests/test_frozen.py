@@ -83,7 +83,7 @@ def test_a_frozen_value_reads_as_the_original() -> None:
     assert json.dumps(attrs.asdict(event)) == json.dumps({"step": 1, "metrics": plain})
 
 
-def test_a_rollout_is_one_still_and_all_of_it_is_a_copy() -> None:
+def test_a_frozen_rollout_is_a_rollout_and_a_full_copy() -> None:
     made = rollout_of(3, right=True, mode="train", step=2, turns=2)
     original = attrs.evolve(made, score=Score(status="ok", value=1.0, details={"rows": [1]}))
     kept = copy.deepcopy(original)
@@ -109,7 +109,7 @@ def test_a_rollout_is_one_still_and_all_of_it_is_a_copy() -> None:
     assert original == kept
 
 
-def test_what_is_no_json_value_is_copied_too() -> None:
+def test_values_other_than_json_are_copied() -> None:
     array = bytearray(b"ab")
     lock = threading.Lock()
     error = AgentFailure("no plan", kind="no-plan")

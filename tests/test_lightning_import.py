@@ -36,7 +36,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> object:
     return run
 
 
-def test_the_watch_sees_an_attempt(tmp_path: Path) -> None:
+def test_an_attempt_to_use_the_network_is_found(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
     log = tmp_path / "network.log"
     done = subprocess.run(

@@ -47,7 +47,7 @@ def test_a_from_import_warns_at_the_users_line() -> None:
     assert "<string>:2: DeprecationWarning: agentrig.config.setting is now agentrig.settings.setting" in done.stderr
 
 
-def test_a_name_that_never_was_is_an_import_error() -> None:
+def test_an_unknown_name_is_an_import_error() -> None:
     with pytest.raises(ImportError, match="no_such_name"):
         exec("from agentrig.config import no_such_name")
 
@@ -151,7 +151,7 @@ def ended() -> Callable[[str, str], Any]:
 
 
 @pytest.mark.parametrize(("module", "name"), ENDED, ids=[".".join(e) for e in ENDED])
-def test_what_has_no_successor_is_there_with_advice(ended: Callable[[str, str], Any], module: str, name: str) -> None:
+def test_a_name_without_successor_works_with_advice(ended: Callable[[str, str], Any], module: str, name: str) -> None:
     assert ended(module, name) is getattr(importlib.import_module("agentrig._former"), name)
 
 

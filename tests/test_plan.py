@@ -47,7 +47,7 @@ def test_plugins_of_a_run_file_are_relative_to_it(tmp_path: Path, toy_file: str)
     assert plan.run.plugins == [str(tmp_path / "sub" / "toy_plugin.py")]
 
 
-def test_swapping_a_component_drops_the_keys_that_were_meant_for_the_other(toy_plan: Callable[..., Plan]) -> None:
+def test_swapping_a_component_drops_the_keys_of_the_former_one(toy_plan: Callable[..., Plan]) -> None:
     plan = toy_plan("adapter.match=check", adapter="agent-match")
     assert plan.configs["adapter"].match == "check"
     kept = toy_plan(algorithm="toy-number")
@@ -56,7 +56,7 @@ def test_swapping_a_component_drops_the_keys_that_were_meant_for_the_other(toy_p
     assert swapped.components["reward"].spec.name == "own"
 
 
-def test_a_key_may_stand_before_the_component_that_it_is_for(toy_plan: Callable[..., Plan]) -> None:
+def test_a_key_may_come_before_its_component(toy_plan: Callable[..., Plan]) -> None:
     plan = toy_plan("adapter.match=check", "adapter.use=agent-match")
     assert plan.configs["adapter"].match == "check"
     with pytest.raises(ConfigError, match='has no key "mtach"'):
@@ -72,7 +72,7 @@ def test_plugins_of_the_command_line_are_relative_to_where_it_was_given(
     assert plan.run.plugins == [str(tmp_path / "mine.py")]
 
 
-def test_swapping_forgets_the_recipes_own_keys(file: Callable[[str], str], toy_file: str) -> None:
+def test_swapping_drops_the_recipes_own_keys(file: Callable[[str], str], toy_file: str) -> None:
     path = file('[reward]\nuse = "toy-parity"\nright = 2.0\n')
     assert resolve(path, files=[toy_file]).configs["reward"].right == 2.0
     assert resolve(path, files=[toy_file], uses={"reward": "own"}).components["reward"].spec.name == "own"
@@ -143,7 +143,7 @@ def test_a_key_in_the_wrong_section_names_the_section_that_has_it(tmp_path: Path
         resolve("mini", overrides=["runners.inner_epochs=1"])
 
 
-def test_keys_of_automatic_hardware_are_checked_before_it_is_looked_for(toy_plan: Callable[..., Plan]) -> None:
+def test_keys_of_automatic_hardware_are_checked_before_the_probe(toy_plan: Callable[..., Plan]) -> None:
     with pytest.raises(ConfigError, match=r'no hardware for toy-number has a key "thread"\. Did you mean "threads"'):
         toy_plan("hardware.use=auto", "hardware.thread=2")
     plan = toy_plan("hardware.use=auto", "hardware.threads=2")
@@ -174,7 +174,7 @@ def test_automatic_hardware_takes_a_key_by_its_former_name(tmp_path: Path, caplo
     assert "workers is now called cores" in caplog.text
 
 
-def test_a_value_that_nobody_could_mean_gets_no_advice(toy_plan: Callable[..., Plan]) -> None:
+def test_an_implausible_value_gets_no_advice(toy_plan: Callable[..., Plan]) -> None:
     for override in (
         "algorithm.steps=three",
         "algorithm.steps=1.5",
@@ -193,7 +193,7 @@ def test_a_choice_out_of_range_lists_the_choices(toy_plan: Callable[..., Plan]) 
     assert "die" in str(caught.value)
 
 
-def test_a_missing_key_says_what_it_is_for(file: Callable[[str], str], toy_file: str) -> None:
+def test_the_error_of_a_missing_key_has_its_meaning(file: Callable[[str], str], toy_file: str) -> None:
     with pytest.raises(ConfigError, match="needs endpoint: the model server"):
         resolve(
             file(
@@ -228,7 +228,7 @@ def test_a_wrong_run_file_is_explained(file: Callable[[str], str], toy_file: str
     assert said in str(caught.value)
 
 
-def test_sources_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_sources(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no run file"):
         resolve(str(tmp_path / "absent.toml"))
     with pytest.raises(ConfigError, match=r"looked in /.*\n  Give its path, or a recipe's name"):
@@ -363,7 +363,7 @@ def test_former_names_are_accepted_with_a_warning(
     assert all(words in message for words, message in zip(said, messages, strict=True))
 
 
-def test_a_former_name_is_checked_as_the_one_of_now() -> None:
+def test_a_former_name_is_checked_like_the_current_one() -> None:
     with pytest.raises(ConfigError, match="'ppo_epochs' must be >= 1"):
         structure(_Renamed, {"inner_epochs": 0}, owner="x", section="algorithm")
     with pytest.raises(ConfigError, match="'mode' must be in"):
@@ -389,7 +389,7 @@ def test_former_names_of_grpo_in_run_files_overrides_and_resumed_runs(
     assert "is now called" not in caplog.text, "what a run writes has the new names"
 
 
-def test_a_run_file_need_not_be_utf8_to_be_refused_politely(tmp_path: Path) -> None:
+def test_a_run_file_that_is_not_utf8_is_refused_with_a_message(tmp_path: Path) -> None:
     path = tmp_path / "latin.toml"
     path.write_bytes(b'[run]\nname = "caf\xe9"\n')
     with pytest.raises(ConfigError, match="is not TOML"):

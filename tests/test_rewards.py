@@ -63,7 +63,7 @@ def test_scores_come_in_the_order_of_the_outcomes() -> None:
     assert [s.value for s in Scorer(reward, budget_s=5)(ITEMS)] == list(range(12))
 
 
-def test_outcomes_are_judged_at_once() -> None:
+def test_outcomes_are_scored_concurrently() -> None:
     meet = threading.Barrier(4, timeout=5)
 
     def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
@@ -104,7 +104,7 @@ def test_the_error_of_a_reward_that_returns_a_number_says_what_to_return() -> No
     assert score.details["reason"] == "the reward returned float; it must return an agentrig.Score"
 
 
-def test_a_reward_that_hangs_is_invalid_and_the_others_go_on() -> None:
+def test_a_reward_that_hangs_is_invalid_and_the_others_continue() -> None:
     release = threading.Event()
 
     def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
@@ -134,7 +134,7 @@ class _Batch:
         return self.answer(items)
 
 
-def test_a_batch_is_judged_in_one_call() -> None:
+def test_a_batch_is_scored_in_one_call() -> None:
     reward = _Batch(lambda items: [Score.ok(t.private["gold"]) for t, _ in items])
     assert [s.value for s in Scorer(reward, budget_s=5)(ITEMS)] == list(range(12))
     assert reward.calls == 1
@@ -165,7 +165,7 @@ def test_a_batch_that_hangs_is_invalid() -> None:
     assert "past its budget" in scores[0].details["reason"]
 
 
-def test_nothing_to_judge() -> None:
+def test_an_empty_batch() -> None:
     assert Scorer(lambda t, o, b: Score.ok(1.0), budget_s=5)([]) == []
 
 

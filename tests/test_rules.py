@@ -154,7 +154,7 @@ def test_rule_5_nothing_heavy_at_import() -> None:
     assert loaded & heavy == set()
 
 
-def test_rule_6_errors_name_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule_6_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from distributions import install, reward_source
 
     from agentrig.plugins.loading import load

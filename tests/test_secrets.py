@@ -103,7 +103,7 @@ def test_a_literal_secret_is_refused_without_being_shown(plan: MakePlan, tmp_pat
     assert plan().configs["agent"].api_key is None
 
 
-def test_a_secret_shows_itself_to_reveal_alone() -> None:
+def test_only_reveal_shows_a_secret() -> None:
     secret = Secret(KEY, {"env": "A"})
     for shown in (str(secret), repr(secret), f"{secret}", repr([secret]), json.dumps({"a": secret}, default=str)):
         assert "<secret from env A>" in shown
@@ -185,7 +185,7 @@ def test_the_error_of_a_missing_variable_says_where_to_declare_it(
         train(plan(agent="eager"))
 
 
-def test_the_base_holds_no_key() -> None:
+def test_the_base_environment_has_no_key() -> None:
     assert not [name for name in BASE if any(word in name.upper() for word in ("_KEY", "_TOKEN", "SECRET", "PASSWORD"))]
     assert hint("nothing") == ""
 
@@ -197,7 +197,7 @@ def test_the_main_process_keeps_its_environment(plan: MakePlan, monkeypatch: pyt
     assert {k: v for k, v in os.environ.items() if k in before} == before
 
 
-def test_settings_say_which_are_secret() -> None:
+def test_settings_mark_secrets() -> None:
     from agentrig.lightning import LightningAlgorithmConfig
 
     assert attrs.fields_dict(LightningAlgorithmConfig)["api_key"].metadata["secret"] is True

@@ -23,14 +23,14 @@ def test_tasks_are_frozen() -> None:
         task().id = "b"  # type: ignore[misc]
 
 
-def test_the_fingerprint_is_the_same_wherever_the_data_lies() -> None:
+def test_the_fingerprint_does_not_depend_on_the_folder() -> None:
     here, there = task(database="/home/me/data/x.sqlite"), task(database="/mnt/x.sqlite")
     assert fingerprint([here]) == fingerprint([there])
     assert fingerprint([task(nested={"database": "/a/x"})]) == fingerprint([task(nested={"database": "/b/x"})])
     assert fingerprint([task(files=["/a/x"])]) == fingerprint([task(files=["/b/x"])])
 
 
-def test_the_fingerprint_sees_every_change() -> None:
+def test_every_change_changes_the_fingerprint() -> None:
     first = task(database="/a/x.sqlite")
     others = [
         task(database="/a/y.sqlite"),
@@ -49,7 +49,7 @@ def test_the_fingerprint_is_stable_over_releases() -> None:
     assert fingerprint([Task(id="a", input={"a": 2, "b": 1})]) == known
 
 
-def test_overlap_goes_by_what_the_agent_sees() -> None:
+def test_overlap_compares_what_the_agent_sees() -> None:
     train = [task(number=i) for i in range(5)]
     same = Task(id="other", input={"number": 3, "question": "How many?"}, private={"gold": "another"})
     assert overlap(train, [same, task(number=9)]) == 1

@@ -33,12 +33,12 @@ def test_plain_spans_name_a_node_too() -> None:
     assert span("a", None).node is None
 
 
-def test_calls_that_failed_are_no_calls() -> None:
+def test_failed_calls_do_not_count() -> None:
     failed = Span(id="c", parent=None, name=LLM_CALL, start=0.0, end=1.0, error="HTTP 500")
     assert Trace(rollout_id="r", spans=(failed,)).llm_calls() == []
 
 
-def test_parents_that_are_missing_or_in_a_ring_end_the_walk() -> None:
+def test_missing_or_cyclic_parents_end_the_search() -> None:
     lost = Trace(rollout_id="r", spans=(span("a", "gone"),))
     assert list(lost.ancestors(lost.spans[0])) == []
     ring = Trace(rollout_id="r", spans=(span("a", "b"), span("b", "a")))
@@ -53,11 +53,11 @@ def test_a_call_with_ids_is_a_triplet() -> None:
     assert (triplet.node, triplet.span_id, triplet.reward) == ("write_query", "c0", None)
 
 
-def test_a_call_without_ids_is_none() -> None:
+def test_a_call_without_ids_is_no_triplet() -> None:
     assert triplet_of(trace_of("write_query", ids=False).llm_calls()[0]) is None
 
 
-def test_log_probabilities_that_do_not_fit_are_not_kept() -> None:
+def test_log_probabilities_of_the_wrong_length_are_not_kept() -> None:
     call = span("c", None, LLM_CALL, prompt_token_ids=[1], response_token_ids=[2, 3], response_logprobs=[-0.5])
     triplet = triplet_of(call)
     assert triplet is not None

@@ -179,7 +179,7 @@ def test_no_question_or_database_of_dev_is_shown(spider_dir):
         assert len(tables) < 2 or not any(all(t in turn.prompt for t in tables) for turn in made), db_id
 
 
-def test_the_graded_reward_gives_part_of_the_marks_to_a_wrong_query_that_runs(shop):
+def test_the_graded_reward_gives_partial_credit_to_a_wrong_query_that_runs(shop):
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "agentrig-partial-credit" / "src"))
     import agentrig_partial_credit
 

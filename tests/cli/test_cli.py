@@ -44,7 +44,7 @@ def invoke(*words: str, **options: Any) -> Result:
 # --- help ---
 
 
-def test_the_commands_are_those_that_the_documentation_knows() -> None:
+def test_the_documented_commands_exist() -> None:
     names = {path[0] for path in commands()}
     assert {"train", "dev", "eval", "plugins", "doctor", "data", "report", "export"} <= names
 
@@ -66,7 +66,7 @@ def test_every_option_of_an_example_exists(path: tuple[str, ...]) -> None:
     assert used <= known
 
 
-def test_the_list_of_commands_shows_what_lazy_ones_say_themselves() -> None:
+def test_the_list_of_commands_has_each_commands_summary() -> None:
     listed = invoke("--help").stdout
     assert "doctor   Find what would keep a recipe from running here." in listed
     assert "Find what would keep a recipe from running here." in invoke("doctor", "--help").stdout
@@ -139,12 +139,12 @@ def test_an_error_ends_in_status_1_without_a_traceback(
     assert result.exception is None or isinstance(result.exception, SystemExit)
 
 
-def test_a_resumed_run_must_be_one(tmp_path: Path) -> None:
+def test_resume_needs_a_run_directory(tmp_path: Path) -> None:
     result = invoke("train", "--resume", str(tmp_path))
     assert (result.exit_code, "is not a run directory" in result.stderr) == (1, True)
 
 
-def test_errors_of_plugins_are_warned_of_but_do_not_end_a_command(
+def test_errors_of_plugins_are_warnings_of_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy_file: str, model: ModelServer
 ) -> None:
     from distributions import install
@@ -207,7 +207,7 @@ def register_hardware():
 """
 
 
-def test_hardware_that_nobody_named_ends_no_command(here: Path, model: ModelServer, toy_file: str) -> None:
+def test_broken_hardware_under_auto_does_not_end_a_command(here: Path, model: ModelServer, toy_file: str) -> None:
     """Recipe `mini` leaves the hardware to `auto`, which looks at all."""
     from agentrig.hardware import HardwareError
     from agentrig.plan import resolve
@@ -235,7 +235,7 @@ def test_hardware_that_nobody_named_ends_no_command(here: Path, model: ModelServ
 
 @pytest.mark.parametrize("recipe", ["qwen", "fast", "llama"])
 @pytest.mark.parametrize("command", [["dev", "--tasks-n", "1"], ["eval", "--limit", "1"]], ids=["dev", "eval"])
-def test_a_server_that_was_named_needs_no_gpu_here(
+def test_a_given_server_needs_no_gpu_on_this_host(
     here: Path, model: ModelServer, recipe: str, command: list[str]
 ) -> None:
     """The dry run before GPU hours: the recipe's agent, tasks, reward and adapter, with any server."""
@@ -251,7 +251,7 @@ def test_a_server_that_was_named_needs_no_gpu_here(
     assert "hardware" not in done.stderr
 
 
-def test_what_serves_the_model_itself_still_needs_the_hardware(here: Path) -> None:
+def test_without_a_given_server_the_hardware_is_needed(here: Path) -> None:
     result = invoke("dev", "qwen", "--tasks", "mini-sql")
     assert result.exit_code == 1
     assert "none of the hardware that this algorithm can run on is there" in result.stderr
@@ -277,7 +277,7 @@ def test_train_prints_its_summary(here: Path, model: ModelServer, toy_file: str)
     assert len(json.loads(report.stdout)["runs"]) == 1
 
 
-def test_eval_measures_a_server_that_the_environment_names(here: Path, model: ModelServer, toy_file: str) -> None:
+def test_eval_measures_the_server_of_the_environment(here: Path, model: ModelServer, toy_file: str) -> None:
     environment = {"OPENAI_BASE_URL": model.url + "/", "OPENAI_API_KEY": "key-3"}
     words = ["eval", "toy", "--plugin", toy_file, "--limit", "8"]
     result = invoke(*words, "--json", "--save", "predictions.jsonl", env=environment)
@@ -312,7 +312,7 @@ def register_agents():
 """
 
 
-def test_json_stands_alone_on_stdout_whatever_an_agent_prints(here: Path, model: ModelServer, toy_file: str) -> None:
+def test_stdout_has_only_json_whatever_an_agent_prints(here: Path, model: ModelServer, toy_file: str) -> None:
     (here / "chatty.py").write_text(CHATTY)
     words = ["eval", "toy", "--plugin", toy_file, "--plugin", "chatty.py", "--agent", "toy-chatty", "--limit", "2"]
     done = subprocess.run(
@@ -347,7 +347,7 @@ def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> 
     assert "gold-" not in text.stdout + result.stdout
 
 
-def test_dev_says_by_its_exit_status_that_a_rollout_failed(here: Path, model: ModelServer, toy_file: str) -> None:
+def test_a_failed_rollout_sets_the_exit_status_of_dev(here: Path, model: ModelServer, toy_file: str) -> None:
     words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--tasks-n", "2", "--split", "train"]
     for shown in ([], ["--json"]):
         result = invoke(*words, "tasks.do=['', 'raise']", *shown)

@@ -76,7 +76,7 @@ def test_a_pipe_gets_one_plain_line_a_step(tmp_path: Path):
     assert lines[-1].endswith(f"report {directory / 'report.html'}")
 
 
-def test_a_step_in_one_line_holds_every_figure():
+def test_the_line_of_a_step_has_every_figure():
     shown, buffer = display()
     shown.on_run_start(event=start())
     shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
@@ -86,7 +86,7 @@ def test_a_step_in_one_line_holds_every_figure():
     )
 
 
-def test_the_panel_counts_what_is_under_way():
+def test_the_panel_counts_running_rollouts():
     shown, _ = display(terminal=True)
     try:
         shown.on_run_start(event=start())
@@ -107,7 +107,7 @@ def test_the_panel_counts_what_is_under_way():
         shown.close()
 
 
-def test_a_resumed_run_begins_where_it_was():
+def test_the_display_of_a_resumed_run_starts_at_its_step():
     shown, buffer = display()
     shown.on_run_start(event=start(first_step=12))
     assert "resuming at step 12" in buffer.getvalue()
@@ -122,7 +122,7 @@ def test_a_run_that_does_not_know_its_steps_has_no_bar_and_no_eta():
     assert "eta" not in buffer.getvalue() + panel(shown)
 
 
-def test_an_error_closes_the_panel_and_says_where_the_run_stands():
+def test_an_error_closes_the_panel_and_names_the_last_step():
     shown, buffer = display(terminal=True)
     shown.on_run_start(event=start())
     shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
@@ -168,7 +168,7 @@ def test_counts_are_right_when_many_threads_report():
     assert "800 (800 llm-error)" in panel(shown)
 
 
-def test_it_is_an_observer_as_any_other():
+def test_the_display_is_an_ordinary_observer():
     registry = load()
     shown, buffer = display()
     registry.add_observer(shown, "display")

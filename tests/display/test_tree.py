@@ -21,7 +21,7 @@ def lines_with(text: str, part: str) -> list[str]:
     return [line for line in text.splitlines() if part in line]
 
 
-def test_every_span_stands_once_below_its_parent():
+def test_every_span_is_shown_once_below_its_parent():
     rollout = rollout_of(0, right=True, mode="dev", step=0, turns=2)
     text = span_text(rollout)
     assert len(lines_with(text, "─ write_query")) == 1

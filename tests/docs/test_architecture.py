@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import architecture
 
 
-def test_the_page_has_the_picture_of_today() -> None:
+def test_the_picture_is_up_to_date() -> None:
     assert architecture.FILE.read_text("utf-8") == architecture.picture(), (
         "run: python tests/support/architecture.py --write"
     )

@@ -66,7 +66,7 @@ def page_of(block: Block) -> str:
 
 
 @pytest.mark.parametrize("block", PLUGINS, ids=lambda b: b.id)
-def test_a_plugin_loads_and_brings_something(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_loads_and_registers_something(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_package.py").write_text(THEIRS)
     uses_theirs = page_of(block) in ("docs/lightning.md",)
@@ -114,7 +114,7 @@ def test_a_package_of_a_page_installs_and_is_found(block: Block, tmp_path: Path)
     assert found["components"]
 
 
-def test_every_block_is_run_or_says_why_not() -> None:
+def test_every_block_is_run_or_has_a_reason() -> None:
     """A block is Python, TOML or commands, which tests run; or one of SHOWN."""
     rest = [b for b in blocks() if b.language not in ("python", "toml") and not b.is_shell]
     why = {b.id: next((reason for pattern, reason in SHOWN if re.search(pattern, b.text)), "") for b in rest}
@@ -124,7 +124,7 @@ def test_every_block_is_run_or_says_why_not() -> None:
     assert len(rest) < len(blocks()) / 5
 
 
-def test_every_markdown_file_is_a_page_or_says_why_not() -> None:
+def test_every_markdown_file_is_a_page_or_has_a_reason() -> None:
     folders = ("docs", "plugins", "examples", "tests", "src")
     found = [*ROOT.glob("*.md"), *(file for folder in folders for file in (ROOT / folder).rglob("*.md"))]
     files = {str(file.relative_to(ROOT)) for file in found}
@@ -132,7 +132,7 @@ def test_every_markdown_file_is_a_page_or_says_why_not() -> None:
 
 
 @pytest.mark.parametrize("file", NOT_PAGES)
-def test_what_the_commands_of_other_files_name_is_there(file: str) -> None:
+def test_files_named_by_commands_elsewhere_exist(file: str) -> None:
     text = (ROOT / file).read_text("utf-8")
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.M)
     for block in re.findall(r"^```\w*\n(.*?)^```", text, re.S | re.M):
@@ -141,7 +141,7 @@ def test_what_the_commands_of_other_files_name_is_there(file: str) -> None:
         assert set(re.findall(r"^make (\w+)", block, re.M)) <= set(targets)
 
 
-def test_each_script_that_is_run_elsewhere_is_there() -> None:
+def test_scripts_that_other_tests_run_exist() -> None:
     assert set(ELSEWHERE) == {page_of(b) for b in SCRIPTS} & set(ELSEWHERE)
     assert resolve("mini", overrides=["algorithm.steps=5", "run.seed=1"]).run.seed == 1
 

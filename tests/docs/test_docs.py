@@ -79,7 +79,7 @@ test:
 
 
 @pytest.mark.parametrize("lint", [0, 1])
-def test_a_submission_fails_with_any_of_its_parts_and_ends_with_the_tests(tmp_path: Path, lint: int) -> None:
+def test_ci_fails_if_a_part_fails_and_prints_the_tests_last(tmp_path: Path, lint: int) -> None:
     """`.ci/run` itself, over a Makefile whose targets only say that they have ended."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
@@ -93,7 +93,7 @@ def test_a_submission_fails_with_any_of_its_parts_and_ends_with_the_tests(tmp_pa
     assert (done.returncode != 0) is bool(lint)
 
 
-def test_a_submission_runs_lint_docs_and_the_readmes_test_command() -> None:
+def test_ci_runs_lint_docs_and_the_readmes_test_command() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     made = {word for line in lines if line.startswith("make ") for word in line.split()[1:] if word[0] != "-"}
     makefile = (ROOT / "Makefile").read_text()

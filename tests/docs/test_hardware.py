@@ -31,7 +31,7 @@ def test_every_stack_has_its_row(stack):
     assert [n for n in numbers if n not in text] == []
 
 
-def test_the_matrix_is_the_fields():
+def test_the_matrix_has_the_fields():
     assert row("torch device") == [h.torch_device for h in ALL]
     assert [c.strip("`").partition("`")[0] for c in row("visible devices")] == [h.visible_devices or "" for h in ALL]
     assert row("dtype") == [h.dtypes[0] for h in ALL]

@@ -21,12 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")])
 
 
-def test_the_page_is_what_the_code_says() -> None:
+def test_the_page_is_up_to_date() -> None:
     assert reference.PAGE.read_text("utf-8") == reference.page(), "run: python tests/support/reference.py"
 
 
 @pytest.mark.parametrize("path", reference_pages.PAGES, ids=lambda p: p.name)
-def test_the_pages_of_the_reference_are_what_the_code_says(path: Path) -> None:
+def test_the_generated_pages_are_up_to_date(path: Path) -> None:
     assert path.read_text("utf-8") == reference_pages.PAGES[path](), "run: python tests/support/reference.py"
 
 
@@ -71,7 +71,7 @@ def test_the_reference_has_every_command_and_every_components_keys() -> None:
         assert f'### `use = "{component}"`' in text
 
 
-def test_what_has_no_words_is_an_error() -> None:
+def test_a_field_without_a_description_is_an_error() -> None:
     import attrs
 
     @attrs.frozen

@@ -91,7 +91,7 @@ def test_every_key_of_a_step_is_explained_and_no_other(directory: Path):
     assert named("`metrics.jsonl`") == {key for line in lines for key in line}
 
 
-def test_what_a_session_writes_is_what_the_report_reads(directory: Path):
+def test_the_report_reads_the_files_of_a_session(directory: Path):
     build_report([directory])
     row = compare([directory])[0]
     assert (row["status"], row["steps"], row["turns"], row["missing"]) == ("finished", 2, 2, [])

@@ -72,7 +72,7 @@ def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
     assert list(loaded_from_elsewhere(site)) == []
 
 
-def test_every_anchor_of_a_link_is_there(site: Path) -> None:
+def test_every_linked_anchor_exists(site: Path) -> None:
     """`mkdocs build --strict` checks the pages of links, not their anchors."""
     for file in site.rglob("*.html"):
         text = file.read_text("utf-8")
@@ -94,7 +94,7 @@ def test_every_anchor_of_a_link_is_there(site: Path) -> None:
         ("a.svg", '<svg><image href="https://example.com/a.png"/></svg>'),
     ],
 )
-def test_what_is_loaded_from_elsewhere_is_seen(tmp_path: Path, file: str, text: str) -> None:
+def test_a_page_that_loads_from_elsewhere_is_found(tmp_path: Path, file: str, text: str) -> None:
     (tmp_path / file).write_text(text)
     (tmp_path / "fine.html").write_text('<a href="https://example.com">x</a><script src="../a.js"></script>')
     assert [found.partition(":")[0] for found in loaded_from_elsewhere(tmp_path)] == [file]

@@ -46,7 +46,7 @@ def test_a_translation_and_its_original_link_to_each_other(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", TRANSLATED, ids=lambda p: p.name)
-def test_the_links_of_a_translation_lead_somewhere(page: Path) -> None:
+def test_the_links_of_a_translation_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text("utf-8")):
         assert (page.parent / target).exists(), target
 
@@ -70,7 +70,7 @@ def test_the_pages_that_are_translated() -> None:
         (("| `hardware.socket_ports` | HCCL", "HCCL"), "rows"),
     ],
 )
-def test_a_page_that_falls_behind_is_seen(change: tuple[str, str], what: str) -> None:
+def test_an_outdated_translation_is_found(change: tuple[str, str], what: str) -> None:
     page = ROOT / "docs" / "how-to" / "npu.zh.md"
     text = page.read_text("utf-8")
     assert change[0] in text

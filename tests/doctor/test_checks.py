@@ -81,7 +81,7 @@ def test_a_vllm_that_pins_another_torch_is_a_problem(tmp_path, monkeypatch):
     assert 'pip install "torch==2.11.0"' in found[0].cure
 
 
-def test_what_is_installed_here_fits_together():
+def test_the_installed_packages_are_compatible():
     only(software.check_requirements(situation()), "ok")
 
 
@@ -90,7 +90,7 @@ STACK = Stack(
 )
 
 
-def test_a_pin_out_of_its_stack_is_named_with_what_it_should_be():
+def test_a_pin_outside_the_stack_is_named_with_the_right_version():
     found = only(software.check_stack(situation(hardware=Board(known=(STACK,)))), "warning")
     assert found.evidence.startswith("torch 2.13")
     assert "outside the nearest stack, board 1: ==2.7.1" in found.evidence
@@ -103,7 +103,7 @@ def test_a_missing_part_of_the_stack_is_a_problem():
     assert clash.evidence == "board 1: a wants b<1, c wants b>=1"
 
 
-def test_hardware_without_a_record_for_the_algorithm_says_so():
+def test_hardware_without_a_stack_for_the_algorithm_is_reported():
     only(software.check_stack(situation(hardware=Board(known=(attrs.evolve(STACK, algorithms=("x",)),)))), "skipped")
 
 
@@ -112,7 +112,7 @@ def test_a_stack_that_fits_is_ok():
     only(software.check_stack(situation(hardware=Board(known=(fine,)))), "ok")
 
 
-def test_hardware_that_is_asked_for_and_missing_is_a_problem():
+def test_requested_hardware_that_is_missing_is_a_problem():
     absent = Probe(available=False, evidence=("no /dev/board0",))
     assert "no /dev/board0" in only(devices.check_hardware(situation(hardware=Board(found=absent))), "problem").evidence
 
@@ -132,7 +132,7 @@ def test_ids_that_do_not_ascend_are_found():
     assert list(devices.check_visible(situation(hardware=board, environ={}))) == []
 
 
-def test_torch_can_use_the_cpu_and_not_a_board_it_was_not_built_for():
+def test_torch_can_use_the_cpu_but_no_device_it_was_not_built_for():
     only(devices.check_torch(situation()), "ok")
     import torch
 
@@ -153,7 +153,7 @@ def test_a_torch_that_does_not_import_is_explained_by_a_known_symptom(tmp_path):
     assert found.cure == "source board.sh"
 
 
-def test_hardware_that_cannot_carry_the_algorithm_is_a_problem():
+def test_hardware_that_cannot_run_the_algorithm_is_a_problem():
     only(devices.check_algorithm(situation()), "ok")
     assert "verl" in only(devices.check_algorithm(situation(hardware=Board(algorithms=("verl",)))), "problem").cure
 
@@ -180,7 +180,7 @@ def test_a_device_of_unknown_memory_gets_the_memory_that_is_needed():
     assert "optimizer 12.3 GB" in only(devices.check_memory(situation(QWEN, hardware=board)), "skipped").evidence
 
 
-def test_a_model_of_unknown_shape_is_not_judged(tmp_path):
+def test_a_model_of_unknown_shape_is_not_checked(tmp_path):
     assert "not known" in only(devices.check_memory(situation("algorithm.model=some/model")), "skipped").evidence
     (tmp_path / "config.json").write_text("{")
     only(devices.check_memory(situation(f"algorithm.model={tmp_path}")), "skipped")
@@ -230,7 +230,7 @@ def test_data_is_loaded_and_fingerprinted(monkeypatch):
     assert (found.evidence, found.cure) == ("the sums are missing", "make them: agentrig data sums")
 
 
-def test_a_place_that_cannot_be_written_to_is_found(tmp_path):
+def test_an_unwritable_folder_is_found(tmp_path):
     only(place.check_write(situation(directory=tmp_path / "not" / "yet")), "ok")
     found = only(place.check_write(situation(directory=Path("/proc/runs"))), "problem")
     assert "run.directory=PATH" in found.cure
@@ -248,7 +248,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_no_disk_is_found(small_disk):
+def test_a_disk_that_is_too_small_is_found(small_disk):
     found = only(place.check_disk(situation(directory=small_disk / "runs")), "problem")
     assert "0.0 GB free" in found.evidence
     only(place.check_shared_memory(situation(), small_disk), "warning")
@@ -267,7 +267,7 @@ def test_checkpoints_count_for_the_disk(monkeypatch):
     assert "about 43.7 GB needed" in only(place.check_disk(situation(QWEN)), "problem").evidence
 
 
-def test_a_taken_port_is_found():
+def test_a_port_in_use_is_found():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         found = only(place.check_ports(situation(f"algorithm.port={port}", environ={})), "problem")
@@ -281,7 +281,7 @@ def test_too_many_runners_are_a_warning():
     only(content.check_cores(situation("runners.n=1000")), "warning")
 
 
-def test_a_question_to_a_process_answers_or_says_why():
+def test_a_subprocess_answers_or_reports_its_error():
     assert ask("import json, sys; print(json.dumps({'x': sys.argv[1]}))", "7").data == {"x": "7"}
     chained = ask("try:\n    import no_such\nexcept ImportError as e:\n    raise RuntimeError('outer') from e")
     assert chained.reason == "RuntimeError: outer <- ModuleNotFoundError: No module named 'no_such'"
@@ -291,7 +291,7 @@ def test_a_question_to_a_process_answers_or_says_why():
     assert Answer(ok=False, error="").reason == ""
 
 
-def test_the_report_on_torch_is_what_torch_says():
+def test_the_report_on_torch_agrees_with_torch():
     import torch
 
     answer = ask(TORCH_REPORT, "cpu")

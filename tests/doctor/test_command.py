@@ -62,7 +62,7 @@ def test_overrides_reach_the_recipe(recipe):
     assert findings["model"].result == "problem"
 
 
-def test_an_agent_of_ones_own_is_looked_at_too(recipe):
+def test_a_users_own_agent_is_checked(recipe):
     example = str(Path(__file__).resolve().parents[2] / "examples" / "my_agent.py")
     done = doctor(recipe(), "--hardware", "cpu", "--plugin", example, "--agent", "vote", "--json")
     found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
@@ -80,7 +80,7 @@ def test_a_wrong_recipe_is_a_finding_and_the_host_is_still_examined(recipe):
     assert not could_start(findings)
 
 
-def test_components_bring_checks_of_their_own(recipe):
+def test_components_have_their_own_checks(recipe):
     assert by_check(examine(recipe(), uses={"hardware": "cpu"}))["toy"].evidence.endswith("own check: rest")
 
 
@@ -130,7 +130,7 @@ def test_warnings_do_not_keep_a_recipe_from_starting():
     assert not could_start([Finding(check="x", result="problem", evidence="y")])
 
 
-def test_every_finding_is_a_finding(recipe):
+def test_every_finding_has_its_fields(recipe):
     for finding in examine(recipe(), uses={"hardware": "cpu"}):
         assert attrs.asdict(finding)["result"] in ("ok", "warning", "problem", "skipped")
         assert finding.check

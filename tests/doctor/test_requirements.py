@@ -86,7 +86,7 @@ def doctor(site: Path, *words: str) -> tuple[int, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("leaf", [5, 7])
-def test_a_version_that_only_a_requirements_requirement_refuses_is_found(tmp_path: Path, leaf: int) -> None:
+def test_an_incompatible_indirect_requirement_is_found(tmp_path: Path, leaf: int) -> None:
     """As protobuf's, which an unrelated package had raised: the metadata and the import both tell."""
     install(tmp_path, "toy-leaf", LEAF.replace("7", str(leaf)), version=f"{leaf}.1", plugin=False)
     install(tmp_path, "toy-middle", MIDDLE, version="1.0", requires=["toy-leaf<6,>=5"], plugin=False)
@@ -109,7 +109,7 @@ def test_a_version_that_only_a_requirements_requirement_refuses_is_found(tmp_pat
     assert lines["stack"]["check"] == "stack"  # the other checks are made all the same
 
 
-def test_an_import_that_every_run_makes_is_tried(tmp_path: Path) -> None:
+def test_the_imports_of_every_run_are_tried(tmp_path: Path) -> None:
     """Whatever is on the path: here a module that hides the real one."""
     (tmp_path / "agentlightning").mkdir()
     (tmp_path / "agentlightning" / "__init__.py").write_text("raise SystemExit('half installed')\n")
@@ -120,7 +120,7 @@ def test_an_import_that_every_run_makes_is_tried(tmp_path: Path) -> None:
     assert "agentlightning/__init__.py:1)" in found["evidence"]
 
 
-def test_an_import_that_takes_the_interpreter_down_is_a_finding(tmp_path: Path) -> None:
+def test_an_import_that_kills_the_interpreter_is_a_finding(tmp_path: Path) -> None:
     install(tmp_path, "toy-agents", AGENT.replace("import toy_middle", "import os; os.abort()"))
     status, findings = doctor(tmp_path, "--agent", "talker")
     (found,) = [f for f in findings if f["check"] == "imports"]

@@ -18,7 +18,7 @@ ABSENT = Probe(available=False, evidence=("no /dev/board0",))
 BROKEN = Probe(available=False, problems=("the driver does not answer: reload it",))
 
 
-def test_an_explicit_choice_wins_over_what_else_is_there():
+def test_an_explicit_choice_is_used():
     assert select("cpu", [Board(), Cpu()]).name == "cpu"
 
 
@@ -26,11 +26,11 @@ def test_auto_takes_the_single_accelerator():
     assert select("auto", [Cpu(), Board()]).name == "board"
 
 
-def test_auto_takes_the_cpu_only_when_nothing_else_is_there():
+def test_auto_takes_the_cpu_only_without_accelerators():
     assert select("auto", [Board(found=ABSENT), Cpu()]).name == "cpu"
 
 
-def test_auto_asks_when_two_are_there():
+def test_auto_is_an_error_with_two_accelerators():
     with pytest.raises(HardwareError, match=r"board: 1 x B1; tile: 1 x B1.*--hardware board or --hardware tile"):
         select("auto", [Board(), Board(name="tile"), Cpu()])
 
@@ -75,7 +75,7 @@ class Faulty(Board):
         return self.gives
 
 
-def test_auto_leaves_out_what_cannot_look_and_says_so(caplog):
+def test_auto_skips_hardware_whose_probe_fails_with_a_warning(caplog):
     assert select("auto", [Faulty(), Board(), Cpu()]).name == "board"
     assert select("auto", [Faulty(gives="yes"), Cpu()]).name == "cpu"
     said = [r.getMessage() for r in caplog.records]
@@ -84,11 +84,11 @@ def test_auto_leaves_out_what_cannot_look_and_says_so(caplog):
     assert "returned 'yes'; it must return an agentrig.hardware.Probe" in said[1]
 
 
-def test_auto_without_a_way_out_names_what_could_not_look():
+def test_auto_without_other_hardware_names_the_failed_probes():
     with pytest.raises(HardwareError, match="raised KeyError: 'firmware'"):
         select("auto", [Faulty()])
 
 
-def test_hardware_that_was_named_must_be_able_to_look():
+def test_a_failed_probe_of_the_chosen_hardware_is_an_error():
     with pytest.raises(HardwareError, match=r"the probe of hardware faulty raised KeyError: 'firmware' \(test_choi"):
         select("faulty", [Faulty(), Cpu()])

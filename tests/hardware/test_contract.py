@@ -76,7 +76,7 @@ def test_a_subclass_with_fields_of_earlier_versions_still_works():
     assert earlier.ray_options(2) == {"num_gpus": 2}
 
 
-def test_hardware_may_carry_only_some_algorithms():
+def test_hardware_may_support_only_some_algorithms():
     assert Board().carries("grpo")
     assert not Board(algorithms=("verl",)).carries("grpo")
 
@@ -131,7 +131,7 @@ def test_the_nearest_stack_has_the_most_matches_and_then_the_fewest_mismatches()
     assert nearest_stack((), {}) is None
 
 
-def test_a_stack_says_what_does_not_fit():
+def test_a_stack_lists_its_mismatches():
     assert STACKS[0].mismatches({"python": "3.11.9", "torch": "2.13.0"}) == {"torch": "==2.7.*"}
 
 
@@ -151,14 +151,14 @@ def test_the_cpu_sets_threads_and_checks_its_keys():
         structure(CpuConfig, {"thread": 2}, owner="cpu", section="hardware")
 
 
-def test_a_system_that_pins_no_processes_counts_all_cores(monkeypatch):
+def test_without_cpu_affinity_all_cores_count(monkeypatch):
     """As macOS, whose `os` has no `sched_getaffinity`."""
     monkeypatch.delattr(os, "sched_getaffinity")
     assert Cpu().threads == os.cpu_count()
     assert Cpu().probe().evidence == (f"{os.cpu_count()} usable cores",)
 
 
-def test_only_one_place_asks_for_what_macos_lacks():
+def test_sched_getaffinity_is_used_in_one_place():
     root = Path(__file__).resolve().parents[2]
     sources = [p for folder in ("src", "plugins", "examples") for p in (root / folder).rglob("*.py")]
     asking = [p.name for p in sources if "sched_getaffinity" in p.read_text("utf-8")]
@@ -171,7 +171,7 @@ def test_importing_hardware_imports_no_torch():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_worker_set_up_is_chained_behind_the_hook_that_is_there(monkeypatch):
+def test_a_worker_set_up_runs_after_an_existing_hook(monkeypatch):
     # These three stand in for set-up functions: each takes no argument and returns without an effect.
     runtime = ray_environment(
         Board(setup="gc:collect"),
@@ -201,10 +201,10 @@ def test_a_worker_set_up_follows_a_callable_hook(tmp_path, monkeypatch):
     assert os.environ["SECOND"] == "was first"
 
 
-def test_a_set_up_function_that_is_not_there_says_so():
+def test_a_missing_set_up_function_is_an_error():
     with pytest.raises(ConfigError, match='"nowhere:go" cannot be loaded'):
         resolve("nowhere:go")
 
 
-def test_nothing_is_added_where_nothing_is_wanted():
+def test_hardware_without_needs_adds_nothing_for_ray():
     assert ray_environment(Board(), {}) == {}

@@ -103,13 +103,13 @@ def component(spec: Any) -> Component:
     return Component(kind=spec.kind, spec=spec, plugin="p", distribution="d", version="1")
 
 
-def test_a_build_without_the_argument_is_found_where_it_is_written() -> None:
+def test_the_error_of_a_build_without_an_argument_names_its_line() -> None:
     spec = AgentSpec(name="mine", summary="", build=lambda: None)  # type: ignore[arg-type,misc]
     with pytest.raises(PluginError, match=r"takes 0 positional arguments but 1 was given \(test_building\.py:\d+\)"):
         built(component(spec), None)
 
 
-def test_partials_and_classes_are_found_where_they_are_written() -> None:
+def test_the_errors_of_partials_and_classes_name_their_lines() -> None:
     assert defined_at(functools.partial(functools.partial(component), 1)).startswith(" (test_building.py:")
     assert defined_at(Odd).startswith(" (test_building.py:")
     assert defined_at(print) == defined_at(7) == ""
@@ -117,7 +117,7 @@ def test_partials_and_classes_are_found_where_they_are_written() -> None:
         built(component(RewardSpec(name="odd", summary="", build=Odd)), None)  # type: ignore[arg-type]
 
 
-def test_a_components_own_words_stand_as_they_are() -> None:
+def test_a_components_own_message_is_not_changed() -> None:
     def build(config: Any) -> Any:
         raise AgentrigError("make the files first")
 
@@ -125,7 +125,7 @@ def test_a_components_own_words_stand_as_they_are() -> None:
         built(component(TasksSpec(name="mine", summary="", build=build)), None)
 
 
-def test_a_reward_may_judge_batches_only() -> None:
+def test_a_reward_may_score_batches_only() -> None:
     class Many:
         def score_many(self, items: Any, budget_s: float) -> list[Any]:
             return []

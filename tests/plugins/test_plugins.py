@@ -43,7 +43,7 @@ def test_a_distribution_is_found_by_its_entry_point(site: Path) -> None:
     assert (component.distribution, component.version, component.plugin) == ("toy-good", "1.2", "toy-good")
 
 
-def test_the_core_comes_through_the_same_door() -> None:
+def test_the_core_is_registered_by_its_entry_point() -> None:
     core = next(p for p in load().plugins if p.name == "core")
     assert core.distribution == "agentrig"
     assert {("reward", "own"), ("hardware", "cpu")} <= {(c.kind, c.spec.name) for c in core.components}
@@ -110,7 +110,7 @@ SPEC = "RewardSpec(name='x', summary='', build=print)"
         ),
     ],
 )
-def test_a_hook_that_gives_the_wrong_thing_says_what_to_write(site: Path, hook: str, seen: str) -> None:
+def test_the_error_of_a_wrong_hook_result_says_what_to_write(site: Path, hook: str, seen: str) -> None:
     install(
         site, "toy-broken", f"from agentrig import AgentSpec, RecipeSpec, RewardSpec, hookimpl\n@hookimpl\n{hook}\n"
     )
@@ -129,7 +129,7 @@ def test_a_plugin_that_exits_at_import_is_isolated_too(site: Path) -> None:
     assert registry.find("reward", "good")
 
 
-def test_a_failed_plugin_brings_nothing_at_all(site: Path) -> None:
+def test_a_failed_plugin_registers_nothing(site: Path) -> None:
     more = "\n\n@hookimpl\ndef register_agents():\n    raise ValueError('half way')\n"
     install(site, "toy-half", reward_source("half", more=more))
     registry = load()
@@ -167,7 +167,7 @@ def test_a_name_of_two_plugins_is_selected_by_its_distribution(site: Path) -> No
         registry.find("reward", "toy-third:twin")
 
 
-def test_a_clash_stops_only_the_run_that_asks_for_the_name(site: Path, toy_file: str, model: ModelServer) -> None:
+def test_a_name_conflict_stops_only_runs_that_use_the_name(site: Path, toy_file: str, model: ModelServer) -> None:
     """And the run's own file names the component so that a resumed run finds it again."""
     from agentrig.plan import resolve, to_toml
 
@@ -213,7 +213,7 @@ def test_an_agent_of_a_shared_name_reaches_the_runners(site: Path, toy_file: str
     assert answers == ["even", "even"]
 
 
-def test_the_list_of_plugins_says_by_its_status_that_names_clash(site: Path) -> None:
+def test_a_name_conflict_sets_the_exit_status_of_plugins(site: Path) -> None:
     for name in ("toy-one", "toy-other"):
         install(site, name, reward_source("twin", more=""))
     for words in (["plugins"], ["plugins", "--json"]):
@@ -223,7 +223,7 @@ def test_the_list_of_plugins_says_by_its_status_that_names_clash(site: Path) -> 
     assert {p["distribution"] for p in json.loads(listed.stdout)} >= {"toy-one", "toy-other", "agentrig"}
 
 
-def test_task_sets_of_one_name_have_their_data_commands(site: Path) -> None:
+def test_task_sets_that_share_a_name_have_data_commands(site: Path) -> None:
     for name in ("toy-one", "toy-other"):
         install(
             site,
@@ -242,7 +242,7 @@ def test_task_sets_of_one_name_have_their_data_commands(site: Path) -> None:
     assert (spider.exit_code, "agentrig data spider --from" in spider.stdout) == (0, True), spider.output
 
 
-def test_the_cure_of_a_conflict_works(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_advice_for_a_conflict_works(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, "toy-one", reward_source("twin"))
     install(site, "toy-other", reward_source("twin"))
     monkeypatch.setenv("AGENTRIG_BLOCK", "toy-other")
@@ -321,7 +321,7 @@ def test_two_files_of_one_name_are_both_read(site: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "seen"), [(None, "there is no file"), ("x = 1 / 0\n", "ZeroDivisionError")])
-def test_a_file_that_was_asked_for_must_load(site: Path, content: str | None, seen: str) -> None:
+def test_a_plugin_file_that_fails_to_load_is_an_error(site: Path, content: str | None, seen: str) -> None:
     file = site / "absent.py"
     if content is not None:
         file.write_text(content)

@@ -192,7 +192,7 @@ def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_signal_while_the_report_is_written_waits_for_it_and_a_second_does_not() -> None:
+def test_the_first_signal_waits_for_the_report_and_the_second_does_not() -> None:
     class Session:
         stopping = False
         begun = True
@@ -237,7 +237,7 @@ def cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
-def test_a_run_that_is_killed_leaves_no_process_and_the_next_sweeps_its_files(
+def test_a_killed_run_leaves_no_process_and_the_next_run_removes_its_files(
     model: ModelServer, toy_file: str, tmp_path: Path, start: Start
 ) -> None:
     command = start(*family(tmp_path, model, toy_file), 'tasks.do=["hang"]', "runners.deadline_s=500")
@@ -272,7 +272,7 @@ def test_runners_that_cannot_be_forked_are_an_error(
 # --- temporary files --------------------------------------------------------------------------------
 
 
-def test_temporary_files_lie_in_one_folder_and_only_dead_ones_are_swept(
+def test_temporary_files_are_in_one_folder_and_only_those_of_dead_runs_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -69,7 +69,7 @@ def test_a_forked_child_does_not_hold_its_parents_lock(tmp_path: Path) -> None:
         os.waitpid(child, 0)
 
 
-def test_callers_at_once_get_a_directory_each(toy_plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_concurrent_callers_get_different_directories(toy_plan: Callable[..., Plan], tmp_path: Path) -> None:
     plan = toy_plan("run.name=''")
     with ThreadPoolExecutor(6) as pool:
         runs = list(pool.map(lambda _: RunDirectory.create(plan), range(6)))

@@ -53,7 +53,7 @@ def test_a_server_is_waited_for_until_it_answers(tmp_path):
     server.stop()
 
 
-def test_one_that_dies_is_named_with_its_status_and_its_last_lines():
+def test_the_error_of_a_dead_server_has_its_status_and_last_lines():
     server = python("import sys; print('\\n'.join(f'line {i}' for i in range(40))); sys.exit(3)")
     for _ in range(2):  # the second time after its log is closed
         with pytest.raises(
@@ -72,7 +72,7 @@ def test_another_server_at_the_address_does_not_count_as_the_one_that_died():
     server.stop()
 
 
-def test_one_that_is_not_ready_in_time_is_named():
+def test_a_server_that_is_not_ready_in_time_is_named():
     server = python("import time; print('loading', flush=True); time.sleep(600)")
     try:
         server.wait_until(lambda: "loading" in server.tail(), 30)
@@ -84,7 +84,7 @@ def test_one_that_is_not_ready_in_time_is_named():
 
 
 @pytest.mark.parametrize("handler", ["lambda *_: (print('tidied', flush=True), exit(7))", "signal.SIG_IGN"])
-def test_a_grace_lets_it_end_by_itself_but_not_for_ever(handler):
+def test_a_server_has_a_grace_period_to_end_by_itself(handler):
     server = python(
         f"import signal, time; signal.signal(signal.SIGTERM, {handler}); print('up', flush=True); time.sleep(600)"
     )
@@ -96,7 +96,7 @@ def test_a_grace_lets_it_end_by_itself_but_not_for_ever(handler):
     assert not psutil.pid_exists(server.pid)
 
 
-def test_its_log_is_the_file_that_was_named_or_none_at_all(tmp_path):
+def test_the_log_goes_to_the_given_file_or_nowhere(tmp_path):
     log = tmp_path / "logs" / "server.log"
     for word in ("one", "two"):
         server = python(f"print({word!r})", log=log)
@@ -116,7 +116,7 @@ def test_a_missing_program_is_an_error_with_a_message():
         ServerProcess("the test server", ["/no/such/program"])
 
 
-def test_it_has_the_environment_and_the_files_that_it_is_given():
+def test_a_server_gets_the_given_environment_and_files():
     read, write = os.pipe()
     code = f"import os; os.write({write}, os.environ['WORD'].encode())"
     server = python(code, environment={**os.environ, "WORD": "given"}, descriptors=[write])

@@ -186,7 +186,7 @@ def test_a_server_with_another_model_of_the_same_shape_is_named(
 
 
 @pytest.mark.slow
-def test_a_server_that_cannot_score_leaves_the_weaker_proof(
+def test_the_weaker_proof_is_used_for_a_server_that_cannot_score(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = run_behind(monkeypatch, tmp_path / "run", model, refuse=["/completions"], steps=3)
@@ -260,7 +260,7 @@ def test_a_resumed_server_with_other_weights_is_named(
 
 
 @pytest.mark.slow
-def test_a_run_can_do_without_the_proof(model: Path, tmp_path: Path) -> None:
+def test_the_proof_can_be_turned_off(model: Path, tmp_path: Path) -> None:
     session = ProofSession(tmp_path / "run")
     session.delivery = Delivery(tmp_path / "run", on=False)
     run(tmp_path / "run", model, session)

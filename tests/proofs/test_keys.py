@@ -20,7 +20,7 @@ def test_every_key_has_an_entry_and_every_entry_a_key() -> None:
 
 
 @pytest.mark.parametrize(("place", "key"), [pytest.param(*e, id=f"{e[0]}.{e[1]}") for e in ENTRIES])
-def test_a_key_does_what_it_says(place: str, key: str) -> None:
+def test_a_key_has_its_documented_effect(place: str, key: str) -> None:
     ENTRIES[place, key].check(place, key)
 
 

@@ -242,7 +242,7 @@ def test_gradients_that_are_not_finite_train_nothing(tmp_path: Path, monkeypatch
     assert closed(line["call_tokens"])
 
 
-def test_an_algorithm_with_samples_of_its_own_says_what_they_leave_out(tmp_path: Path) -> None:
+def test_calls_left_out_by_an_algorithms_own_samples_are_counted(tmp_path: Path) -> None:
     class Better(Grpo):
         """Imitates the better rollouts of each group."""
 
@@ -255,7 +255,7 @@ def test_an_algorithm_with_samples_of_its_own_says_what_they_leave_out(tmp_path:
     assert closed(line["call_tokens"])
 
 
-def test_samples_that_do_not_say_which_calls_they_are_stop_nothing(tmp_path: Path) -> None:
+def test_samples_without_call_ids_do_not_stop_a_run(tmp_path: Path) -> None:
     class Older(Grpo):
         """Makes samples as version 0.1 did."""
 

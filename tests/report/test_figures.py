@@ -24,14 +24,14 @@ def test_wilson_agrees_with_published_values():
         assert figures.wilson(right, n) == pytest.approx(expected, abs=5e-5)
 
 
-def test_wilson_holds_the_share_itself_at_both_ends():
+def test_the_wilson_interval_contains_the_share_at_both_ends():
     for n in range(1, 3000):
         for right in (0, n):
             low, high = figures.wilson(right, n)
             assert 0.0 <= low <= right / n <= high <= 1.0
 
 
-def test_wilson_of_nothing_is_everything():
+def test_the_wilson_interval_of_no_samples_is_0_to_1():
     assert figures.wilson(0, 0) == (0.0, 1.0)
 
 
@@ -70,7 +70,7 @@ def test_time_split_adds_up_to_the_wall_time(tmp_path: Path):
     assert split["other"] == pytest.approx(0.3)
 
 
-def test_settings_are_found_however_deep_and_in_order_of_preference():
+def test_settings_are_found_at_any_depth_in_order_of_preference():
     config = {"rollout": {"engine": {"max_model_len": 4096}}, "data": {"max_prompt_length": 2048}}
     assert figures.find_setting(config, "max_model_len", "max_prompt_length") == 4096
     assert figures.find_setting(config, "max_prompt_length") == 2048

@@ -130,7 +130,7 @@ def test_every_part_of_the_page_is_there(page: Page):
     assert [page.rows[-1][0], page.rows[-1][-1]] == ["spider-exec-strict", "20 of 317"]
 
 
-def test_rollouts_stand_side_by_side(page: Page):
+def test_rollouts_are_shown_side_by_side(page: Page):
     assert "wrong before, right after" in page.text
     assert "It does not run. VERDICT: INCORRECT" in page.text
     assert 'Error: near "FORM": syntax error' in page.text
@@ -139,14 +139,14 @@ def test_rollouts_stand_side_by_side(page: Page):
     assert "after_check" not in page.text  # a routing function tells nothing
 
 
-def test_private_parts_of_tasks_are_nowhere(finished: Path, page: Page):
+def test_the_page_has_no_private_parts_of_tasks(finished: Path, page: Page):
     assert "SECRET GOLD" not in (finished / "report.html").read_text("utf-8")
 
 
 HOSTILE = "</pre></style><script>alert(1)</script><img src=http://x/ onerror=a> {{ 7*7 }} $x_1$ & \u0000"
 
 
-def test_whatever_a_run_holds_is_text(tmp_path: Path):
+def test_all_content_of_a_run_is_shown_as_text(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=3)
     hostile = rollout_of(0, right=True, mode="report", step=3)
     task = type(hostile.task)(id=HOSTILE, input={"question": HOSTILE, HOSTILE: HOSTILE}, private={})
@@ -244,7 +244,7 @@ def test_several_runs_share_a_page(tmp_path: Path, finished: Path):
     assert (tmp_path / "out" / "plots" / "time.png").exists()
 
 
-def test_several_runs_go_beside_the_first_by_default(tmp_path: Path):
+def test_the_page_of_several_runs_is_written_beside_the_first_by_default(tmp_path: Path):
     runs = [write_run(tmp_path / name, steps=1, held_out=2) for name in ("a", "_b")]
     assert build_report(runs) == tmp_path / "comparison" / "report.html"
     assert not (tmp_path / "a" / "report.html").exists()
@@ -273,7 +273,7 @@ def test_compare_gives_plain_json_and_a_table_that_fits(tmp_path: Path, finished
 
 
 @pytest.mark.parametrize(("share", "n"), [(0.0, 7), (1.0, 10), (0.0, 24), (1.0, 25)])
-def test_a_run_at_either_end_of_the_scale_has_its_page(tmp_path: Path, share: float, n: int):
+def test_a_run_with_accuracy_0_or_1_has_a_page(tmp_path: Path, share: float, n: int):
     directory = write_run(tmp_path / "end", steps=2, held_out=n)
     for name in ("progress.json", "summary.json"):
         stated = json.loads((directory / name).read_text())

@@ -15,7 +15,7 @@ from agentrig.report.findings import findings
 from agentrig.report.reading import read_run, rollout_rows
 
 
-def test_a_whole_run_misses_nothing(tmp_path: Path):
+def test_nothing_is_missing_in_a_complete_run(tmp_path: Path):
     run = read_run(write_run(tmp_path / "run", steps=8))
     assert run.missing == []
     assert [r["step"] for r in run.steps] == list(range(1, 9))
@@ -23,14 +23,14 @@ def test_a_whole_run_misses_nothing(tmp_path: Path):
     assert [f.step for f in run.of_mode("report")] == [0, 8]
 
 
-def test_no_directory_and_no_run_are_errors_that_say_so(tmp_path: Path):
+def test_a_missing_directory_and_a_directory_without_a_run_are_errors(tmp_path: Path):
     with pytest.raises(AgentrigError, match="there is no run directory"):
         read_run(tmp_path / "nothing")
     with pytest.raises(AgentrigError, match="is not a run directory"):
         read_run(tmp_path)
 
 
-def test_of_a_step_that_was_run_twice_the_later_line_counts(tmp_path: Path):
+def test_the_later_line_of_a_repeated_step_counts(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=3)
     with (directory / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 2, "reward": 0.987}) + "\n")
@@ -61,7 +61,7 @@ def test_a_broken_rollout_file_is_noted_and_the_others_are_read(tmp_path: Path):
     assert "train-00001.parquet cannot be read" in missing[0]
 
 
-def test_the_error_of_an_earlier_start_is_forgotten_when_the_run_was_resumed(tmp_path: Path):
+def test_the_error_of_an_earlier_start_is_dropped_after_a_resume(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=2)
     (directory / "error.json").write_text(json.dumps({"error": "RunStopped", "message": "no triplets"}))
     manifest = directory / "manifest.json"
@@ -71,7 +71,7 @@ def test_the_error_of_an_earlier_start_is_forgotten_when_the_run_was_resumed(tmp
     assert figures.status(read_run(directory)) == "finished"
 
 
-def test_ctrl_c_and_a_run_under_way_are_told_apart(tmp_path: Path):
+def test_an_interrupted_run_differs_from_a_running_one(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=2)
     summary = json.loads((directory / "summary.json").read_text())
     (directory / "summary.json").write_text(json.dumps({**summary, "complete": False}))
@@ -80,7 +80,7 @@ def test_ctrl_c_and_a_run_under_way_are_told_apart(tmp_path: Path):
     assert figures.status(read_run(directory)) == "unfinished"
 
 
-def test_figures_of_older_runs_have_the_names_of_now(tmp_path: Path):
+def test_figures_of_older_runs_get_the_current_names(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=2)
     lines = (directory / "metrics.jsonl").read_text()
     for name, former in (("loss", "gradient_norm"), ("zero_variance_groups", "constant_groups")):

@@ -19,7 +19,7 @@ OTHERS = ["config.json", "generation_config.json", "model.safetensors", "model.s
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_tokenizers_files_are_copied_as_they_are_and_no_others(tmp_path, kind):
+def test_only_the_tokenizers_files_are_copied_unchanged(tmp_path, kind):
     source, target = tmp_path / "model", tmp_path / "checkpoint"
     target.mkdir()
     for name in (*FILES[kind], *OTHERS):

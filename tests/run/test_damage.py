@@ -70,7 +70,7 @@ def test_a_damaged_file_is_named_and_nothing_is_changed(run: Path, name: str, te
         assert Path(name).name in (run / "report.html").read_text()
 
 
-def test_what_the_words_say_helps(run: Path) -> None:
+def test_the_advice_of_the_messages_works(run: Path) -> None:
     for name in ("manifest.json", "summary.json", "error.json"):
         (run / name).write_text("damaged")
         (run / name).unlink()
@@ -118,7 +118,7 @@ def test_a_full_disk(toy_plan: MakePlan, small_disk: Path, caplog: pytest.LogCap
     assert (shown.exit_code, "report.html cannot be written: the disk is full" in shown.output) == (1, True)
 
 
-def test_a_full_disk_in_the_words_of_another_library(small_disk: Path) -> None:
+def test_a_full_disk_reported_by_another_library(small_disk: Path) -> None:
     run = RunDirectory(small_disk / "run")
 
     def write(folder: Path) -> None:
@@ -134,19 +134,19 @@ def test_a_full_disk_in_the_words_of_another_library(small_disk: Path) -> None:
 @pytest.mark.parametrize(
     "place", ["/proc/runs", "/dev/null", "/dev/null/runs", "/sys/kernel/runs", "{tmp}/" + "x" * 300]
 )
-def test_impossible_places(toy_plan: MakePlan, tmp_path: Path, place: str) -> None:
+def test_unusable_folders(toy_plan: MakePlan, tmp_path: Path, place: str) -> None:
     folder = place.replace("{tmp}", str(tmp_path))
     with pytest.raises((RunFileError, ConfigError), match=r"cannot be written: .*run\.directory=DIR"):
         train(toy_plan(*SHORT, f"run.directory={folder}"))
 
 
-def test_a_place_that_may_only_be_read(toy_plan: MakePlan, small_disk: Path) -> None:
+def test_a_read_only_file_system(toy_plan: MakePlan, small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(RunFileError, match=r"cannot be written: Read-only file system\. Get write permission"):
         train(toy_plan(*SHORT, f"run.directory={small_disk}"))
 
 
-def test_a_folder_without_the_right_to_write(toy_plan: MakePlan, tmp_path: Path) -> None:
+def test_a_folder_without_write_permission(toy_plan: MakePlan, tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     (tmp_path / "locked").mkdir(mode=0o500)
@@ -154,7 +154,7 @@ def test_a_folder_without_the_right_to_write(toy_plan: MakePlan, tmp_path: Path)
         train(toy_plan(*SHORT, f"run.directory={tmp_path}/locked"))
 
 
-def test_a_file_that_is_not_there_is_the_callers_matter(tmp_path: Path) -> None:
+def test_a_missing_file_is_left_to_the_caller(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), reading(tmp_path / "nothing"):
         (tmp_path / "nothing").read_text()
     with pytest.raises(RunFileError, match="cannot be read: Is a directory"), reading(tmp_path):

@@ -39,7 +39,7 @@ def test_a_run_has_its_configuration_and_is_not_overwritten(toy_plan: Callable[.
     assert RunDirectory.create(toy_plan("run.name=''")).path.name.startswith("toy-20")
 
 
-def test_files_are_written_whole_or_not_at_all(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_written_atomically(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     run.write("a.json", "first")
     monkeypatch.setattr(os, "replace", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(RunFileError, match="disk full"):
@@ -56,7 +56,7 @@ def test_metrics_survive_a_line_cut_short(run: RunDirectory) -> None:
     assert RunDirectory(run.path.parent / "empty").metrics() == []
 
 
-def test_a_rewind_forgets_what_came_after(run: RunDirectory) -> None:
+def test_a_rewind_removes_later_steps(run: RunDirectory) -> None:
     for step in (1, 2, 3):
         run.append_metrics({"step": step})
         run.write_rollouts([rollout()], mode="train", step=step)
@@ -68,7 +68,7 @@ def test_a_rewind_forgets_what_came_after(run: RunDirectory) -> None:
     assert [line["step"] for line in run.metrics()] == [1, 2, 3]
 
 
-def test_the_latest_two_checkpoints_stay_and_those_that_are_kept(run: RunDirectory) -> None:
+def test_the_latest_two_checkpoints_and_the_kept_ones_stay(run: RunDirectory) -> None:
     for step in range(1, 7):
         run.save_checkpoint(step, write(str(step)), keep=step == 2)
     names = sorted(c.name for c in (run.path / "checkpoints").iterdir())
@@ -78,7 +78,7 @@ def test_the_latest_two_checkpoints_stay_and_those_that_are_kept(run: RunDirecto
     assert (path.name, step, (path / "model").read_text()) == ("step-00006", 6, "6")
 
 
-def test_a_checkpoint_that_fails_leaves_the_one_before(run: RunDirectory) -> None:
+def test_a_failed_checkpoint_keeps_the_previous_one(run: RunDirectory) -> None:
     run.save_checkpoint(1, write("one"), keep=False)
 
     def fail(folder: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_checkpoint_may_be_saved_again(run: RunDirectory) -> None:
     assert sorted(c.name for c in (run.path / "checkpoints").iterdir()) == ["latest", "step-00003"]
 
 
-def test_without_the_latest_the_newest_that_is_whole_counts(run: RunDirectory) -> None:
+def test_without_the_latest_the_newest_complete_checkpoint_counts(run: RunDirectory) -> None:
     assert run.latest_checkpoint() == (None, 0)
     for step in (1, 2):
         run.save_checkpoint(step, write(str(step)), keep=False)
@@ -114,7 +114,7 @@ def test_without_the_latest_the_newest_that_is_whole_counts(run: RunDirectory) -
     assert run.latest_checkpoint()[1] == 1
 
 
-def test_rollouts_are_filed_for_pandas_and_without_private(run: RunDirectory) -> None:
+def test_rollout_files_can_be_read_by_pandas_and_have_no_private_data(run: RunDirectory) -> None:
     triplets = [Triplet(prompt_ids=(1, 2, 3), response_ids=(4, 5), node="write")] * 2
     failed = rollout(failure="deadline", message="too slow", trace=trace_of())
     run.write_rollouts([rollout(0.5, triplets=triplets), failed, rollout(None)], mode="train", step=7)
@@ -152,7 +152,7 @@ def test_the_manifest_is_complete(toy_plan: Callable[..., Plan]) -> None:
     json.dumps(facts)
 
 
-def test_a_resumed_run_says_what_is_not_as_it_was(toy_plan: Callable[..., Plan]) -> None:
+def test_a_resumed_run_reports_what_has_changed(toy_plan: Callable[..., Plan]) -> None:
     plan = toy_plan()
 
     def facts(*tasks: Task) -> dict[str, Any]:

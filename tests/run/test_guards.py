@@ -57,7 +57,7 @@ def test_all_kinds_of_failure_are_explained_the_most_frequent_first() -> None:
     assert lines[2].strip() == "1 x reward-invalid: for example the database is corrupt"
 
 
-def test_a_step_of_failures_alone_stops_whatever_the_limit() -> None:
+def test_a_step_with_only_failures_stops_at_any_limit() -> None:
     rollouts = [rollout(failure="deadline")] * 2
     check_failures(rollouts, 1.0, step=1, mode="validation")
     with pytest.raises(RunStopped, match="2 of 2 train rollouts failed"):
@@ -68,11 +68,11 @@ def test_a_step_without_rollouts_has_no_failures() -> None:
     check_failures([], 0.0, step=1, mode="train")
 
 
-def test_a_failure_without_words_is_named_by_its_kind() -> None:
+def test_a_failure_without_a_message_is_named_by_its_kind() -> None:
     assert reason_of(rollout(failure="runner-died")) == "runner-died"
 
 
-def test_no_calls_at_all() -> None:
+def test_no_recorded_calls() -> None:
     with pytest.raises(RunStopped) as caught:
         check_triplets([rollout(trace=trace_of())], step=1, adapter="agent-match")
     message = str(caught.value)
@@ -88,7 +88,7 @@ def test_calls_without_token_ids() -> None:
     assert "return_token_ids" in message
 
 
-def test_calls_that_all_went_elsewhere() -> None:
+def test_calls_to_other_servers_only() -> None:
     trace = trace_of("write", ids=False)
     calls = tuple(attrs.evolve(s, attributes={**s.attributes, SERVER: "judge:8000"}) for s in trace.llm_calls())
     spans = (*(s for s in trace.spans if s.name != LLM_CALL), *calls)
@@ -122,7 +122,7 @@ def test_a_constant_reward() -> None:
 
 
 @pytest.mark.parametrize("values", [[0.0, 1.0], [1.0], [], [None, None]])
-def test_rewards_that_differ_or_are_too_few_to_tell(values: list[float | None]) -> None:
+def test_different_rewards_or_too_few_of_them_do_not_stop(values: list[float | None]) -> None:
     check_rewards([rollout(v) for v in values], step=1)
 
 
@@ -138,7 +138,7 @@ def asked(*requests: dict[str, Any], trained: int) -> Any:
     return rollout(trace=attrs.evolve(trace, spans=tuple(spans)), triplets=triplets)
 
 
-def test_calls_that_were_drawn_otherwise_than_the_run_says(caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_with_other_sampling_settings_than_the_runs(caplog: pytest.LogCaptureFixture) -> None:
     run = {"temperature": 1.0, "top_p": 0.9, "max_tokens": 40}
     same = asked({"temperature": 1, "top_p": 0.9, "max_tokens": 20}, {"temperature": 0, "top_p": 0.9}, trained=1)
     check_sampling([same, same], run, step=3)  # the second call is not trained on, and tokens may be fewer
@@ -158,7 +158,7 @@ def test_a_call_with_several_choices() -> None:
         check_sampling([asked({"n": 1}, {"n": 2}, trained=2)], {}, step=2)
 
 
-def test_a_field_that_is_left_out_counts_as_what_servers_take_for_it() -> None:
+def test_a_missing_field_counts_as_the_servers_default() -> None:
     check_sampling([asked({}, trained=1)], {"temperature": 1.0, "top_p": 1.0}, step=1)
     check_sampling([asked({"temperature": 0.3}, trained=1)], {}, step=1)
     with pytest.raises(RunStopped, match=r"with temperature 1\.0, the run's is 0\.7"):
@@ -169,7 +169,7 @@ def test_a_field_that_is_left_out_counts_as_what_servers_take_for_it() -> None:
     "field",
     [{"top_k": 1}, {"min_p": 0.5}, {"repetition_penalty": 1.3}, {"presence_penalty": 1}, {"logit_bias": {"7": 9}}],
 )
-def test_other_ways_to_draw_from_another_distribution(field: dict[str, Any]) -> None:
+def test_other_settings_that_change_the_distribution(field: dict[str, Any]) -> None:
     with pytest.raises(RunStopped, match=rf"1 of 1 calls were sampled with {next(iter(field))} "):
         check_sampling([asked(field, trained=1)], {"temperature": 1.0}, step=1)
     neutral = {"top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": None, "logit_bias": {}}
@@ -177,7 +177,7 @@ def test_other_ways_to_draw_from_another_distribution(field: dict[str, Any]) -> 
     check_sampling([asked({"top_k": 20}, trained=1)], {"top_k": 20}, step=1)
 
 
-def test_calls_that_are_held_to_a_form_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_constrained_calls_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     free = {"response_format": {"type": "text"}, "tool_choice": "auto", "guided_json": None}
     assert not warn_of_constraints([asked(free, trained=1)], step=1)
     assert not warn_of_constraints([asked({"tool_choice": "required"}, trained=0)], step=1)

@@ -12,7 +12,7 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_killed_runs_lose_double_and_leave_nothing() -> None:
+def test_killed_runs_lose_and_repeat_no_step_and_leave_nothing_behind() -> None:
     script = Path(__file__).parents[1] / "benchmarks" / "kills.py"
     done = subprocess.run(
         [sys.executable, str(script), "--kills", "6", "--steps", "3", "--seed", "5"],

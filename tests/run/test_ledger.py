@@ -36,7 +36,7 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("adapter", "reason"), [("agent-match", "unmatched-node"), ("toy-match", "left-out-by-adapter")]
 )
-def test_every_call_of_an_agent_with_two_nodes_is_in_one_place(
+def test_every_call_of_an_agent_with_two_nodes_is_counted_once(
     model: ModelServer, tmp_path: Path, toy_file: str, monkeypatch: pytest.MonkeyPatch, adapter: str, reason: str
 ) -> None:
     with model_server() as other:
@@ -126,7 +126,7 @@ def test_triplets_without_a_span_belong_to_calls_with_their_tokens() -> None:
         ledger().record([rollout(trace=trace, triplets=identified([strange], trace))], step=1)
 
 
-def test_a_triplet_of_a_call_that_broke_ends_the_run() -> None:
+def test_a_triplet_of_a_failed_call_ends_the_run() -> None:
     import attrs
 
     trace = trace_of("write_query")

@@ -61,7 +61,7 @@ def test_the_run_directory_is_complete(finished: Path) -> None:
     assert summary["response_tokens"] > 3
 
 
-def test_every_step_has_learned_from_what_was_rolled_out(finished: Path) -> None:
+def test_every_step_trains_on_its_rollouts(finished: Path) -> None:
     import pyarrow.parquet as pq
 
     lines = lines_of(finished)

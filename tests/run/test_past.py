@@ -65,7 +65,7 @@ def test_two_resumes_at_once_are_refused(finished: Path) -> None:
     RunDirectory(finished).lock()  # a run that has ended lets go
 
 
-def test_lost_and_damaged_lines_are_said(finished: Path) -> None:
+def test_lost_and_damaged_lines_are_reported(finished: Path) -> None:
     lines = (finished / "metrics.jsonl").read_text().splitlines()
     (finished / "metrics.jsonl").write_text("\n".join(["{" + lines[0], lines[2], lines[2], lines[2][:40]]))
     (finished / "rollouts" / "train-00002.parquet").unlink()
@@ -81,7 +81,7 @@ def test_lost_and_damaged_lines_are_said(finished: Path) -> None:
     assert json.loads((finished / "summary.json").read_text())["steps"] == 4
 
 
-def test_an_unharmed_run_is_resumed_without_a_word(finished: Path) -> None:
+def test_an_undamaged_run_is_resumed_without_warnings(finished: Path) -> None:
     assert read_past(RunDirectory(finished)).warnings == []
 
 
@@ -120,7 +120,7 @@ def cut_weights(checkpoint: Path) -> None:
         (cut_weights, r"model\.safetensors has \d+ bytes; its header says \d+"),
     ],
 )
-def test_a_damaged_checkpoint_names_the_one_before_which_can_be_taken(
+def test_the_message_of_a_damaged_checkpoint_names_the_previous_one(
     finished: Path, model: ModelServer, harm: Callable[[Path], None], said: str
 ) -> None:
     harm(finished / "checkpoints" / "step-00003")
@@ -153,14 +153,14 @@ def test_the_error_of_an_unreadable_checkpoint_says_what_to_do(finished: Path) -
     assert content(finished) == before
 
 
-def test_without_a_checkpoint_before_it_there_is_no_command_to_offer(finished: Path) -> None:
+def test_without_an_earlier_checkpoint_the_message_has_no_command(finished: Path) -> None:
     checkpoints.Checkpoints(finished / "checkpoints").drop_after(2)
     shorten(finished / "checkpoints" / "step-00002")
     with pytest.raises(CheckpointDamaged, match="There is no earlier checkpoint"):
         read_past(RunDirectory(finished))
 
 
-def test_only_steps_with_a_checkpoint_can_be_gone_on_from(finished: Path) -> None:
+def test_from_step_needs_a_step_with_a_checkpoint(finished: Path) -> None:
     with pytest.raises(ConfigError, match=r"no checkpoint of step 1; the steps that have one: 2, 3"):
         read_past(RunDirectory(finished), from_step=1)
     done = subprocess.run(
@@ -183,9 +183,7 @@ def test_directories_of_other_versions_are_refused_with_a_message(finished: Path
         resume_plan(finished)
 
 
-def test_what_a_resume_relies_on_is_on_the_disk_before_it_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_flushed_before_a_resume_relies_on_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[tuple[str, str]] = []
     fsync, replace = os.fsync, os.replace
 
@@ -227,7 +225,7 @@ def test_what_a_resume_relies_on_is_on_the_disk_before_it_counts(
     assert [what for what, _ in events] == ["flush", "rename", "flush"]
 
 
-def test_a_full_disk_is_an_error_and_no_folder_that_cannot_be_flushed(
+def test_a_full_disk_is_an_error_and_an_unsupported_flush_of_a_folder_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(descriptor: int) -> None:
@@ -240,7 +238,7 @@ def test_a_full_disk_is_an_error_and_no_folder_that_cannot_be_flushed(
         files.flush(tmp_path / "file")
 
 
-def test_what_a_crash_left_in_the_middle_of_a_checkpoint_is_put_right(tmp_path: Path) -> None:
+def test_a_crash_during_a_checkpoint_is_repaired(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     for step in (1, 2):
         run.save_checkpoint(step, lambda folder: (folder / "model").write_text("whole") and None, keep=False)

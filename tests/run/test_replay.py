@@ -85,7 +85,7 @@ def test_a_step_is_repeated_from_its_record_and_nothing_else_changes(run: Path, 
     assert content(run) == before
 
 
-def test_a_failed_rollout_is_a_failed_rollout_again(run: Path) -> None:
+def test_a_failed_rollout_stays_failed(run: Path) -> None:
     line = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     assert line["failures"] == {"no-plan": 4}
     found = repeated(run, step=1)
@@ -93,7 +93,7 @@ def test_a_failed_rollout_is_a_failed_rollout_again(run: Path) -> None:
     assert detail(found, "triplets").startswith("8 calls")
 
 
-def test_no_observer_hears_of_a_replay(run: Path) -> None:
+def test_a_replay_calls_no_observer(run: Path) -> None:
     class Watch:
         told: list[str] = []  # noqa: RUF012
 
@@ -152,7 +152,7 @@ def test_a_lost_call_is_named_with_its_rollout(run: Path) -> None:
     assert "1 triplets recorded, 0 now" in detail(repeated(run, step=3), "triplets")
 
 
-def test_another_figure_is_named_with_both_values(run: Path) -> None:
+def test_a_different_figure_is_named_with_both_values(run: Path) -> None:
     found = repeated(run, "algorithm.change=2.0", step=3)
     assert found.first_difference is not None
     assert found.first_difference.name == "figures"
@@ -173,7 +173,7 @@ def test_other_tasks_are_named(run: Path) -> None:
         repeated(run, "algorithm.tasks=5", step=3)
 
 
-def test_a_reward_that_judges_otherwise_now_is_found_by_rescoring_alone(run: Path) -> None:
+def test_only_rescoring_finds_a_changed_reward(run: Path) -> None:
     assert repeated(run, "reward.right=0.5", step=3).first_difference is None
     found = repeated(run, "reward.right=0.5", step=3, rescore=True)
     assert found.first_difference is not None
@@ -181,7 +181,7 @@ def test_a_reward_that_judges_otherwise_now_is_found_by_rescoring_alone(run: Pat
     assert "ok 1.0 recorded, ok 0.5 now" in found.first_difference.detail
 
 
-def test_an_adapter_that_keeps_nothing_now_is_a_difference_and_no_crash(run: Path) -> None:
+def test_an_adapter_that_now_keeps_nothing_is_a_difference(run: Path) -> None:
     found = repeated(run, "adapter.match=nowhere", step=3)
     assert found.first_difference is not None
     assert found.first_difference.name == "triplets"
@@ -189,7 +189,7 @@ def test_an_adapter_that_keeps_nothing_now_is_a_difference_and_no_crash(run: Pat
     assert "the step stops the run" in detail(found, "update")
 
 
-def test_a_run_without_digests_is_compared_as_far_as_it_goes(run: Path) -> None:
+def test_a_run_without_digests_is_compared_as_far_as_possible(run: Path) -> None:
     change_lines(run, lambda line: line.pop("digests"))
     found = repeated(run, step=3)
     assert found.first_difference is None

@@ -237,12 +237,12 @@ def test_an_algorithm_without_a_replay_of_its_own_is_run_for_one_step(
     assert first(repeated(run, 3, "algorithm.lr=2e-4"))[0] == "figures"
 
 
-def test_a_starting_model_that_is_gone_is_named(run: Path) -> None:
+def test_a_missing_starting_model_is_named(run: Path) -> None:
     with pytest.raises(AgentrigError, match="nowhere"):
         repeated(run, 1, "algorithm.model=/nowhere")
 
 
-def test_another_number_of_threads_is_said_and_held_to_a_bound(run: Path) -> None:
+def test_another_number_of_threads_is_reported_and_compared_within_a_bound(run: Path) -> None:
     found = repeated(run, 3, "hardware.threads=2")
     assert found.inexact == ["threads was 1 and is 2"]
     assert found.first_difference is None
@@ -270,7 +270,7 @@ def weights_stage(now: dict[str, str], difference: WeightDifference | None, *, e
     return stages[-1].result, stages[-1].detail
 
 
-def test_where_bits_cannot_be_the_same_weights_are_held_to_a_bound() -> None:
+def test_weights_are_compared_within_a_bound_where_bits_may_differ() -> None:
     other, near = {"a": "1", "b": "3"}, WeightDifference(largest=1e-6, relative=0.01, digests={"a": "1", "b": "2"})
     assert weights_stage({"a": "1", "b": "2"}, None, exact=False)[0] == "ok"
     assert weights_stage(other, near, exact=False)[0] == "ok"

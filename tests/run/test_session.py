@@ -167,13 +167,13 @@ def test_a_run_that_would_learn_nothing_stops_in_its_first_step(
     assert (run / "rollouts" / "train-00001.parquet").is_file()  # what was seen can be looked at
 
 
-def test_an_agent_that_samples_its_own_way_ends_the_run(toy_plan: MakePlan) -> None:
+def test_an_agent_with_its_own_sampling_settings_ends_the_run(toy_plan: MakePlan) -> None:
     expected = r"step 1: 6 of 12 calls were sampled with temperature 0\.1, the run's is 0\.8: .*\n.*endpoint\.sampling"
     with pytest.raises(RunStopped, match=expected):
         train(toy_plan("tasks.do=['cold', '']"))
 
 
-def test_weights_that_stand_still_stop_the_second_step(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
+def test_unchanged_weights_stop_the_second_step(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
     with pytest.raises(RunStopped, match="steps 1 and 2 changed no weight"):
         train(toy_plan("algorithm.report=false", "run.validation_tasks=1", "algorithm.change=0.0"))
     assert len(lines_of(tmp_path / "runs" / "toy")) == 2
@@ -245,9 +245,7 @@ def test_a_resumed_run_may_be_longer_and_says_so(model: ModelServer, toy_plan: M
     assert "steps = 2" in (run / "config.toml").read_text()
 
 
-def test_a_run_that_is_made_longer_forgets_its_former_end(
-    model: ModelServer, toy_plan: MakePlan, tmp_path: Path
-) -> None:
+def test_an_extended_run_drops_its_former_end(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
     train(toy_plan("algorithm.steps=1", "algorithm.wait_s=0.2", "run.validation_tasks=1"))
     run = tmp_path / "runs" / "toy"
     before = json.loads((run / "summary.json").read_text())
@@ -279,7 +277,7 @@ def test_a_run_that_is_made_longer_forgets_its_former_end(
     assert resume_plan(run).configs["algorithm"].steps == 4  # what could not start has changed nothing
 
 
-def test_what_a_resumed_run_validates_first_is_not_its_start(
+def test_the_first_validation_of_a_resumed_run_is_not_its_start(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path
 ) -> None:
     small = ["algorithm.report=false", "algorithm.validate_first=true", "run.validation_tasks=2"]
@@ -293,7 +291,7 @@ def test_what_a_resumed_run_validates_first_is_not_its_start(
     assert json.loads((run / "summary.json").read_text())["validation_before"] == start
 
 
-def test_a_run_whose_report_cannot_be_built_ends_well_and_says_so(
+def test_a_run_whose_report_cannot_be_built_ends_normally_with_a_warning(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "runs" / "toy"
@@ -310,9 +308,7 @@ def test_a_run_whose_report_cannot_be_built_ends_well_and_says_so(
     assert "report.html" in said
 
 
-def test_observers_hear_of_the_start_once_whether_steps_are_planned_or_not(
-    model: ModelServer, toy_plan: MakePlan
-) -> None:
+def test_observers_get_the_start_once_with_or_without_planned_steps(model: ModelServer, toy_plan: MakePlan) -> None:
     for report in ("true", "false"):
         small = ["run.validation_tasks=1", "run.report_tasks=1", f"algorithm.report={report}", f"run.name=r-{report}"]
         plan = toy_plan("algorithm.steps=1", "algorithm.plans=false", *small)
@@ -331,7 +327,7 @@ def test_runs_are_refused_before_anything_is_made(toy_plan: MakePlan, tmp_path: 
     assert not (tmp_path / "runs").exists()
 
 
-def test_splits_that_share_tasks_and_runs_steered_by_test_data_are_warned_of(
+def test_shared_tasks_and_validation_on_test_data_are_warned_of(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     small = ["algorithm.steps=1", "algorithm.report=false", "run.report_tasks=2", "run.validation_tasks=2"]
@@ -342,7 +338,7 @@ def test_splits_that_share_tasks_and_runs_steered_by_test_data_are_warned_of(
     assert all(w in caplog.text for w in warnings)
 
 
-def test_an_algorithm_must_say_how_far_the_weights_moved(
+def test_an_algorithm_must_report_the_weight_change(
     model: ModelServer, toy_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import attrs
@@ -362,7 +358,7 @@ def test_an_algorithm_must_say_how_far_the_weights_moved(
         train(attrs.evolve(plan, components={**plan.components, "algorithm": silent}))
 
 
-def test_a_second_interrupt_ends_at_once_whatever_the_agents_do(
+def test_a_second_interrupt_ends_immediately_whatever_the_agents_do(
     model: ModelServer, tmp_path: Path, toy_file: str
 ) -> None:
     words = ["train", "toy", "--plugin", toy_file, "--json", f"algorithm.endpoint={model.url}", "run.name=toy"]
@@ -393,7 +389,7 @@ def test_a_second_interrupt_ends_at_once_whatever_the_agents_do(
     assert error["error"] == "KeyboardInterrupt"
 
 
-def test_half_characters_and_odd_details_do_not_end_a_run(toy_plan: MakePlan, tmp_path: Path) -> None:
+def test_lone_surrogates_and_unserializable_details_do_not_end_a_run(toy_plan: MakePlan, tmp_path: Path) -> None:
     """A lone surrogate, which UTF-8 cannot hold, in answers, messages, spans and a score's details."""
     import pandas as pd
 
@@ -413,6 +409,6 @@ def test_half_characters_and_odd_details_do_not_end_a_run(toy_plan: MakePlan, tm
     assert "half" in (tmp_path / "runs" / "toy" / "report.html").read_text("utf-8")
 
 
-def test_an_extreme_reward_is_the_rewards_failure(toy_plan: MakePlan) -> None:
+def test_an_extreme_reward_is_a_failure_of_the_reward(toy_plan: MakePlan) -> None:
     with pytest.raises(RunStopped, match=r"6 of 12 train rollouts failed(.|\n)*1e\+308; it must lie between"):
         train(toy_plan("reward.right=1e308", "algorithm.report=false", "run.failure_limit=0.0"))

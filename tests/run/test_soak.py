@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[1] / "benchmarks" / "soak.py"
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path("/proc/self/environ").is_file(), reason="finds a run's processes in /proc")
-def test_thirty_steps_under_faults_lose_and_double_nothing() -> None:
+def test_thirty_steps_under_faults_lose_and_repeat_nothing() -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), "--steps", "30", "--seed", "1"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-6000:]
     figures = json.loads(done.stdout)

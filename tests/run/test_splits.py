@@ -123,7 +123,7 @@ def test_the_error_of_an_incomplete_task_set_says_what_to_write(own: Callable[..
     assert said in str(caught.value)
 
 
-def test_every_command_looks_at_the_rows(own: Callable[..., Plan], tmp_path: Path, toy_file: str) -> None:
+def test_every_command_checks_the_rows(own: Callable[..., Plan], tmp_path: Path, toy_file: str) -> None:
     own("return [row(0), row(0)]", split="dev")
     words = ["toy", "--plugin", toy_file, "--plugin", str(tmp_path / "my_tasks.py"), "--tasks", "own"]
     for command in (["eval", "--limit", "1"], ["dev"], ["doctor", "--json"]):
@@ -133,7 +133,7 @@ def test_every_command_looks_at_the_rows(own: Callable[..., Plan], tmp_path: Pat
         assert "Traceback" not in done.output
 
 
-def test_an_empty_split_is_no_measure(own: Callable[..., Plan], tmp_path: Path, toy_file: str) -> None:
+def test_an_empty_split_cannot_be_measured(own: Callable[..., Plan], tmp_path: Path, toy_file: str) -> None:
     own("return []", split="dev")
     words = ["toy", "--plugin", toy_file, "--plugin", str(tmp_path / "my_tasks.py"), "--tasks", "own"]
     for command in ("eval", "dev"):
@@ -142,7 +142,7 @@ def test_an_empty_split_is_no_measure(own: Callable[..., Plan], tmp_path: Path, 
 
 
 @pytest.mark.parametrize("more", ["", "Own.roles = {'train': 'train'}"], ids=["empty", "unnamed"])
-def test_a_run_without_validation_and_report_says_so_and_trains(
+def test_a_run_without_validation_and_report_warns_and_trains(
     own: Callable[..., Plan], tmp_path: Path, more: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     summary = train(own("return []", split="dev", more=more))
@@ -182,5 +182,5 @@ def test_nothing_heavy_is_imported_and_no_process_started_for_a_wrong_row(
 
 
 @pytest.mark.parametrize("value", [None, True, 3, -1.5, "text ü", [], {"a": [{"b": (1, None)}]}])
-def test_json_values_are_left_alone(value: Any) -> None:
+def test_json_values_are_not_changed(value: Any) -> None:
     assert json_problem(value, "input") is None

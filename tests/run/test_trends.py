@@ -43,7 +43,7 @@ def followed(lines: Sequence[dict[str, Any]]) -> Guards:
     return guards
 
 
-def test_what_is_rebuilt_from_the_lines_is_what_an_unbroken_run_has() -> None:
+def test_guards_rebuilt_from_lines_equal_those_of_an_uninterrupted_run() -> None:
     kinds: list[dict[str, float]] = [
         {},
         {"reward": 0.0, "std": 0.0, "weight_change": 0.0},
@@ -65,7 +65,7 @@ def test_older_lines_are_understood() -> None:
 
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm", "gradient_norm"])
-def test_updates_that_are_not_finite_are_warned_of_and_end_the_run_when_they_stay(
+def test_updates_that_are_not_finite_are_warned_of_and_end_the_run_if_repeated(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     followed([line(1, **{name: math.nan}), line(2, **{name: 2.0}), line(3, **{name: math.nan})])
@@ -90,7 +90,7 @@ def test_weights_that_do_not_change() -> None:
         followed([line(1, weight_change=0.0), line(2, weight_change=0.0, std=0.0), line(3, weight_change=0.0)])
 
 
-def test_the_same_reward_for_all_ends_a_run_in_its_first_step_or_when_it_stays() -> None:
+def test_equal_rewards_end_a_run_in_its_first_step_or_if_repeated() -> None:
     wrong, right, mixed = [rollout(0.0)] * 4, [rollout(1.0)] * 4, [rollout(0.0), rollout(1.0)]
     for same in (wrong, right):
         with pytest.raises(RunStopped, match="step 1: all 4 rollouts got the reward"):
@@ -144,7 +144,7 @@ def test_a_resumed_run_tolerates_a_step_of_equal_rewards(model: ModelServer, toy
         ((MIXED,) * 4, ["algorithm.figures.gradient_norm=inf"], "steps 1 and 2: grad_norm inf"),
     ],
 )
-def test_a_resumed_run_stops_where_an_unbroken_one_does(
+def test_a_resumed_run_stops_where_an_uninterrupted_one_does(
     model: ModelServer, toy_plan: MakePlan, steps: Sequence[tuple[str, str]], more: list[str], said: str
 ) -> None:
     setting = ["algorithm.steps=4", tasks_of(*steps), *SMALL, *more]
@@ -154,7 +154,7 @@ def test_a_resumed_run_stops_where_an_unbroken_one_does(
         resumed_after(toy_plan, 3 if "step 4" in said else 1, *setting)
 
 
-def test_a_run_that_has_solved_its_tasks_ends_well(
+def test_a_run_that_has_solved_its_tasks_ends_normally(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     setting = ["algorithm.steps=40", "algorithm.change=0.0", tasks_of(MIXED, RIGHT, RIGHT, RIGHT), *SMALL]

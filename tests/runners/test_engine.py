@@ -59,7 +59,7 @@ def roll(model: ModelServer, toy_plan: Callable[..., Plan]) -> Roll:
     return run
 
 
-def test_groups_are_handed_over_whole_while_others_run(model: ModelServer, roll: Roll) -> None:
+def test_complete_groups_are_handed_over_while_others_run(model: ModelServer, roll: Roll) -> None:
     tasks = tasks_of("", "raise", "slow", "")
     told: list[dict[int, list[Rollout]]] = []
     rollouts: list[Rollout] = []
@@ -77,7 +77,7 @@ def test_groups_are_handed_over_whole_while_others_run(model: ModelServer, roll:
     assert 2 in told[-1]
 
 
-def test_groups_lie_side_by_side_scored_and_adapted(model: ModelServer, roll: Roll) -> None:
+def test_groups_are_adjacent_scored_and_adapted(model: ModelServer, roll: Roll) -> None:
     tasks = tasks_of(*[""] * 6)
     left: list[int] = []
 
@@ -116,7 +116,7 @@ def test_failures_are_data(roll: Roll) -> None:
         assert len(r.triplets) == 1
 
 
-def test_a_reward_that_cannot_judge_is_a_failure_and_not_a_zero(roll: Roll) -> None:
+def test_a_reward_that_fails_is_a_failure_and_not_a_zero(roll: Roll) -> None:
     rollouts = roll(tasks_of("", ""), "reward.invalid=true")
     for r in rollouts:
         assert (r.failure, r.value, r.triplets) == ("reward-invalid", None, ())
@@ -142,7 +142,7 @@ def test_groups_are_spread_over_several_endpoints(model: ModelServer, roll: Roll
     assert asked == {"Is 0 ": ["a", "a"], "Is 1 ": ["b", "b"], "Is 2 ": ["a", "a"]}
 
 
-def test_endpoints_reach_the_agent_whole(model: ModelServer, roll: Roll) -> None:
+def test_the_agent_gets_the_complete_endpoint(model: ModelServer, roll: Roll) -> None:
     full = Endpoint(
         base_url=model.url,
         model="m",
@@ -165,7 +165,7 @@ def test_an_agent_that_cannot_be_built_ends_the_run_with_its_reason(roll: Roll) 
         roll(tasks_of("", ""), agent="toy-broken")
 
 
-def test_what_the_body_raises_comes_out(roll: Roll) -> None:
+def test_an_exception_of_the_body_is_raised(roll: Roll) -> None:
     def check(engine: Any, runtime: Any) -> None:
         raise KeyError("body")
 

@@ -64,7 +64,7 @@ def submit(pool: Pool, todo: Sequence[Job]) -> None:
         pool.submit(job)
 
 
-def test_rollouts_run_and_come_back_once_each(model: ModelServer, start: Start) -> None:
+def test_each_rollout_returns_once(model: ModelServer, start: Start) -> None:
     pool = start(n=2)
     submit(pool, jobs(model, *[""] * 20))
     results = drain(pool, 20)
@@ -82,7 +82,7 @@ def test_rollouts_run_and_come_back_once_each(model: ModelServer, start: Start) 
     assert len(set(pool.processes())) == 2
 
 
-def test_a_proxy_of_the_host_does_not_stand_between_runner_and_model(model: ModelServer, start: Start) -> None:
+def test_a_proxy_of_the_host_is_not_used_for_the_model_server(model: ModelServer, start: Start) -> None:
     proxy = "http://127.0.0.1:9"  # nothing listens there
     pool = start(environment={"HTTP_PROXY": proxy, "http_proxy": proxy, "NO_PROXY": "example.org", "no_proxy": ""})
     submit(pool, jobs(model, "", ""))
@@ -101,7 +101,7 @@ def test_a_proxy_of_the_host_does_not_stand_between_runner_and_model(model: Mode
         ("https://models.example.org/v1", "", ""),
     ],
 )
-def test_only_private_addresses_go_without_a_proxy(
+def test_only_private_addresses_bypass_the_proxy(
     url: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("no_proxy", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
@@ -140,7 +140,7 @@ def test_failures_are_typed(model: ModelServer, start: Start) -> None:
     assert pool.replaced == 0
 
 
-def test_answers_that_cannot_leave_their_process_fail_at_once(model: ModelServer, start: Start) -> None:
+def test_answers_that_cannot_be_sent_fail_immediately(model: ModelServer, start: Start) -> None:
     pool = start(deadline_s=120.0, threads=2)
     odd = ["unwritable", "nested", "ring", "huge", "unsendable", "speechless", "long-kind", "surrogate", ""]
     before = time.monotonic()
@@ -169,7 +169,7 @@ def test_answers_that_cannot_leave_their_process_fail_at_once(model: ModelServer
     assert pool.replaced == 0
 
 
-def test_a_stuck_rollout_ends_at_its_deadline_and_its_neighbours_go_on(model: ModelServer, start: Start) -> None:
+def test_a_stuck_rollout_ends_at_its_deadline_and_the_others_continue(model: ModelServer, start: Start) -> None:
     pool = start(deadline_s=3.0, retries=0)
     pool.poll(0.1)
     (first,) = pool.processes()
@@ -185,7 +185,7 @@ def test_a_stuck_rollout_ends_at_its_deadline_and_its_neighbours_go_on(model: Mo
     assert pool.replaced >= 1
 
 
-def test_neighbours_of_a_stuck_rollout_are_not_counted_as_lost(model: ModelServer, start: Start) -> None:
+def test_other_rollouts_of_a_killed_runner_do_not_count_as_lost(model: ModelServer, start: Start) -> None:
     pool = start(deadline_s=3.0, retries=0, threads=2)
     # Slow ones are under way whenever a hanging one is killed; with no retries any count against them would show.
     submit(pool, jobs(model, "hang", "slow", "slow", "hang", "slow", "slow"))
@@ -223,7 +223,7 @@ def test_an_agent_that_kills_its_process_is_a_failure_after_its_retries(
     assert pool.replaced == 3
 
 
-def test_a_rollout_that_kills_its_runner_takes_no_other_along(model: ModelServer, start: Start) -> None:
+def test_a_rollout_that_kills_its_runner_does_not_fail_others(model: ModelServer, start: Start) -> None:
     pool = start(threads=4)
     submit(pool, jobs(model, "", "die", "slow", "slow", "slow", "die", ""))
     results = drain(pool, 7)
@@ -231,7 +231,7 @@ def test_a_rollout_that_kills_its_runner_takes_no_other_along(model: ModelServer
     assert {r.id for r in results if r.outcome.failure} == {"job-1", "job-5"}
 
 
-def test_an_agent_that_cannot_be_built_says_why(start: Start) -> None:
+def test_the_error_of_an_agent_that_cannot_be_built_has_the_reason(start: Start) -> None:
     pool = start("toy-broken", config={"how": "raise"})
     with pytest.raises(
         AgentrigError, match="the agent toy-broken cannot be built: RuntimeError: its prompts are missing"
@@ -253,7 +253,7 @@ def test_an_agent_whose_build_hangs_is_reported(start: Start, monkeypatch: pytes
         drain(pool, 1, timeout_s=20)
 
 
-def test_the_first_runner_tells_early_whether_the_agent_can_be_built(model: ModelServer, toy_file: str) -> None:
+def test_the_first_runner_shows_early_whether_the_agent_can_be_built(model: ModelServer, toy_file: str) -> None:
     """It is kept: `start` adds the others to it."""
 
     def pool(agent: str, **config: Any) -> Pool:
@@ -280,7 +280,7 @@ def test_the_first_runner_tells_early_whether_the_agent_can_be_built(model: Mode
         assert time.monotonic() - start < 20
 
 
-def test_an_agent_that_no_plugin_brings(start: Start) -> None:
+def test_an_unknown_agent(start: Start) -> None:
     pool = start("toyy")
     with pytest.raises(AgentrigError, match=r'there is no agent called "toyy"\. Did you mean "toy"\?'):
         drain(pool, 1, timeout_s=20)

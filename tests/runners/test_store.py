@@ -30,7 +30,7 @@ def kept(value: Any, sought: str, seen: set[int], path: str) -> Iterator[str]:
         yield from kept(vars(value), sought, seen, path)
 
 
-def test_nothing_of_a_forgotten_rollout_is_left() -> None:
+def test_nothing_is_left_of_a_deleted_rollout() -> None:
     async def use() -> tuple[list[str], list[str], int]:
         store = Store()
         first, _ = [await store.enqueue_rollout(input={"n": n}) for n in range(2)]

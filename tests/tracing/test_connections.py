@@ -107,7 +107,7 @@ def words(model: ModelServer, tmp_path: Path, toy_file: str) -> Callable[[str, s
     return make
 
 
-def test_dev_and_train_say_what_was_missed(
+def test_dev_and_train_report_missed_calls(
     model: ModelServer, tmp_path: Path, words: Callable[[str, str], list[str]]
 ) -> None:
     files = words("requests", "requests.post(url, json=body, timeout=20)")
@@ -138,7 +138,7 @@ def test_a_run_that_misses_some_of_its_calls_is_warned(
     assert len(warned) == 1  # once a run
 
 
-def test_dev_says_nothing_of_an_agent_that_is_seen(model: ModelServer, words: Callable[[str, str], list[str]]) -> None:
+def test_dev_does_not_warn_if_it_sees_all_calls(model: ModelServer, words: Callable[[str, str], list[str]]) -> None:
     files = words("httpx", "httpx.post(url, json=body, timeout=20)")
     plugins: list[Any] = [w for f in files for w in ("--plugin", f)]
     found = CliRunner().invoke(main, ["dev", "toy", *plugins, "--agent", "asker", "--endpoint", model.url])

@@ -75,7 +75,7 @@ def test_the_openai_client(model: ModelServer, client: Any) -> None:
     assert "secret-key" not in str(call.attributes)
 
 
-def test_what_the_agent_itself_asked_for_reaches_it(model: ModelServer, client: Any) -> None:
+def test_the_agent_gets_the_fields_that_it_requested(model: ModelServer, client: Any) -> None:
     seen: list[Any] = []
 
     def agent() -> None:
@@ -119,7 +119,7 @@ def test_an_asynchronous_stream(model: ModelServer) -> None:
     assert text == ["o", "d", "d"]
 
 
-def test_a_stream_belongs_to_where_it_was_opened(model: ModelServer, client: Any) -> None:
+def test_a_stream_belongs_to_the_span_that_opened_it(model: ModelServer, client: Any) -> None:
     def agent() -> None:
         with agentrig.span("write_query"):
             stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
@@ -142,7 +142,7 @@ def test_a_stream_that_breaks_is_an_error_and_trains_nothing(model: ModelServer,
     assert triplet_of(call) is None
 
 
-def test_another_models_server_is_asked_for_nothing_and_never_trained(model: ModelServer, client: Any) -> None:
+def test_calls_to_another_server_are_unchanged_and_not_trained(model: ModelServer, client: Any) -> None:
     """A judge, say, that the agent asks beside the model that is trained."""
 
     def agent() -> None:
@@ -164,7 +164,7 @@ def test_another_models_server_is_asked_for_nothing_and_never_trained(model: Mod
         assert (SERVER in call.attributes) is not own
 
 
-def test_a_stream_that_the_agent_breaks_off(model: ModelServer, client: Any) -> None:
+def test_a_stream_that_the_agent_stops_reading(model: ModelServer, client: Any) -> None:
     def agent() -> None:
         with client.chat.completions.create(model="m", messages=MESSAGES, stream=True) as stream:
             next(iter(stream))
@@ -173,7 +173,7 @@ def test_a_stream_that_the_agent_breaks_off(model: ModelServer, client: Any) -> 
     assert call.attributes["response"]["choices"][0]["message"]["content"].startswith("o")
 
 
-def test_plain_httpx_and_whatever_else_it_sends(model: ModelServer) -> None:
+def test_plain_httpx_and_its_other_requests(model: ModelServer) -> None:
     def agent() -> None:
         assert httpx.get(f"{model.url}/models").status_code == 200
         reply = httpx.post(
@@ -186,7 +186,7 @@ def test_plain_httpx_and_whatever_else_it_sends(model: ModelServer) -> None:
     assert model.requests[0][1]["authorization"] == "Bearer k"
 
 
-def test_nothing_is_asked_for_when_the_endpoint_has_no_token_ids(model: ModelServer, client: Any) -> None:
+def test_no_field_is_added_if_the_endpoint_has_no_token_ids(model: ModelServer, client: Any) -> None:
     call = only_call(record(lambda: client.chat.completions.create(model="m", messages=MESSAGES), token_ids=False))
     assert not {"return_token_ids", "logprobs"} & set(model.bodies()[0])
     assert "response_token_ids" not in call.attributes
@@ -214,7 +214,7 @@ def test_an_error_status_is_recorded_and_reaches_the_agent(model: ModelServer, c
     assert trace.llm_calls() == []
 
 
-def test_a_server_that_is_not_there(model: ModelServer) -> None:
+def test_an_unreachable_server(model: ModelServer) -> None:
     def agent() -> None:
         with pytest.raises(httpx.ConnectError):
             httpx.post("http://127.0.0.1:9/v1/chat/completions", json={"messages": MESSAGES})
@@ -255,7 +255,7 @@ def test_a_span_outside_of_a_rollout_does_nothing() -> None:
         assert current() is None
 
 
-def test_threads_that_copy_the_context_are_seen(model: ModelServer, client: Any) -> None:
+def test_threads_that_copy_the_context_are_recorded(model: ModelServer, client: Any) -> None:
     def ask() -> None:
         client.chat.completions.create(model="m", messages=MESSAGES)
 
@@ -274,7 +274,7 @@ def test_threads_that_copy_the_context_are_seen(model: ModelServer, client: Any)
     assert [trace.nodes(c) for c in trace.llm_calls()] == [["plan"]] * 4
 
 
-def test_threads_of_the_agents_own_are_seen(model: ModelServer, client: Any) -> None:
+def test_threads_of_the_agent_are_recorded(model: ModelServer, client: Any) -> None:
     def ask() -> None:
         client.chat.completions.create(model="m", messages=MESSAGES)
 
@@ -290,7 +290,7 @@ def test_threads_of_the_agents_own_are_seen(model: ModelServer, client: Any) -> 
     assert [trace.nodes(c) for c in trace.llm_calls()] == [["plan"]] * 4
 
 
-def test_a_pool_that_outlives_a_rollout_belongs_to_who_asks_it(model: ModelServer, client: Any) -> None:
+def test_calls_in_a_pool_that_outlives_a_rollout_belong_to_the_caller(model: ModelServer, client: Any) -> None:
     def ask() -> None:
         client.chat.completions.create(model="m", messages=MESSAGES)
 
@@ -301,7 +301,7 @@ def test_a_pool_that_outlives_a_rollout_belongs_to_who_asks_it(model: ModelServe
     assert (len(first.llm_calls()), len(second.llm_calls())) == (1, 1)
 
 
-def test_rollouts_at_once_do_not_mix(model: ModelServer, client: Any) -> None:
+def test_concurrent_rollouts_do_not_mix(model: ModelServer, client: Any) -> None:
     def rollout(i: int) -> Trace:
         def agent() -> None:
             for _ in range(3):
@@ -402,7 +402,7 @@ def test_a_graph_needs_no_callback(model: ModelServer, asynchronous: bool) -> No
     assert all(s.error is None for s in trace.spans)
 
 
-def test_the_routing_of_a_conditional_edge_is_no_parent_of_what_follows(model: ModelServer) -> None:
+def test_the_routing_of_a_conditional_edge_is_no_parent_of_later_nodes(model: ModelServer) -> None:
     trace = record(lambda: graph(model).invoke({"question": "?", "answer": "", "turns": 0}))
     by_id = {s.id: s for s in trace.spans}
     top = [s for s in trace.spans if s.node in ("write_query", "check_query")]
@@ -454,7 +454,7 @@ def test_calls_that_a_node_makes_in_parallel(model: ModelServer) -> None:
     assert match(trace, "plan") == ["plan"] * 5
 
 
-def test_branches_that_run_at_once_keep_their_own_calls(model: ModelServer) -> None:
+def test_parallel_branches_keep_their_own_calls(model: ModelServer) -> None:
     from langgraph.graph import END, START, StateGraph
 
     class Both(TypedDict, total=False):
@@ -514,7 +514,7 @@ def test_a_span_that_never_ends_is_closed_with_an_error() -> None:
     assert next(s.error for s in recorder.trace().spans if s.id == "x") == "never ended"
 
 
-def test_long_outputs_are_cut_and_say_so() -> None:
+def test_long_outputs_are_cut_with_a_note() -> None:
     cut = plain({"text": "x" * 2 * OUTPUT_LIMIT})
     assert len(cut) < OUTPUT_LIMIT + 100
     assert cut.endswith(f"(cut from {2 * OUTPUT_LIMIT + 12} characters)")
@@ -528,7 +528,7 @@ def test_anything_becomes_json(value: Any, kept: Any) -> None:
     assert plain(value) == kept
 
 
-def test_values_that_hold_themselves_do_not_break_a_rollout() -> None:
+def test_cyclic_values_do_not_break_a_rollout() -> None:
     ring: dict[str, Any] = {}
     ring["me"] = ring
     assert plain(ring) == "{'me': {...}}"

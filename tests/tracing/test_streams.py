@@ -149,7 +149,7 @@ def test_a_bad_event_is_the_spans_error(server: ByteServer, asynchronous: bool, 
         assert message_of(call)["content"] == "SEL"  # what came before it is kept
 
 
-def test_what_follows_the_end_or_is_no_event_does_not_matter(server: ByteServer) -> None:
+def test_lines_after_the_end_or_without_an_event_are_ignored(server: ByteServer) -> None:
     server.chunks = [b": keep-alive\n\n", stream_of(*said("odd")), b"data: {"]
     call, seen = ask(server)
     assert "".join(d.content or "" for d in seen) == "odd" == message_of(call)["content"]
@@ -273,7 +273,7 @@ def test_the_rules_of_server_sent_events(end: str) -> None:
     assert events(end.join(["data: a", "", "data: b", ""])) == (["a"], "b")
 
 
-def test_what_an_agent_leaves_early_is_no_error(server: ByteServer) -> None:
+def test_a_stream_left_early_is_no_error(server: ByteServer) -> None:
     head, cut = stream_of(*said("SEL", "ECT")[:1]), b'data: {"choices": ['
     server.chunks = [head + cut, b"x" * 100_000]
     with recording("r", token_ids=True, base_url=server.url) as recorder:

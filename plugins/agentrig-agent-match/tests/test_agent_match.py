@@ -46,7 +46,7 @@ def test_any_enclosing_node_counts_not_only_the_nearest_name() -> None:
     assert kept("write") == [("a", "write_query"), ("c", "rewrite_query")]
 
 
-def test_the_expression_chooses() -> None:
+def test_the_expression_selects_the_calls() -> None:
     assert kept("^write") == [("a", "write_query")]
     assert [span for span, _ in kept("write|check")] == ["a", "b", "c"]
     assert kept("nothing") == []

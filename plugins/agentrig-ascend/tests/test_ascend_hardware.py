@@ -28,7 +28,7 @@ def test_port_ranges_are_left_to_verl_where_it_sets_them(verl: Any, expected: An
     assert variables.get("HCCL_NPU_SOCKET_PORT_RANGE") == expected
 
 
-def test_a_range_of_the_users_always_wins() -> None:
+def test_a_port_range_of_the_user_always_wins() -> None:
     ascend = Ascend(config=AscendConfig(socket_ports="60000-60050"))
     for verl in ("0.5.0", "0.9.1"):
         variables = ascend.environment(Context(role="worker", versions={"verl": verl}))

@@ -78,7 +78,7 @@ def test_on_the_reference_version_the_difference_is_the_references_own() -> None
     ]
 
 
-def test_no_override_holds_for_a_verl_that_nobody_has_seen() -> None:
+def test_no_override_applies_to_an_unknown_verl() -> None:
     assert Ascend().overrides({"verl": "1.0.0"}) == []
     assert Ascend().overrides({}) == []
 

@@ -26,7 +26,7 @@ def run(code: str, *paths: Path | str, **environ: str) -> Any:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def test_torch_and_its_friends_report_what_the_plugin_says() -> None:
+def test_torch_accelerate_and_transformers_report_what_the_plugin_says() -> None:
     code = """
 import json, torch
 import torch.distributed as dist
@@ -106,7 +106,7 @@ print(json.dumps({
         assert verls == ours, name
 
 
-def test_the_doctor_is_content_with_a_whole_host(tmp_path: Any) -> None:
+def test_the_doctor_finds_no_problem_on_a_complete_host(tmp_path: Any) -> None:
     """Device files, npu-smi and CANN are stand-ins too; the checks and their processes are the real ones."""
     dev, bins, cann = tmp_path / "dev", tmp_path / "bin", tmp_path / "cann"
     for folder in (dev, bins, cann / "lib64", cann / "compiler"):

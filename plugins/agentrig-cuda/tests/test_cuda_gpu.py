@@ -47,7 +47,7 @@ def test_the_probe_says_what_torch_says() -> None:
         assert 0 <= device.memory - properties.total_memory < 0.05 * device.memory
 
 
-def test_the_doctor_takes_the_gpu_by_itself() -> None:
+def test_the_doctor_selects_the_gpu() -> None:
     _, found = doctor("mini")
     assert found["cuda devices"]["result"] == "ok"
     assert found["cuda devices"]["evidence"].startswith("used")

@@ -41,7 +41,7 @@ def test_attention_follows_what_is_installed(tmp_path: Any, monkeypatch: Any) ->
     assert Cuda().attention[0] == "flash_attention_2"
 
 
-def test_attention_can_be_said() -> None:
+def test_attention_can_be_set() -> None:
     assert Cuda(config=CudaConfig(attention="eager")).attention == ("eager",)
     with pytest.raises(ConfigError, match="must be in"):
         structure(CudaConfig, {"attention": "flash"}, owner="cuda", section="hardware")

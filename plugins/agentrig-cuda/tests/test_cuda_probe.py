@@ -30,7 +30,7 @@ def host(tmp_path: Any) -> Any:
     return make
 
 
-def test_a_host_without_anything_has_no_gpu_and_no_problem(host: Any) -> None:
+def test_a_host_without_gpus_has_no_problem(host: Any) -> None:
     found = host()
     assert not found.available
     assert found.problems == ()

@@ -155,7 +155,7 @@ def test_a_model_learns_through_the_whole_loop(model_dir, tmp_path):
         assert endpoint.sampling["temperature"] == 0.0
 
 
-def test_a_resumed_run_is_the_unbroken_run(model_dir, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(model_dir, tmp_path):
     config = config_of(model_dir, steps=4, save_every=2, validate_every=0, lr=1e-3)
     whole, first = FakeSession(tmp_path / "whole"), FakeSession(tmp_path / "first", stop_after=2)
     Grpo(config).run(whole)
@@ -275,7 +275,7 @@ def test_among_equal_accuracies_the_mean_reward_decides_what_is_best(model_dir, 
     assert (best["step"], best["accuracy"], best["reward"]) == (2, 0.0, -0.1)
 
 
-def test_solved_tasks_end_a_run_with_all_that_an_end_has(model_dir, tmp_path):
+def test_solved_tasks_end_a_run_normally(model_dir, tmp_path):
     class Solved(FakeSession):
         def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None):
             self.solved = self.solved or (mode == "train" and step == 2)

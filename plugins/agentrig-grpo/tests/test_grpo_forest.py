@@ -47,7 +47,7 @@ def inputs(sample):
 
 @settings(max_examples=200, deadline=None)
 @given(samples_of_a_step(40), st.integers(1, 120))
-def test_packs_hold_each_sample_once_behind_its_own_tokens(samples, budget):
+def test_packs_have_each_sample_once_after_its_own_tokens(samples, budget):
     forest = grow(samples)
     prefixes = {tuple(inputs(s)[:n]) for s in samples for n in range(1, len(inputs(s)) + 1)}
     assert forest.tokens == len(prefixes), "every shared token is in the forest once"
@@ -171,7 +171,7 @@ def a_call_is_dropped(patch):
     [a_block_sees_beside_itself, positions_go_on, a_token_predicts_itself, a_call_is_dropped],
     ids=lambda plant: plant.__name__,
 )
-def test_a_wrong_layout_is_seen(make_model, monkeypatch, plant):
+def test_a_wrong_layout_is_found(make_model, monkeypatch, plant):
     model, plain = make_model(), make_model()
     scoring.prepare(model)
     rng = random.Random(0)
@@ -185,7 +185,7 @@ def test_a_wrong_layout_is_seen(make_model, monkeypatch, plant):
         check_equal(model, plain, samples, 30)
 
 
-def test_an_attention_that_was_asked_for_is_not_replaced(make_model):
+def test_a_requested_attention_is_not_replaced(make_model):
     model, plain = make_model(), make_model()
     model.set_attn_implementation("eager")
     assert not scoring.prepare(model)

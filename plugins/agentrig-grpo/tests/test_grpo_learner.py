@@ -108,7 +108,7 @@ def test_the_token_budget_does_not_change_the_update(make_model):
     assert float((weights[0] - weights[1]).abs().mean()) < 1e-6
 
 
-def test_samples_without_advantage_only_weigh(make_model):
+def test_samples_without_advantage_only_count_in_the_weights(make_model):
     samples = [attrs.evolve(s, advantage=0.0) if s.group == "g1" else s for s in samples_of()]
     metrics = learner_of(make_model()).update(samples, step=1)
     assert metrics["trained_tokens"] == sum(len(s.response_ids) for s in samples if s.advantage)
@@ -121,7 +121,7 @@ def test_samples_without_advantage_only_weigh(make_model):
 
 
 @pytest.mark.parametrize("updates", [1, 4])
-def test_missing_logprobs_are_those_of_the_weights_before(make_model, updates):
+def test_missing_logprobs_are_computed_before_the_update(make_model, updates):
     samples = samples_of(logprobs=False)
     with torch.no_grad():
         known = [attrs.evolve(s, logprobs=logprobs_of(make_model(), s).tolist()) for s in samples]
@@ -138,7 +138,7 @@ def test_missing_logprobs_are_those_of_the_weights_before(make_model, updates):
         assert results[0]["ratio_max"] == 1.0
 
 
-def test_learning_makes_good_answers_likelier(make_model):
+def test_learning_makes_good_answers_more_likely(make_model):
     model = make_model()
     good, bad = (s for s in samples_of(2, logprobs=False))
     good, bad = attrs.evolve(good, advantage=1.0), attrs.evolve(bad, advantage=-1.0)
@@ -184,7 +184,7 @@ def with_adapters(model, value=None):
     return wrapped
 
 
-def test_a_merge_leaves_the_model_as_it_is_and_copies_only_what_it_changes(make_model):
+def test_a_merge_does_not_change_the_model_and_copies_only_merged_weights(make_model):
     model = with_adapters(make_model())
     before = copy.deepcopy(model.state_dict())
     merged = checkpoint.weights(model)
@@ -198,12 +198,12 @@ def test_a_merge_leaves_the_model_as_it_is_and_copies_only_what_it_changes(make_
     }
 
 
-def test_a_merge_that_is_not_finite_is_an_error_in_words(make_model):
+def test_a_merge_that_is_not_finite_is_an_error_with_a_message(make_model):
     with pytest.raises(AgentrigError, match=r"adapters cannot be merged: .* Try a lower algorithm\.lr"):
         checkpoint.weights(with_adapters(make_model(), float("nan")))
 
 
-def test_a_resumed_learner_goes_on_as_the_unbroken_one(make_model, tmp_path):
+def test_a_resumed_learner_continues_like_an_uninterrupted_one(make_model, tmp_path):
     samples = [samples_of(seed=i) for i in range(4)]
     settings = {"mini_batches": 2, "warmup_steps": 5}
     whole = learner_of(make_model(), **settings)
@@ -224,7 +224,7 @@ def test_a_resumed_learner_goes_on_as_the_unbroken_one(make_model, tmp_path):
         learner_of(make_model(), lora_rank=2).load_state(first.state())
 
 
-def test_a_resumed_learner_takes_what_it_is_given_now(make_model):
+def test_a_resumed_learner_uses_the_current_settings(make_model):
     first = learner_of(make_model())
     first.update(samples_of(), step=0)
     second = learner_of(make_model(), weight_decay=0.1, beta1=0.5, beta2=0.8)
@@ -252,26 +252,26 @@ def test_adapters_of_tied_weights_are_refused(make_model, target):
         ("proj", r"'proj' matches no module"),
     ],
 )
-def test_adapters_for_modules_that_are_not_there_are_refused(make_model, targets, words):
+def test_adapters_for_unknown_modules_are_refused(make_model, targets, words):
     with pytest.raises(ConfigError, match=words):
         learner_of(make_model(tie_word_embeddings=False), lora_rank=2, lora_targets=targets)
 
 
 @pytest.mark.parametrize("targets", ["all-linear", "self_attn.q_proj, down_proj"])
-def test_adapters_go_where_they_are_asked_for(make_model, targets):
+def test_adapters_are_added_to_the_requested_modules(make_model, targets):
     trained = learner_of(make_model(), lora_rank=2, lora_targets=targets).trained
     wanted = ("q_proj", "down_proj") if targets != "all-linear" else ("q_proj", "o_proj", "gate_proj")
     assert all(any(name in key for key in trained) for name in wanted)
     assert any("k_proj" in key for key in trained) is (targets == "all-linear")
 
 
-def test_attention_drops_nothing_while_it_learns(make_model):
+def test_attention_dropout_is_off_in_training(make_model):
     learner = learner_of(make_model(attention_dropout=0.5), gradient_checkpointing=True)
     assert learner.model.training
     assert {m.attention_dropout for m in learner.model.modules() if hasattr(m, "attention_dropout")} == {0.0}
 
 
-def test_the_largest_rewards_that_are_taken_give_numbers(make_model):
+def test_the_largest_allowed_rewards_give_finite_numbers(make_model):
     samples = [attrs.evolve(s, advantage=LARGEST * (1 if i % 2 else -1)) for i, s in enumerate(samples_of())]
     metrics = learner_of(make_model()).update(samples, step=1)
     assert all(math.isfinite(value) for value in metrics.values())
@@ -308,7 +308,7 @@ def test_golden_losses(make_model):
     assert got == pytest.approx(json.loads(GOLDEN.read_text())["losses"], abs=1e-5)
 
 
-def test_a_gradient_that_is_not_finite_changes_no_weight_and_shows(make_model):
+def test_a_gradient_that_is_not_finite_changes_no_weight_and_is_reported(make_model):
     learner = learner_of(make_model(), mini_batches=2)
     broken = next(iter(learner.trained.values())).register_hook(lambda gradient: gradient * float("nan"))
     before = copy.deepcopy(learner.state())

@@ -21,7 +21,7 @@ def by_hand(new, old, advantage, low, high, ref, kl):
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.3])
-def test_each_token_is_the_formula(kl):
+def test_the_loss_of_each_token_follows_the_formula(kl):
     new, old, ref, advantages = numbers()
     out = token_losses(new, old, advantages, clip_low=0.2, clip_high=0.28, reference=ref, kl_loss_coef=kl)
     for i in range(len(new)):

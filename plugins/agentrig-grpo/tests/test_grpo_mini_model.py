@@ -79,11 +79,11 @@ def test_every_name_and_value_is_one_token_with_and_without_a_space(tokenizer: A
 
 
 @pytest.mark.parametrize("text", ["SELECT name FROM singer WHERE age > 30", "Zürich, 東京 \n\t'x'", "status classes"])
-def test_any_text_comes_back_whole(tokenizer: Any, text: str) -> None:
+def test_any_text_survives_a_round_trip(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_the_server_renders_what_the_model_was_taught(tokenizer: Any, scripts: Any, tasks: Any) -> None:
+def test_the_server_renders_prompts_as_in_training(tokenizer: Any, scripts: Any, tasks: Any) -> None:
     from agentrig_langgraph_sql.database import run_query
     from agentrig_langgraph_sql.prompts import SHORT
     from agentrig_langgraph_sql.recipes import MINI as RECIPE

@@ -143,7 +143,7 @@ for load in (lambda p: model_directory(p), checkpoint.load_tokenizer, checkpoint
 
 
 @pytest.mark.parametrize("closed", ["directory", "file"])
-def test_what_this_user_may_not_read_is_named(copy, closed):
+def test_a_file_without_read_permission_is_named(copy, closed):
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     for folder in (copy, *copy.parents):
@@ -160,7 +160,7 @@ def test_what_this_user_may_not_read_is_named(copy, closed):
         assert "model.safetensors may not be read by this user (uid 65534)" in line
 
 
-def test_no_directory_and_no_model_are_told_apart(tmp_path):
+def test_a_missing_directory_differs_from_one_without_a_model(tmp_path):
     with pytest.raises(ConfigError, match="there is no such directory"):
         model_directory(str(tmp_path / "none"))
     with pytest.raises(ModelError, match="there is no such directory"):

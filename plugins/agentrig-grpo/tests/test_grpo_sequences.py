@@ -37,7 +37,7 @@ def scored(model, samples, *, budget):
     return [torch.stack(values) for values in out]
 
 
-def test_an_architecture_without_shared_tokens_still_gets_its_numbers(make_model):
+def test_an_architecture_without_shared_tokens_is_scored_correctly(make_model):
     model = make_model("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=64)
     with torch.no_grad():
         rows = scored(model, triplets(), budget=200)
@@ -46,7 +46,7 @@ def test_an_architecture_without_shared_tokens_still_gets_its_numbers(make_model
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-def test_a_family_of_the_fallback_gets_the_numbers_of_its_own_forward(make_model):
+def test_the_fallback_gives_the_numbers_of_the_models_own_forward(make_model):
     settings = {"head_dim": 16, "query_pre_attn_scalar": 16, "final_logit_softcapping": 5.0}
     model, samples = make_model("gemma2", **settings), triplets()
     shapes = []

@@ -95,7 +95,7 @@ def test_only_json_is_taken(server):
         assert send(server, Content_Type=kind)[0] == 415
 
 
-def test_nobody_without_the_key_gets_in_from_another_account(server):
+def test_another_account_has_no_access_without_the_key(server):
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     code = f"""
@@ -163,7 +163,7 @@ def test_a_head_without_end_is_refused(server):
 
 
 @pytest.mark.slow
-def test_what_never_arrives_does_not_stay(server):
+def test_incomplete_requests_are_closed(server):
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {server.api_key}\r\n"
     lines = [
         raw(server),
@@ -197,7 +197,7 @@ class Line:
         self.ended = True
 
 
-def test_too_many_connections_cost_strangers_theirs_first():
+def test_too_many_connections_close_unauthenticated_ones_first():
     waiting, agent, strangers = Waiting(4), Line(), [Line() for _ in range(4)]
     waiting.came(agent)
     waiting.prove(agent)
@@ -215,7 +215,7 @@ def test_too_many_connections_cost_strangers_theirs_first():
     assert not last.ended
 
 
-def test_agents_get_in_while_a_neighbour_holds_hundreds_of_connections(server):
+def test_agents_can_connect_while_another_client_holds_hundreds_of_connections(server):
     held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(600)]
     try:
         assert send(server)[0] == 200

@@ -95,7 +95,7 @@ def test_rows_join_and_leave_and_the_cache_grows(make_model, fallback):
         torch.testing.assert_close(logits[row], reference(model, texts[row]), atol=1e-4, rtol=1e-4)
 
 
-def test_new_weights_are_used_and_nothing_of_the_old_ones_is_left(make_model):
+def test_new_weights_replace_the_old_ones_completely(make_model):
     old, new = make_model(seed=1), make_model(seed=2)
     decoder = decoder_of(old)
     decoder.append(decoder.prefill([[5, 6, 7]]))
@@ -122,7 +122,7 @@ def test_weights_can_be_swapped_after_the_cache_has_grown(make_model):
         decoder.clear()
 
 
-def test_the_cache_holds_what_runs_and_gives_it_back(make_model):
+def test_the_cache_grows_with_the_requests_and_shrinks_again(make_model):
     decoder = decoder_of(make_model(), slots=64, max_length=8192)
 
     def held():
@@ -140,7 +140,7 @@ def test_the_cache_holds_what_runs_and_gives_it_back(make_model):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gpt2", "gemma3_text"])
-def test_a_prompt_says_what_memory_it_holds(make_model, kind):
+def test_a_prompt_reports_its_memory(make_model, kind):
     more = {"head_dim": 16, "query_pre_attn_scalar": 16} if kind == "gemma3_text" else {}
     model = make_model(kind, max_position_embeddings=1024, **more)
     decoder = decoder_of(model) if kind == "qwen2" else TransformersDecoder(model, device="cpu")
@@ -161,7 +161,7 @@ def test_nan_of_one_row_does_not_spread_to_its_place(make_model):
     assert decoder.step([8]).isfinite().all()
 
 
-def test_what_is_not_computed_exactly_is_refused(make_model):
+def test_models_that_are_not_computed_exactly_are_refused(make_model):
     assert "gpt2" in supports(make_model("gpt2", n_embd=32, n_layer=1, n_head=4).config)
     sliding = make_model(use_sliding_window=True, sliding_window=8)
     assert supports(sliding.config) == "sliding-window attention"

@@ -106,7 +106,7 @@ def test_the_server_ends_with_its_parent(model_dir, stuck, halted):
     assert ended(guard)
 
 
-def test_the_server_ends_at_once_when_it_is_stopped_though_its_interpreter_stands_still(model_dir, stuck, monkeypatch):
+def test_a_server_whose_interpreter_hangs_can_be_stopped(model_dir, stuck, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)  # whose value would win
     environment = {"PYTHONPATH": str(stuck)}
     server = LLMServer(ServerSettings(model=str(model_dir), name="x", slots=1), environment=environment)
@@ -119,7 +119,7 @@ def test_the_server_ends_at_once_when_it_is_stopped_though_its_interpreter_stand
     assert ended(guard)
 
 
-def test_a_server_without_its_guard_ends_with_the_line(model_dir):
+def test_a_server_without_its_guard_ends_when_its_pipe_closes(model_dir):
     parent, server = started(model_dir)
     for guard in children(server):
         os.kill(guard, signal.SIGKILL)
@@ -142,7 +142,7 @@ def test_nothing_is_left_after_a_kill_of_all(model_dir, tmp_path):
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "agentrig" in name]
 
 
-def test_the_last_words_of_a_server_without_a_log_file_are_told(model_dir):
+def test_the_last_output_of_a_server_without_a_log_file_is_shown(model_dir):
     server = LLMServer(ServerSettings(model=str(model_dir), name="x", slots=1))
     before = {p.name for p in Path(tempfile.gettempdir()).glob("agentrig-server-*")}
     server.start()

@@ -55,7 +55,7 @@ def test_logprobs_are_of_the_tempered_softmax(engine_of, make_model):
         assert len(request.tops) == len(request.tokens)
 
 
-def test_a_seeded_request_does_not_depend_on_its_company(engine_of):
+def test_a_seeded_request_does_not_depend_on_its_batch(engine_of):
     def asked():
         return [Request(tuple(range(5, 25 + i)), 15, seed=i) for i in range(12)]
 
@@ -66,7 +66,7 @@ def test_a_seeded_request_does_not_depend_on_its_company(engine_of):
     assert len({tuple(t) for t in alone}) > 6
 
 
-def test_without_a_seed_a_run_repeats_itself_whatever_the_order(engine_of):
+def test_without_a_seed_a_run_is_reproducible_in_any_order(engine_of):
     def asked():
         return [Request(tuple(range(5, 20 + i % 3)), 10) for i in range(9)]
 
@@ -95,7 +95,7 @@ def test_a_group_computes_its_prompt_once(engine_of):
 
 
 @pytest.mark.parametrize("fallback", [False, True])
-def test_kept_prompts_stay_within_their_memory(make_model, engine_of, fallback):
+def test_kept_prompts_stay_within_the_memory_limit(make_model, engine_of, fallback):
     engine = engine_of()
     if fallback:
         model = make_model("gpt2", max_position_embeddings=512)
@@ -150,7 +150,7 @@ def test_limits_stops_and_eos_end_a_request(engine_of):
     assert (stopped.finish, len(stopped.tokens)) == ("stop", 7)
 
 
-def test_an_aborted_request_gives_its_row_back(engine_of):
+def test_an_aborted_request_frees_its_row(engine_of):
     engine = engine_of(slots=1)
     first, second, waiting = (Request(tuple(range(5)), 100, seed=i, temperature=0.1) for i in range(3))
     engine.submit(first)
@@ -166,7 +166,7 @@ def test_an_aborted_request_gives_its_row_back(engine_of):
     assert waiting.tokens == []
 
 
-def test_a_swap_waits_for_the_batch_and_holds_back_what_waits(engine_of, make_model):
+def test_a_swap_waits_for_the_batch_and_delays_waiting_requests(engine_of, make_model):
     engine = engine_of(slots=1)
     new = make_model(seed=9)
     before, after = (Request(tuple(range(40, 60)), 6, temperature=0.0) for _ in range(2))

@@ -89,7 +89,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_body_is_refused_in_words(client, name):
+def test_a_bad_body_is_refused_with_a_message(client, name):
     content, param, words = BAD[name]
     start = time.monotonic()
     response = client.post("/chat/completions", content=content)
@@ -140,7 +140,7 @@ def test_prompts_are_tokenized_beside_the_event_loop(tokenizer):
     assert threading.main_thread() not in calls
 
 
-def test_what_is_much_too_long_is_not_tokenized_to_its_end(tokenizer, monkeypatch):
+def test_a_prompt_that_is_far_too_long_is_not_tokenized_to_its_end(tokenizer, monkeypatch):
     chat, sizes = Chat(tokenizer), []
     encode = chat._encode
     monkeypatch.setattr(chat, "_encode", lambda text: sizes.append(len(text)) or encode(text))
@@ -213,7 +213,7 @@ def test_no_bytes_on_a_socket_make_the_server_fail(server, content):
 @pytest.mark.parametrize(
     "name", ["server_threads", "server_batch", "tasks_per_step", "group_size", "lora_rank", "ppo_epochs"]
 )
-def test_settings_without_measure_are_refused_when_they_are_read(name):
+def test_extreme_settings_are_refused_when_they_are_read(name):
     with pytest.raises(ValueError, match=f"'{name}' must be <= "):
         GrpoConfig(**{name: 100_000})
     with pytest.raises(ValueError, match=r"tasks_per_step × group_size is 1024000 rollouts a step; at most 131072"):

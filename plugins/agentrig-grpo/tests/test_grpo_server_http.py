@@ -85,7 +85,7 @@ def test_stop_strings_end_and_cut_the_text(client):
     assert 0 < len(choice["token_ids"]) < 60
 
 
-def test_many_at_once_get_what_they_get_alone(client, server):
+def test_concurrent_requests_get_the_replies_of_single_ones(client, server):
     def one(seed):
         return ask(client, seed=seed, return_token_ids=True).json()["choices"][0]["token_ids"]
 
@@ -98,7 +98,7 @@ def test_many_at_once_get_what_they_get_alone(client, server):
     assert after["steps"] - before["steps"] < 20 * 12, "they ran side by side"
 
 
-def test_a_stream_says_the_same_in_pieces(client):
+def test_a_stream_has_the_content_of_the_whole_reply(client):
     whole = ask(client, return_token_ids=True, logprobs=True, max_tokens=30).json()
     chunks = []
     body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 30, "seed": 5, "stream": True, "logprobs": True}
@@ -141,7 +141,7 @@ def test_a_stream_says_the_same_in_pieces(client):
         ({"temprature": 1}, 400, "temprature", 'Did you mean "temperature"?'),
     ],
 )
-def test_bad_requests_are_refused_in_words(client, change, status, param, words):
+def test_bad_requests_are_refused_with_a_message(client, change, status, param, words):
     response = ask(client, **change)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (status, param)
@@ -174,7 +174,7 @@ def test_a_client_that_hangs_up_frees_its_row(client, server):
     assert server.health()["running"] == 0
 
 
-def test_new_weights_answer_and_the_old_ones_come_back(server, client, make_model):
+def test_new_weights_are_used_and_old_ones_can_be_restored(server, client, make_model):
     before = ask(client, temperature=0).json()
     server.swap(checkpoint.weights(make_model(seed=3)), 1)
     after = ask(client, temperature=0).json()
@@ -184,7 +184,7 @@ def test_new_weights_answer_and_the_old_ones_come_back(server, client, make_mode
     assert ask(client, temperature=0).json()["choices"] == before["choices"]
 
 
-def test_a_start_that_fails_says_why(tmp_path, model_dir):
+def test_the_error_of_a_failed_start_has_the_reason(tmp_path, model_dir):
     with pytest.raises(ServerError, match="there is no such directory"):
         LLMServer(ServerSettings(model=str(tmp_path / "none"), name="x")).start()
     with pytest.raises(ServerError, match="cannot use the device 'xpu'"):

@@ -63,14 +63,14 @@ def test_a_field_that_is_null_counts_as_left_out(name):
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content", "text parts"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(change, param, words):
+def test_errors_name_the_place_in_the_body(change, param, words):
     error = refusal(**change)
     assert error.param == param
     assert str(error).startswith(param)
     assert words in str(error)
 
 
-def test_a_body_keeps_what_fits():
+def test_valid_fields_of_a_body_are_kept():
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
     request = asked(
         messages=[{"role": "tool", "content": parts, "tool_call_id": "7"}],
@@ -89,13 +89,13 @@ def test_a_body_keeps_what_fits():
     assert asked(max_tokens=9, max_completion_tokens=4).limit == 4
 
 
-def test_who_asks_for_another_model_is_told_so_before_anything_else():
+def test_a_wrong_model_name_is_the_first_error():
     with pytest.raises(ApiError, match="the model 'big' does not exist") as caught:
         asked(model="big", n="2", messages=[])
     assert (caught.value.status, caught.value.param) == (404, "model")
 
 
-def test_a_list_is_left_at_its_first_bad_item():
+def test_a_list_is_checked_up_to_its_first_bad_item():
     """A body of 30,000 bad messages must not hold the server for seconds."""
     Item = NewType("Item", int)
     calls = []

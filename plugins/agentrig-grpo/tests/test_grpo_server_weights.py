@@ -86,7 +86,7 @@ def test_weights_that_do_not_fit_change_nothing(served, how):
     assert fitting[2] != before[2]
 
 
-def test_weights_leave_nothing_behind(served):
+def test_transfers_leave_no_file_and_no_memory_behind(served):
     server, make = served
 
     def descriptors(pid):
@@ -109,7 +109,7 @@ def test_weights_leave_nothing_behind(served):
     assert mapped(os.getpid()) == mapped(server.pid) == 0
 
 
-def test_what_is_packed_is_unpacked():
+def test_unpacking_gives_what_was_packed():
     given = {
         "a": torch.randn(3, 5),
         "scalar": torch.tensor(2.5),
@@ -131,7 +131,7 @@ def test_what_is_packed_is_unpacked():
             os.fstat(descriptor)
 
 
-def test_memory_has_no_name_where_the_system_has_no_memfd(monkeypatch, tmp_path):
+def test_shared_memory_has_no_name_where_the_system_has_no_memfd(monkeypatch, tmp_path):
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     descriptor, entries = transfer.pack({"a": torch.ones(100)}, torch.float32)
@@ -139,7 +139,7 @@ def test_memory_has_no_name_where_the_system_has_no_memfd(monkeypatch, tmp_path)
     assert torch.equal(transfer.unpack(descriptor, entries)["a"], torch.ones(100))
 
 
-def test_the_line_says_when_its_other_end_is_closed_or_silent():
+def test_the_channel_reports_a_peer_that_is_closed_or_silent():
     ours, theirs = Channel.pair()
     with pytest.raises(TimeoutError):
         ours.receive(0.01)

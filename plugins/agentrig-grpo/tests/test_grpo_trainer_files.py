@@ -22,7 +22,7 @@ def saved(make_model, tmp_path):
     return directory
 
 
-def test_what_is_written_is_read(saved):
+def test_reading_gives_what_was_written(saved):
     learner, best = trainer_files.read(saved)
     assert (learner["updates"], best.accuracy, best.step) == (0, 0.5, 2)
     assert torch.equal(best.trained["w"], torch.ones(2))
@@ -56,7 +56,7 @@ def test_older_files_are_read(saved):
     assert (best.accuracy, best.step, best.trained) == (0.25, 1, {})
 
 
-def test_newer_files_are_refused_in_words(saved):
+def test_newer_files_are_refused_with_a_message(saved):
     trainer = saved / "trainer"
     state, learner = torch.load(trainer / "learner.pt", weights_only=True), trainer / "learner.pt"
     torch.save({**state, "momentum_queue": []}, learner)

@@ -253,7 +253,7 @@ def test_other_models_and_bfloat16_are_healthy(kind, make_model, tmp_path) -> No
         check_sampled(learner, tmp_path, dtype="bfloat16")
 
 
-def test_a_part_that_the_model_does_not_compute_with_is_said_once_and_stops_nothing(make_model, caplog) -> None:
+def test_an_unused_part_of_the_model_is_warned_of_once(make_model, caplog) -> None:
     model = make_model()
     model.model.layers[0].spare = torch.nn.Linear(4, 4)
     learner = learner_of(model)

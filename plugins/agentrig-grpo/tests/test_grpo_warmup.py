@@ -28,7 +28,7 @@ def test_examples_end_with_the_end_of_turn(tokenizer):
         encode(tokenizer, {"prompt": "x"})
 
 
-def test_it_learns_and_repeats_itself(tokenizer, model_dir):
+def test_training_learns_and_is_reproducible(tokenizer, model_dir):
     def run(seed):
         model = new_model(AutoConfig.from_pretrained(model_dir), tokenizer, seed=seed)
         stats = warm_up(model, tokenizer, DATA, epochs=60, lr=3e-3, tokens_per_batch=64, seed=seed, log=None)
@@ -56,7 +56,7 @@ def test_the_loss_is_on_the_completion_only(tokenizer, make_model):
     assert stats.losses[0] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_limits_are_kept_and_mistakes_named(tokenizer, make_model, tmp_path):
+def test_limits_are_respected_and_mistakes_are_named(tokenizer, make_model, tmp_path):
     stats = warm_up(make_model(), tokenizer, DATA, epochs=1e4, max_seconds=1.0, log=None)
     assert 0.9 < stats.wall_s < 10
     assert stats.steps < 1e4
@@ -86,14 +86,14 @@ def test_the_command_makes_a_model_that_others_load(tokenizer, model_dir, tmp_pa
     torch.testing.assert_close(again.state_dict(), model.state_dict())
 
 
-def test_a_directory_that_is_none_is_named(tmp_path):
+def test_a_missing_directory_is_named(tmp_path):
     with pytest.raises(AgentrigError, match="no such directory"):
         checkpoint.load_model(tmp_path / "none")
     with pytest.raises(AgentrigError, match=r"no tokenizer_config\.json"):
         checkpoint.load_tokenizer(tmp_path)
 
 
-def test_a_tokenizer_is_what_its_file_says(make_model, tokenizer, tmp_path):
+def test_a_tokenizer_is_loaded_from_its_file(make_model, tokenizer, tmp_path):
     from tokenizers import Regex, pre_tokenizers
 
     own = copy.deepcopy(tokenizer)

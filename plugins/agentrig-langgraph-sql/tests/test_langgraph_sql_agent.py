@@ -122,7 +122,7 @@ def test_a_database_that_is_gone_is_a_typed_failure(chat_server: Any, tmp_path: 
     assert failure.value.kind == "database-error"
 
 
-def test_a_model_that_fails_is_no_answer(chat_server: Any, zoo: Path) -> None:
+def test_a_failing_model_is_an_error_and_no_answer(chat_server: Any, zoo: Path) -> None:
     agent = SqlAgent(SqlAgentConfig(max_retries=0))
     chat_server.replies = [(500, b'{"error": {"message": "out of memory"}}')]
     with pytest.raises(openai.InternalServerError):  # the core counts the openai package's errors as llm-error
@@ -141,7 +141,7 @@ def test_the_key_is_in_no_message(zoo: Path) -> None:
     assert "sk-secret" not in f"{failure.value!r} {failure.value} {endpoint!r}"
 
 
-def test_threads_get_their_own_answers(chat_server: Any, zoo: Path) -> None:
+def test_each_thread_gets_its_own_answer(chat_server: Any, zoo: Path) -> None:
     def reply(request: dict[str, Any]) -> str:
         if "VERDICT" in request["messages"][0]["content"]:
             return "VERDICT: CORRECT"
@@ -179,7 +179,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_runner_opens_connections_of_its_own_and_tells_langsmith_nothing(chat_server: Any, zoo: Path) -> None:
+def test_a_forked_runner_opens_its_own_connections_and_sends_nothing_to_langsmith(chat_server: Any, zoo: Path) -> None:
     chat_server.replies = lambda request: ACCEPTED["VERDICT" in request["messages"][0]["content"]]
     base = chat_server.url.removesuffix("/v1")
     environment = {**os.environ, "LANGSMITH_TRACING": "true", "LANGSMITH_ENDPOINT": base, "LANGSMITH_API_KEY": "x"}

@@ -23,7 +23,7 @@ def test_a_query_gives_columns_and_rows(zoo: Path) -> None:
     assert result.text(header=False) == "Kaa | NULL\nLeo | 2021"
 
 
-def test_no_rows_are_told_from_no_query(zoo: Path) -> None:
+def test_an_empty_result_differs_from_no_query(zoo: Path) -> None:
     assert run_query(zoo, "SELECT name FROM animal WHERE id = 9").text() == "name\n(no rows)"
     assert run_query(zoo, "SELECT name FROM animal WHERE id = 9").text(header=False) == "(no rows)"
     assert run_query(zoo, "  \n").text() == "Error: the query is empty"
@@ -48,7 +48,7 @@ def test_no_rows_are_told_from_no_query(zoo: Path) -> None:
         "SELECT load_extension('evil')",
     ],
 )
-def test_whatever_would_write_is_refused(zoo: Path, query: str) -> None:
+def test_statements_that_write_are_refused(zoo: Path, query: str) -> None:
     before = zoo.read_bytes()
     assert run_query(zoo, query).text() == "Error: only a SELECT that reads the tables is allowed"
     assert zoo.read_bytes() == before
@@ -72,7 +72,7 @@ def test_the_file_is_safe_even_without_the_authorizer(zoo: Path) -> None:
         ("SELECT abs(-9223372036854775808)", "integer overflow"),
     ],
 )
-def test_what_the_query_did_wrong_is_text_for_the_model(zoo: Path, query: str, words: str) -> None:
+def test_query_errors_are_text_for_the_model(zoo: Path, query: str, words: str) -> None:
     text = run_query(zoo, query).text()
     assert text.startswith("Error: ")
     assert words in text
@@ -92,14 +92,14 @@ def test_only_as_many_rows_are_fetched_as_allowed(zoo: Path) -> None:
     assert result.text() == "i\n1\n2\n3\n... (cut off: 3 of more than 3 rows shown)"
 
 
-def test_big_values_end_the_fetching(zoo: Path) -> None:
+def test_large_values_stop_fetching(zoo: Path) -> None:
     result = run_query(zoo, ENDLESS + "zeroblob(1000) FROM n", max_rows=10**9, max_chars=10_000)
     assert (len(result.rows), result.more) == (10, True)
 
 
 @pytest.mark.parametrize("limit", [64, 100, 333, 2048])
 @pytest.mark.parametrize("header", [True, False])
-def test_a_long_result_is_cut_after_a_row_and_says_so(zoo: Path, limit: int, header: bool) -> None:
+def test_a_long_result_is_cut_after_a_row_with_a_note(zoo: Path, limit: int, header: bool) -> None:
     result = run_query(zoo, ENDLESS + "i, 'number ' || i AS words FROM n LIMIT 900")
     *lines, note = result.text(limit, header=header).splitlines()
     assert len("\n".join([*lines, note])) <= limit
@@ -121,12 +121,12 @@ def test_a_long_error_is_cut_too() -> None:
     assert text.endswith("(cut off)")
 
 
-def test_cells_stay_on_their_line(zoo: Path) -> None:
+def test_cells_have_no_line_breaks(zoo: Path) -> None:
     text = run_query(zoo, "SELECT 'a' || char(13, 10) || 'b' AS t, x'00ff' AS b, 1.5 AS f").text(header=False)
     assert text == "a\\r\\nb | x'00ff' | 1.5"
 
 
-def test_text_that_is_no_utf_8_is_read(zoo: Path) -> None:
+def test_text_that_is_not_utf_8_is_read(zoo: Path) -> None:
     assert run_query(zoo, "SELECT CAST(x'41ff42' AS TEXT) AS t").rows == [("A�B",)]
 
 
@@ -140,7 +140,7 @@ def test_a_missing_or_damaged_file_is_the_environments_fault(zoo: Path, tmp_path
         run_query(broken, "SELECT * FROM animal")
 
 
-def test_a_lock_does_not_hold_the_agent_up(zoo: Path) -> None:
+def test_a_locked_database_does_not_block_the_agent(zoo: Path) -> None:
     writer = sqlite3.connect(zoo, isolation_level=None)
     writer.execute("BEGIN EXCLUSIVE")
     writer.execute("DELETE FROM animal")  # is not in the file yet
@@ -165,7 +165,7 @@ def test_a_file_that_is_half_written_is_the_environments_fault(zoo: Path) -> Non
         writer.close()
 
 
-def test_changes_in_a_write_ahead_log_are_not_missed_in_silence(zoo: Path) -> None:
+def test_changes_in_a_write_ahead_log_are_not_silently_missed(zoo: Path) -> None:
     writer = sqlite3.connect(zoo, isolation_level=None)
     writer.execute("PRAGMA journal_mode = WAL")
     writer.execute("DELETE FROM animal WHERE id = 1")
@@ -231,7 +231,7 @@ def test_sorting_writes_no_temporary_file(zoo: Path) -> None:
     assert found.result() == 0
 
 
-def test_a_function_that_reaches_out_is_refused(zoo: Path) -> None:
+def test_a_function_that_is_no_plain_read_is_refused(zoo: Path) -> None:
     assert run_query(zoo, "SELECT fts3_tokenizer('simple')").text() in (
         "Error: only a SELECT that reads the tables is allowed",
         "Error: no such function: fts3_tokenizer",  # of a library without it
@@ -239,11 +239,11 @@ def test_a_function_that_reaches_out_is_refused(zoo: Path) -> None:
 
 
 @pytest.mark.parametrize("query", ["REINDEX", "DROP TABLE IF EXISTS none", "DROP VIEW IF EXISTS none", "VACUUM"])
-def test_a_statement_that_finds_nothing_to_do_is_no_query(zoo: Path, query: str) -> None:
+def test_a_statement_without_effect_is_no_query(zoo: Path, query: str) -> None:
     assert run_query(zoo, query).text().startswith("Error: ")
 
 
-def test_what_a_query_provokes_is_not_taken_for_damage(zoo: Path) -> None:
+def test_an_error_caused_by_a_query_is_not_taken_for_damage(zoo: Path) -> None:
     broken = zoo.with_name("broken.sqlite")
     content = bytearray(zoo.read_bytes())
     content[4096 : 4096 + 40] = b"\xee" * 40  # the first page of species

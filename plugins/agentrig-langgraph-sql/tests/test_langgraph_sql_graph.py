@@ -42,7 +42,7 @@ def test_an_accepted_query_ends_the_first_turn(chat_server: Any, zoo: Path) -> N
     assert len(chat_server.requests) == 2
 
 
-def test_each_node_is_told_what_it_needs(chat_server: Any, zoo: Path) -> None:
+def test_each_node_gets_what_it_needs(chat_server: Any, zoo: Path) -> None:
     chat_server.replies = [sql("SELECT legs FROM specis"), NO, sql("SELECT legs FROM species"), YES]
     build_graph(llm_at(chat_server)).invoke(question_about(zoo))
     write, check, rewrite, again = map(said, chat_server.requests)
@@ -58,7 +58,7 @@ def test_each_node_is_told_what_it_needs(chat_server: Any, zoo: Path) -> None:
     assert "legs\n4\n2\n0" in again
 
 
-def test_rewriting_goes_on_until_a_check_accepts(chat_server: Any, zoo: Path) -> None:
+def test_rewriting_continues_until_a_check_accepts(chat_server: Any, zoo: Path) -> None:
     chat_server.replies = [sql("SELECT 1"), NO, sql("SELECT 2"), NO, sql("SELECT 3"), YES, "never asked"]
     answer = build_graph(llm_at(chat_server), limits=Limits(max_turns=5)).invoke(question_about(zoo))
     assert (answer["query"], answer["turn"], answer["correct"]) == ("SELECT 3", 3, True)
@@ -97,7 +97,7 @@ def test_schema_and_result_are_cut_as_limited(chat_server: Any, zoo: Path) -> No
     assert "CREATE TABLE" not in said(chat_server.requests[0])
 
 
-def test_a_rambling_model_does_not_fill_its_own_context(chat_server: Any, zoo: Path) -> None:
+def test_long_replies_do_not_fill_the_context(chat_server: Any, zoo: Path) -> None:
     chat_server.replies = ["so " * 5000, "hm " * 5000, sql("SELECT 1"), YES]
     build_graph(llm_at(chat_server), limits=Limits(reply_truncate=100)).invoke(question_about(zoo))
     rewrite = said(chat_server.requests[2])
@@ -201,13 +201,13 @@ def test_a_call_that_takes_too_long_raises(chat_server: Any, zoo: Path) -> None:
         b'{"error": {"message": "no such model"}}',
     ],
 )
-def test_an_answer_that_is_no_completion_raises(chat_server: Any, zoo: Path, body: bytes) -> None:
+def test_an_answer_that_is_not_a_completion_raises(chat_server: Any, zoo: Path, body: bytes) -> None:
     chat_server.replies = [(200, body)]
     with pytest.raises((LLMError, openai.OpenAIError)):
         build_graph(llm_at(chat_server)).invoke(question_about(zoo))
 
 
-def test_a_passing_fault_is_tried_again(chat_server: Any, zoo: Path) -> None:
+def test_a_temporary_error_is_retried(chat_server: Any, zoo: Path) -> None:
     chat_server.replies = [(503, b'{"error": {"message": "asleep"}}'), sql("SELECT 1"), YES]
     answer = build_graph(llm_at(chat_server, max_retries=1)).invoke(question_about(zoo))
     assert answer["query"] == "SELECT 1"

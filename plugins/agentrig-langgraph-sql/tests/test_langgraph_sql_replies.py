@@ -66,7 +66,7 @@ def test_templates_fill_every_gap_and_leave_braces_in_values_alone(preset: objec
         assert "<question {x}>" in messages[-1]["content"]
 
 
-def test_full_asks_for_what_the_replies_are_read_by() -> None:
+def test_the_full_prompts_ask_for_the_phrases_that_are_parsed() -> None:
     assert "```sql" in FULL.write.messages(**VALUES)[0]["content"]
     assert "```sql" in FULL.rewrite.messages(**VALUES)[0]["content"]
     check = FULL.check.messages(**VALUES)[0]["content"]

@@ -88,7 +88,7 @@ def test_sample_rows_follow_their_table(zoo: Path) -> None:
         schema_text(zoo, sample_rows=4)
 
 
-def test_a_sample_row_can_not_leave_its_comment_or_line(tmp_path: Path) -> None:
+def test_a_sample_row_cannot_break_out_of_its_comment_or_line(tmp_path: Path) -> None:
     path = tmp_path / "odd.sqlite"
     connection = sqlite3.connect(path)
     connection.executescript(
@@ -107,7 +107,7 @@ def test_a_sample_row_can_not_leave_its_comment_or_line(tmp_path: Path) -> None:
     assert comment == "t(a,b)\n/*\n3 rows from t table:\na\tb\n" + "\n".join(rows) + "\n*/\nnone(a)\nv(i)"
 
 
-def test_a_value_that_is_too_long_to_read_costs_its_table_the_rows(tmp_path: Path) -> None:
+def test_a_table_with_a_value_that_is_too_long_has_no_sample_rows(tmp_path: Path) -> None:
     path = tmp_path / "long.sqlite"
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE t (a)")
@@ -147,7 +147,7 @@ TABLES = st.lists(
 
 @settings(deadline=None, max_examples=50)  # a shared machine may stall any example
 @given(TABLES, st.integers(100, 1500))
-def test_a_statement_is_whole_or_absent_and_a_loss_is_announced(tables: list[Table], limit: int) -> None:
+def test_a_statement_is_complete_or_left_out_with_a_note(tables: list[Table], limit: int) -> None:
     text = render(tables, style="create", limit=limit)
     assert len(text) <= limit
     statements = [f"{table.sql};" for table in tables]
@@ -187,7 +187,7 @@ ROWS = st.lists(st.tuples(st.integers(), st.text("ab \t\n*/", max_size=30)), max
 
 @settings(deadline=None, max_examples=100)
 @given(TABLES, st.data(), st.integers(100, 1500), st.sampled_from(STYLES))
-def test_a_sample_row_is_whole_or_absent(tables: list[Table], data: st.DataObject, limit: int, style: str) -> None:
+def test_a_sample_row_is_complete_or_left_out(tables: list[Table], data: st.DataObject, limit: int, style: str) -> None:
     tables = [
         attrs.evolve(table, name=f"{table.name}{i}", columns=["a", "b"], rows=data.draw(ROWS))
         for i, table in enumerate(tables)

@@ -123,7 +123,7 @@ def test_an_agent_sees_question_and_database_only(splits: dict[str, list[Task]])
         assert task.private["gold"] not in task.input["question"]
 
 
-def test_one_text_asks_one_thing(splits: dict[str, list[Task]]) -> None:
+def test_a_question_text_has_one_meaning(splits: dict[str, list[Task]]) -> None:
     asked = defaultdict(set)
     for found in splits.values():
         for task in found:
@@ -143,7 +143,7 @@ def test_questions_come_in_several_wordings(splits: dict[str, list[Task]]) -> No
 
 
 @pytest.mark.parametrize("split", ["test", "unseen"])
-def test_a_gold_query_gives_something(splits: dict[str, list[Task]], split: str) -> None:
+def test_every_gold_query_returns_something(splits: dict[str, list[Task]], split: str) -> None:
     for task in splits[split]:
         rows = rows_of(task, task.private["gold"])
         assert rows, task
@@ -228,11 +228,11 @@ def modes(folder: Path) -> dict[str, set[int]]:
     }
 
 
-def test_gold_is_its_owners_alone_and_databases_are_read_only(tasks: MiniSql) -> None:
+def test_only_the_owner_reads_gold_and_databases_are_read_only(tasks: MiniSql) -> None:
     assert modes(tasks.folder) == {"gold": {0o600}, "databases": {0o444}}
 
 
-def test_a_cache_of_an_older_version_is_brought_to_that(tasks: MiniSql) -> None:
+def test_a_cache_of_an_older_version_gets_these_permissions(tasks: MiniSql) -> None:
     for path in tasks.folder.rglob("*.*"):
         if path.is_file():
             path.chmod(0o644)
@@ -271,7 +271,7 @@ def test_an_agent_in_a_sandbox_of_another_user_reads_databases_and_no_gold() -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_users_cache_is_refused_in_words() -> None:
+def test_the_cache_of_another_user_is_refused_with_a_message() -> None:
     code = (
         "import os, sys; from agentrig_spider.tasks.mini_sql import MiniSql, MiniSqlConfig\n"
         "os.setgid(65534); os.setuid(65534)\n"

@@ -47,7 +47,7 @@ def test_memory_is_bounded(endings: list[dict[str, Any]]) -> None:
     assert not large
 
 
-def test_all_are_the_prediction_s_fault(endings: list[dict[str, Any]]) -> None:
+def test_all_count_as_wrong_predictions(endings: list[dict[str, Any]]) -> None:
     for ending in endings[:-1]:
         expected = 1.0 if ending["name"] in RIGHT else 0.0
         assert ending["status"] in ("ok", "timeout"), ending
@@ -89,7 +89,7 @@ def test_garbage_is_invalid(tmp_path: Path) -> None:
     assert "not a database" in score.details["reason"]
 
 
-def test_damage_that_only_the_prediction_meets_is_invalid(database: Path) -> None:
+def test_damage_that_only_the_prediction_reads_is_invalid(database: Path) -> None:
     connection = sqlite3.connect(database)
     connection.execute("CREATE TABLE small (a INTEGER)")
     connection.execute("INSERT INTO small VALUES (1)")
@@ -118,7 +118,7 @@ def test_a_locked_database_is_read_without_waiting(database: Path) -> None:
     assert time.monotonic() - start < 1.0
 
 
-def test_a_database_that_goes_away_between_queries_is_invalid(database: Path) -> None:
+def test_a_database_that_is_deleted_between_queries_is_invalid(database: Path) -> None:
     match = ExecMatch()
     assert match.score("SELECT id + 0 FROM band", "SELECT id FROM band", database).value == 1.0
     database.unlink()
@@ -126,7 +126,7 @@ def test_a_database_that_goes_away_between_queries_is_invalid(database: Path) ->
 
 
 @pytest.mark.alone
-def test_a_database_that_goes_away_under_a_query_ends_typed(database: Path) -> None:
+def test_a_database_that_is_deleted_during_a_query_gives_a_typed_score(database: Path) -> None:
     timer = threading.Timer(0.2, database.unlink)
     timer.start()
     start = time.monotonic()
@@ -137,7 +137,7 @@ def test_a_database_that_goes_away_under_a_query_ends_typed(database: Path) -> N
     assert time.monotonic() - start < 1.1
 
 
-def test_a_database_that_is_rewritten_is_read_anew(database: Path) -> None:
+def test_a_database_that_is_rewritten_is_read_again(database: Path) -> None:
     match = ExecMatch()
     assert match.score("SELECT 3000", "SELECT count(*) FROM band", database).value == 1.0
     connection = sqlite3.connect(database)
@@ -173,7 +173,7 @@ def test_odd_paths(database: Path) -> None:
     assert ExecMatch().score("SELECT id + 0 FROM band", "SELECT id FROM band", odd).value == 1.0
 
 
-def test_a_handle_can_not_write_even_without_its_authorizer(database: Path) -> None:
+def test_a_connection_cannot_write_even_without_its_authorizer(database: Path) -> None:
     connection = open_read_only(str(database))
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         connection.execute("DELETE FROM band")
@@ -191,7 +191,7 @@ def test_a_handle_can_not_write_even_without_its_authorizer(database: Path) -> N
         f"SELECT {'(' * 101}1{')' * 101}",
     ],
 )
-def test_risky_queries_are_kept_out_of_this_process(database: Path, sql: str) -> None:
+def test_risky_queries_do_not_run_in_this_process(database: Path, sql: str) -> None:
     mark = fingerprint(str(database))
     with pytest.raises(NeedsWorker):
         run_query(str(database), mark, sql, max_rows=1, deadline=time.monotonic() + 5, workers=False)
@@ -213,7 +213,7 @@ NO_QUERIES = [
 
 @pytest.mark.parametrize("sql", NO_QUERIES)
 @pytest.mark.parametrize("workers", [False, True])
-def test_what_is_no_query_does_not_match_an_empty_gold(
+def test_statements_that_are_no_query_do_not_match_an_empty_gold(
     database: Path, sql: str, workers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if workers:
@@ -224,12 +224,12 @@ def test_what_is_no_query_does_not_match_an_empty_gold(
 
 
 @pytest.mark.parametrize("sql", ["BEGIN", "SAVEPOINT a", "PRAGMA no_such_name", "SELECT id FROM band WHERE 0"])
-def test_what_reads_and_finds_nothing_matches_an_empty_gold(database: Path, sql: str) -> None:
+def test_queries_without_rows_match_an_empty_gold(database: Path, sql: str) -> None:
     assert ExecMatch().score(sql, "SELECT id FROM band WHERE id < 0", database).value == 1.0
 
 
 @pytest.mark.alone
-def test_the_budget_holds_however_many_ask_at_once(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_holds_with_many_callers_at_once(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many more callers than there are workers; each has an endless query of its own."""
     monkeypatch.setattr(pool.WORKERS, "_free", threading.BoundedSemaphore(4))
     endless = "WITH RECURSIVE r(i) AS (SELECT {} UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r"

@@ -106,7 +106,7 @@ def test_equal_items_of_a_batch_are_scored_once(database: Path, runs: list[str])
 
 
 @pytest.mark.alone
-def test_slow_items_of_a_batch_run_side_by_side(database: Path) -> None:
+def test_slow_items_of_a_batch_run_in_parallel(database: Path) -> None:
     endless = "WITH RECURSIVE r(i) AS (SELECT {} UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r"
     items = [(endless.format(index), "SELECT 1", database) for index in range(4)]
     start = time.monotonic()
@@ -144,7 +144,7 @@ def test_a_changing_gold_is_not_kept(database: Path, runs: list[str]) -> None:
         ("SELECT date(d) FROM t", False),
     ],
 )
-def test_volatile_queries_are_told_apart(sql: str, volatile: bool) -> None:
+def test_volatile_queries_are_recognized(sql: str, volatile: bool) -> None:
     assert is_volatile(sql) is volatile
 
 
@@ -213,7 +213,7 @@ def _in_spawned(make: Any, database: str, answers: Any) -> None:
     _in_child(make(), database, answers)
 
 
-def test_no_threads_stay(database: Path) -> None:
+def test_no_threads_are_left(database: Path) -> None:
     before = threading.active_count()
     ExecMatch().score_many([(f"SELECT hex({index})", "SELECT hex(1)", database) for index in range(3)])
     assert threading.active_count() == before
@@ -258,7 +258,7 @@ def test_the_rewards_score_outcomes(database: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["spider-exec", "spider-exec-strict"])
-def test_nothing_is_judged_by_a_database_that_the_run_has_changed(database: Path, name: str) -> None:
+def test_a_database_that_changed_during_the_run_is_not_used(database: Path, name: str) -> None:
     """An empty database would make any prediction match."""
     spec = {spec.name: spec for spec in specs()}[name]
     reward = spec.build(spec.config())

@@ -137,7 +137,7 @@ def test_dozens_of_equal_columns_take_no_time() -> None:
     assert time.monotonic() - start < 0.5
 
 
-def test_columns_that_only_rows_tell_apart() -> None:
+def test_columns_that_only_their_rows_distinguish() -> None:
     # All columns hold the same bag of values; only together do they tell which is which.
     gold = [tuple((value >> column) & 1 for column in range(12)) for value in range(1, 4096, 7)]
     order = [3, 11, 0, 7, 5, 1, 9, 2, 10, 4, 8, 6]

@@ -80,7 +80,7 @@ def test_keys_and_constraints_hold(source: Path, tmp_path: Path, seed: int) -> N
     assert rows(target, "SELECT count(*) FROM gig") > [(0,)]  # the trigger did not fire
 
 
-def test_a_seed_is_a_copy(source: Path, tmp_path: Path) -> None:
+def test_each_seed_gives_one_copy(source: Path, tmp_path: Path) -> None:
     copies: Sequence[Path] = [tmp_path / f"copy{index}.db" for index in range(3)]
     for copy, seed in zip(copies, (1, 1, 2), strict=True):
         perturb(source, copy, seed=seed)
@@ -88,7 +88,7 @@ def test_a_seed_is_a_copy(source: Path, tmp_path: Path) -> None:
     assert copies[0].read_bytes() != copies[2].read_bytes()
 
 
-def test_a_lucky_answer_loses(source: Path) -> None:
+def test_a_query_that_is_right_by_chance_fails(source: Path) -> None:
     gold, lucky = "SELECT count(*) FROM band", "SELECT (SELECT count(*) FROM gig) + 20 FROM band LIMIT 1"
     assert ExecMatch("strict").score(lucky, gold, source).value == 1.0
     done = CliRunner().invoke(perturb_command, [str(source), "--copies", "2"])
@@ -110,7 +110,7 @@ def test_the_command_walks_folders_and_skips_copies(source: Path, tmp_path: Path
     assert [path.name for path in (out / "band").iterdir()] == ["band-7-1.sqlite"]
 
 
-def test_errors_name_the_cure(tmp_path: Path) -> None:
+def test_errors_say_what_to_do(tmp_path: Path) -> None:
     garbage = tmp_path / "x.sqlite"
     garbage.write_bytes(b"garbage" * 1000)
     with pytest.raises(AgentrigError, match="intact SQLite"):

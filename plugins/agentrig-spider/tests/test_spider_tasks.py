@@ -65,7 +65,7 @@ def test_a_zip_is_converted_by_the_command(tmp_path: Path) -> None:
     assert "train: 5 tasks" in again.output
 
 
-def test_a_target_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+def test_a_target_that_is_not_empty_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").touch()
     with pytest.raises(AgentrigError, match="not empty"):
@@ -87,7 +87,7 @@ def test_a_missing_database_is_named(tmp_path: Path) -> None:
         Spider(SpiderConfig(dir=str(tmp_path / "out"))).load("dev")
 
 
-def test_something_else_is_refused(tmp_path: Path) -> None:
+def test_other_formats_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AgentrigError, match="not an official Spider download"):
         convert(str(tmp_path))
     with pytest.raises(AgentrigError, match="neither a folder nor a zip"):
@@ -180,7 +180,7 @@ def test_one_split_for_validation_and_report_is_warned_of(tmp_path: Path) -> Non
     assert "run.report" in warning
 
 
-def test_a_split_that_is_not_there_names_the_settings(tmp_path: Path) -> None:
+def test_the_error_of_a_missing_split_names_the_settings(tmp_path: Path) -> None:
     root = bundle(tmp_path)
     with pytest.raises(AgentrigError, match=r"has no split dev: .*train, test_dev_500, test_dev: .*run\.validation"):
         Spider(SpiderConfig(dir=str(root))).load("dev")
@@ -224,7 +224,7 @@ def test_a_download_that_was_cut_off_is_named(tmp_path: Path) -> None:
         convert(str(cut_off), str(tmp_path / "out"))
 
 
-def test_converted_databases_can_not_be_written(tmp_path: Path) -> None:
+def test_converted_databases_are_read_only(tmp_path: Path) -> None:
     convert(str(official(tmp_path)), str(tmp_path / "out"))
     assert [p.stat().st_mode & 0o222 for p in (tmp_path / "out").glob("database/*/*.sqlite")] == [0, 0]
 

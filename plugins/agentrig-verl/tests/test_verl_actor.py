@@ -42,7 +42,7 @@ print("moved", round(worker.train_mini_batch(None)["metrics"]["weight_change"][0
 @pytest.mark.parametrize(
     ("mesh", "expected"), [([1], 3.0), ([2], 5.0), ([2, 1], 3.0)], ids=["one rank", "two shards", "two replicas"]
 )
-def test_the_change_of_all_weights_is_told_by_every_rank(tmp_path, mesh, expected):
+def test_every_rank_returns_the_change_of_all_weights(tmp_path, mesh, expected):
     ranks = 1 if mesh == [1] else 2
     words = [str(ranks), str(mesh), f"file://{tmp_path}/group"]
     started = [

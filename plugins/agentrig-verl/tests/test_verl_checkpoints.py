@@ -75,7 +75,7 @@ def test_adapters_are_merged_as_peft_merges_them(tiny, tmp_path):
         assert not torch.allclose(logits(loaded), logits(model), atol=1e-2)
 
 
-def test_a_merge_is_computed_in_fp32_and_stored_as_it_was(tmp_path):
+def test_a_merge_is_computed_in_fp32_and_stored_in_the_models_dtype(tmp_path):
     from agentrig_verl.checkpoints import merge_adapter
     from safetensors.torch import load_file, save_file
 

@@ -314,7 +314,7 @@ def test_a_dead_runner_is_replaced_and_a_hung_rollout_is_typed(run_with, compose
     assert any("past their deadline" in line for line in caplog.messages)
 
 
-def test_a_server_that_dies_stops_the_run_with_a_clear_line(run_with, composed):
+def test_a_server_that_dies_stops_the_run_with_a_clear_message(run_with, composed):
     from agentrig_verl.manager import LoopManager, ManagerContext
     from model_server import model_server
 
@@ -352,7 +352,7 @@ def test_a_cluster_without_the_gpus_is_explained(ray_cluster, composed, monkeypa
     ]
 
 
-def test_an_address_where_nothing_listens_is_told_at_once(ray_cluster):
+def test_an_address_without_a_cluster_is_reported_immediately(ray_cluster):
     import ray
     from agentrig_verl import cluster
 
@@ -362,7 +362,7 @@ def test_an_address_where_nothing_listens_is_told_at_once(ray_cluster):
         cluster._reach(address)
 
 
-def test_a_cluster_that_asks_for_a_token_says_so():
+def test_a_cluster_that_needs_a_token_is_reported():
     import ray
     from agentrig_verl import cluster
 
@@ -377,7 +377,7 @@ def test_a_cluster_that_asks_for_a_token_says_so():
     assert "RAY_AUTH_MODE" not in str(cluster._unreachable("10.0.0.1:6379", ConnectionError("no cluster")))
 
 
-def test_a_cluster_that_lacks_a_secret_is_told_node_by_node(ray_cluster):
+def test_secrets_that_a_cluster_lacks_are_reported_per_node(ray_cluster):
     import ray
     from agentrig_verl import cluster
 
@@ -587,7 +587,7 @@ def test_a_stale_cluster_is_stopped_only_when_asked(tmp_path):
     assert (stopped, nodes) == ("stopped", "nodes: 1")
 
 
-def test_what_turns_modelscope_on_reaches_the_workers_and_its_token_does_not(ray_cluster, monkeypatch):
+def test_the_workers_get_modelscopes_switch_and_not_its_token(ray_cluster, monkeypatch):
     import ray
 
     @ray.remote

@@ -5,7 +5,7 @@ import pytest
 from agentrig.credit import advantages
 
 
-def test_one_call_each_agrees_with_verl(needs_verl):
+def test_advantages_of_single_calls_agree_with_verl(needs_verl):
     import numpy as np
     import torch
     from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage

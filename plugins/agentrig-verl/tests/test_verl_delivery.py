@@ -96,7 +96,7 @@ def test_the_workers_methods_reach_every_rank():
     assert ours == theirs
 
 
-def test_what_passes_on_its_way_to_the_servers_is_noted():
+def test_the_tensors_that_are_sent_to_the_servers_are_recorded():
     import asyncio
     from types import SimpleNamespace
 

@@ -63,7 +63,7 @@ def test_the_lock_has_what_an_editable_install_without_isolation_imports():
     assert {"hatchling", "editables"} <= pins("requirements.txt").keys()
 
 
-def test_ready_is_said_when_doctor_passed(build):
+def test_ready_is_printed_if_the_doctor_passed(build):
     done, calls = build(doctor=0)
     assert done.returncode == 0
     assert "ready: " in done.stdout
@@ -71,7 +71,7 @@ def test_ready_is_said_when_doctor_passed(build):
 
 
 @pytest.mark.parametrize("status", [1, 2])
-def test_what_doctor_found_ends_it_without_ready(build, status: int):
+def test_a_problem_of_the_doctor_ends_without_ready(build, status: int):
     done, _ = build(doctor=status)
     assert done.returncode == 3
     assert "doctor found things" in done.stdout

@@ -133,7 +133,7 @@ def drawn(run: Run, step: int) -> list[tuple[str, str]]:
 
 
 @pytest.mark.timeout(1800)
-def test_a_killed_run_and_a_killed_server_cost_no_step_and_count_none_twice(run: Run) -> None:
+def test_a_killed_run_and_a_killed_server_lose_and_repeat_no_step(run: Run) -> None:
     keys = [f"algorithm.verl.{key}={json.dumps(value)}" for key, value in KEYS.items()]
     run.start(
         "tests/benchmarks/verl_mini.toml", "--hardware", "cuda", *keys,

@@ -114,7 +114,7 @@ def written(tmp_path: Path, pattern: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exit_code", [0, 1])
-def test_wandb_writes_below_the_run_directory_and_tells_a_failed_run(track, tmp_path, exit_code):
+def test_wandb_writes_below_the_run_directory_and_marks_a_failed_run(track, tmp_path, exit_code):
     done = track("wandb", exit_code=exit_code, WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "finished"
@@ -173,7 +173,7 @@ def test_swanlab_takes_ctrl_c_and_fails_at_the_next_step_unless_it_is_taken_back
 @pytest.mark.parametrize(
     ("name", "told"), [("wandb", "No API key configured"), ("swanlab", "no TTY is available for interactive login")]
 )
-def test_a_logger_without_a_login_fails_when_it_begins(track, name, told):
+def test_a_logger_without_a_login_fails_at_the_start(track, name, told):
     # With a terminal both ask for a key there, and wait: a run would stand still after its first measurement.
     done = track(name)
     assert done.returncode == 1
@@ -185,7 +185,7 @@ def logging(name: str) -> Any:
     return SimpleNamespace(trainer=SimpleNamespace(logger=["console", name]))
 
 
-def test_what_wandbs_own_login_writes_is_a_login(clean):
+def test_the_file_of_wandbs_own_login_is_a_login(clean):
     needs("wandb")
     import wandb
     from agentrig_verl.checks import check_loggers
@@ -216,7 +216,7 @@ def test_swanlab_without_a_login_is_refused_before_anything_starts(clean, monkey
     check_loggers(logging("swanlab"))
 
 
-def test_what_swanlabs_own_login_writes_is_a_login(clean):
+def test_the_file_of_swanlabs_own_login_is_a_login(clean):
     needs("swanlab")
     from agentrig_verl.checks import check_loggers
 

@@ -27,7 +27,7 @@ def test_values_and_gradients_are_those_of_log_softmax(monkeypatch, chunk):
     torch.testing.assert_close(got, wanted)
 
 
-def test_bfloat16_logits_lose_nothing_more():
+def test_bfloat16_logits_lose_no_further_precision():
     logits, labels = batch(64, 300, torch.bfloat16)
     found = token_logprobs(logits, labels)
     exact = torch.log_softmax(logits.detach().double(), dim=-1).gather(-1, labels[:, None]).squeeze(-1)

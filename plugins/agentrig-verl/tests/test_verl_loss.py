@@ -173,7 +173,7 @@ def test_loss_and_gradients_are_those_of_the_separate_calls(engine: Any, packed:
 
 
 @pytest.mark.parametrize("loss", [*sorted(MERGEABLE_LOSSES), "gspo"])
-def test_losses_that_treat_each_token_by_itself_are_let_through(engine: Any, loss: str) -> None:
+def test_losses_of_single_tokens_are_allowed(engine: Any, loss: str) -> None:
     found, expected = (update(engine, batch_of(engine, laid_out(merged=m), packed=True), loss) for m in (True, False))
     if loss in MERGEABLE_LOSSES:
         agree(found, expected)
@@ -182,7 +182,7 @@ def test_losses_that_treat_each_token_by_itself_are_let_through(engine: Any, los
             agree((expected[0], found[1]), expected)
 
 
-def test_given_tokens_that_were_trained_on_would_change_them(engine: Any) -> None:
+def test_the_comparison_notices_trained_prompt_tokens(engine: Any) -> None:
     right, wrong = laid_out(merged=True), laid_out(merged=True)
     for trajectory in wrong:
         ones = torch.ones_like(trajectory.fields["response_mask"])

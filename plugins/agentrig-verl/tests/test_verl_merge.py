@@ -64,20 +64,20 @@ def test_a_conversation_becomes_one_sequence():
     assert merged.calls == 3
 
 
-def test_conversations_side_by_side_stay_apart():
+def test_parallel_conversations_stay_separate():
     a1, b1 = triplet([1], [2]), triplet([9], [8])
     a2, b2 = triplet([1, 2, 5], [6]), triplet([9, 8, 5], [7])
     merged = merge([a1, b1, a2, b2])
     assert [s.ids for s in merged] == [(1, 2, 5, 6), (9, 8, 5, 7)]
 
 
-def test_a_branch_opens_a_sequence_of_its_own():
+def test_a_branch_starts_a_new_sequence():
     base, left, right = triplet([1], [2]), triplet([1, 2, 3], [4]), triplet([1, 2, 5], [6])
     merged = merge([base, left, right])
     assert [(s.ids, s.mask) for s in merged] == [((1, 2, 3, 4), (1, 0, 1)), ((1, 2, 5, 6), (1,))]
 
 
-def test_prompts_that_rarely_extend_one_another_are_left_alone():
+def test_prompts_that_rarely_extend_one_another_are_not_merged():
     calls = [triplet([1, 2, 3], [4]), triplet([1, 2, 9], [4])]
     assert [s.calls for s in merge(calls)] == [1, 1]
 

@@ -32,7 +32,7 @@ def modelscope_installed(folder, monkeypatch):
     monkeypatch.syspath_prepend(folder)
 
 
-def test_modelscope_is_left_alone_where_no_switch_is_set_or_another_algorithm_runs():
+def test_modelscope_is_not_checked_without_its_switch_or_with_another_algorithm():
     assert list(modelscope.check_modelscope(of_verl("some/model", {}))) == []
     assert modelscope.hub({}) is None
     assert check_modelscope_of("verl")

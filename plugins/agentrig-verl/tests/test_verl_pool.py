@@ -52,7 +52,7 @@ JOB = Job(id="a", input={}, endpoint=Endpoint(base_url="http://127.0.0.1:9/v1", 
         (lambda pool: pool.submit(JOB), None),
     ],
 )
-def test_runners_may_be_withdrawn_while_another_thread_looks(look: Callable[[PlacedPool], object], expected: object):
+def test_runners_may_be_withdrawn_during_a_look(look: Callable[[PlacedPool], object], expected: object):
     assert look(Vanishing(AgentPlan(name="none", config={}))) == expected
 
 

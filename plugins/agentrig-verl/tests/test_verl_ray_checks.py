@@ -110,7 +110,7 @@ def test_a_cluster_that_lacks_nothing_would_be_joined(ray_head, tmp_path):
     assert "would join it" in only(ray_checks.check_ray_cluster(situation(environ=joined), proc), "warning").evidence
 
 
-def test_the_clusters_of_other_runs_are_no_matter(ray_head, tmp_path):
+def test_the_clusters_of_other_runs_are_ignored(ray_head, tmp_path):
     pid = ray_head()
     proc = tmp_path / "proc"
     environ = {"RAY_TMPDIR": str(tmp_path)}
@@ -163,7 +163,7 @@ def test_several_nodes_need_a_shared_token(tmp_path):
     only(ray_checks.check_ray_token(off), "warning")
 
 
-def test_the_place_is_looked_at_for_ray(tmp_path, monkeypatch):
+def test_limits_shared_memory_and_port_are_checked_for_ray(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_checks, "ray_processes", list)
     monkeypatch.setattr(ray_checks, "RAY_PORT", 0)  # always free
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 20, 1 << 20))

@@ -71,7 +71,7 @@ def test_a_wrong_key_is_an_error_with_the_right_one(key, value, told):
 
 
 @needs_yaml
-def test_verls_own_value_may_be_written_down():
+def test_a_key_may_be_set_to_verls_own_value():
     same = {"data.truncation": "error", "trainer.critic_warmup": 0, "reward": {"reward_manager": {"name": "naive"}}}
     assert schema.compose(same) == schema.compose({})
 
@@ -91,14 +91,14 @@ def test_numbers_that_are_written_as_text_become_numbers():
 
 
 @needs_yaml
-def test_a_key_that_agentrig_sets_is_not_overwritten_in_silence():
+def test_a_key_that_agentrig_sets_is_not_silently_overwritten():
     with pytest.raises(ConfigError, match=r"agentrig itself sets transfer_queue\.enable, to True"):
         schema.compose({"transfer_queue.enable": False}, trusted={"transfer_queue.enable": True})
     assert schema.compose({"transfer_queue.enable": True}, trusted={"transfer_queue.enable": True})
 
 
 @needs_yaml
-def test_keys_of_other_libraries_are_theirs_to_check():
+def test_keys_of_other_libraries_are_not_checked():
     vllm = "actor_rollout_ref.rollout.engine_kwargs.vllm"
     config = schema.compose({f"{vllm}.enable_auto_tool_choice": True, "ray_kwargs.ray_init.num_gpus": 1})
     assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.enable_auto_tool_choice is True
@@ -178,7 +178,7 @@ def test_a_run_connects_verl_to_its_tasks_seed_and_checkpoints(composed, tmp_pat
 
 @needs_yaml
 @quiet
-def test_without_flash_attention_sdpa_is_chosen_and_said_once(composed, caplog):
+def test_without_flash_attention_sdpa_is_chosen_and_reported_once(composed, caplog):
     from agentrig_verl import keys
 
     keys._said.clear()
@@ -223,7 +223,7 @@ def test_resume_names_verls_own_state(composed, tmp_path):
 @needs_yaml
 @needs_all
 @quiet
-def test_npu_has_what_its_hardware_wants(composed):
+def test_the_recipe_npu_gets_the_overrides_of_its_hardware(composed):
     config = composed("npu", "ascend")
     assert config.trainer.device == "npu"
     assert "tool_call_parser" not in config.actor_rollout_ref.rollout.engine_kwargs.vllm
@@ -260,7 +260,7 @@ def test_npu_has_what_its_hardware_wants(composed):
         ("data.train_batch_size", 128, "the training split has 70"),
     ],
 )
-def test_what_cannot_work_is_refused(composed, key, value, told):
+def test_impossible_settings_are_refused(composed, key, value, told):
     from agentrig_verl.checks import check
 
     with pytest.raises(ConfigError, match=told):
@@ -272,7 +272,7 @@ def test_what_cannot_work_is_refused(composed, key, value, told):
 @needs_yaml
 @needs_all
 @quiet
-def test_loggers_are_looked_at_before_anything_starts(composed, tmp_path, monkeypatch):
+def test_loggers_are_checked_before_anything_starts(composed, tmp_path, monkeypatch):
     from agentrig_verl.checks import check_loggers
 
     key = "trainer.logger"
@@ -297,7 +297,7 @@ def test_loggers_are_looked_at_before_anything_starts(composed, tmp_path, monkey
     check_loggers(config)
 
 
-def test_what_is_measured_is_served_as_what_trains():
+def test_the_servers_options_are_kept_for_evaluation():
     from agentrig_verl.keys import served_with
 
     rollout, model = "actor_rollout_ref.rollout", "actor_rollout_ref.model"

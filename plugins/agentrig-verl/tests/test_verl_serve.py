@@ -50,7 +50,7 @@ def test_a_model_is_served_until_the_block_ends(vllm):
         os.kill(told["pid"], 0)
 
 
-def test_one_that_does_not_come_up_is_named_with_its_last_words(vllm):
+def test_a_server_that_fails_to_start_is_named_with_its_last_output(vllm):
     with (
         pytest.raises(AgentrigError, match=r"(?s)vLLM has died \(exit status 1\).*ValueError: no such model"),
         serve_model("broken", sampling={}, max_model_len=None, memory=0.5),

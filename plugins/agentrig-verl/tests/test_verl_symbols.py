@@ -22,7 +22,7 @@ def test_what_the_plugin_imports_is_read_from_its_own_source() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of verl's own making
 @pytest.mark.usefixtures("needs_verl")
-def test_the_installed_verl_has_it_all_and_so_says_importing_it() -> None:
+def test_the_installed_verl_has_every_name_and_importing_agrees() -> None:
     assert symbols.lacking() == []
     for module, names in symbols.wanted().items():
         if ".vllm_rollout" in module and importlib.util.find_spec("vllm") is None:

@@ -12,11 +12,11 @@ from agentrig_verl.tokenizer import disagreement, warn
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 
-def test_the_shipped_model_is_cut_the_same_everywhere():
+def test_the_shipped_model_is_tokenized_the_same_everywhere():
     assert disagreement(str(model_directory("mini"))) is None
 
 
-def test_a_pre_tokenizer_of_ones_own_is_noticed(tmp_path: Path, caplog):
+def test_a_custom_pre_tokenizer_is_detected(tmp_path: Path, caplog):
     mini = model_directory("mini")
     for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
         shutil.copy(mini / name, tmp_path / name)
@@ -37,5 +37,5 @@ def test_a_pre_tokenizer_of_ones_own_is_noticed(tmp_path: Path, caplog):
     assert str(tmp_path) in caplog.text
 
 
-def test_of_a_name_on_the_hub_nothing_is_said():
+def test_names_on_the_hub_are_not_checked():
     assert disagreement("Qwen/Qwen2.5-Coder-0.5B-Instruct") is None

@@ -137,20 +137,20 @@ def test_a_checkpoint_is_found_only_with_its_line_of_metrics(train: Any, capsys:
 
 
 @pytest.mark.parametrize("cut", ["validate 2", "end 2", "file 2"])
-def test_a_run_that_is_cut_at_a_checkpoint_loses_no_line(train: Any, cut: str) -> None:
+def test_a_run_that_is_killed_at_a_checkpoint_loses_no_line(train: Any, cut: str) -> None:
     session, run = train(cut=cut)
     assert session.calls[-1] == "cut"
     assert run.latest_checkpoint() == (None, 0)  # step 2 is done again, all of it
 
 
-def test_the_end_has_a_checkpoint_whatever_save_freq_says(train: Any) -> None:
+def test_the_end_has_a_checkpoint_with_any_save_freq(train: Any) -> None:
     session, run = train(-1)
     assert session.calls[-3:] == ["end 3", "file 3", "after"]
     assert run.latest_checkpoint()[1] == 3
 
 
 @pytest.mark.parametrize("save_freq", [-1, 1])
-def test_solved_tasks_end_a_run_well(train: Any, save_freq: int) -> None:
+def test_a_run_with_solved_tasks_ends_normally(train: Any, save_freq: int) -> None:
     session, run = train(save_freq, solved_by=2)
     filed = [c for c in session.calls if not c.startswith("validate")]
     assert filed[-3:] == ["end 2", "file 2", "after"]
@@ -203,7 +203,7 @@ def test_a_run_that_is_asked_to_stop_saves_once(train: Any, save_freq: int) -> N
     assert run.latest_checkpoint()[1] == 2
 
 
-def test_ctrl_c_stays_the_runs_when_a_logger_takes_it(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_keeps_ctrl_c_when_a_logger_takes_it(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.trainer.ppo.v1 import trainer_base
 
     before = signal.getsignal(signal.SIGINT)
@@ -223,7 +223,7 @@ def test_ctrl_c_stays_the_runs_when_a_logger_takes_it(train: Any, monkeypatch: p
 @pytest.mark.parametrize(
     ("failed", "told"), [("", ["finish 0"]), ("RunStopped: x", ["crashed RunStopped: x", "finish 1"])]
 )
-def test_loggers_are_told_how_a_run_ended(monkeypatch: pytest.MonkeyPatch, failed: str, told: list[str]) -> None:
+def test_loggers_get_the_outcome_of_a_run(monkeypatch: pytest.MonkeyPatch, failed: str, told: list[str]) -> None:
     from agentrig_verl import trainer as ours
 
     calls: list[str] = []
@@ -235,7 +235,7 @@ def test_loggers_are_told_how_a_run_ended(monkeypatch: pytest.MonkeyPatch, faile
     assert calls == told
 
 
-def test_the_gradients_norm_has_the_name_that_grpo_gives_it() -> None:
+def test_the_gradient_norm_has_the_name_of_grpo() -> None:
     from agentrig_verl.trainer import step_figures
 
     assert step_figures({"actor/grad_norm": 2.5}, padding=0)["grad_norm"] == 2.5

@@ -39,5 +39,5 @@ def test_lora_shards_and_token_budgets_count() -> None:
     assert (load.shards, load.nodes, load.micro_batch) == (8, 2, 5)
 
 
-def test_without_a_model_nothing_is_said() -> None:
+def test_without_a_model_nothing_is_reported() -> None:
     assert workload(VerlConfig()) is None

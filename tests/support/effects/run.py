@@ -153,7 +153,7 @@ TABLE = {
     "reward_budget_s": Flip(a=10.0, b=0.05, look=patience, shows=lambda a, b: (a, b) == ("ok", "invalid")),
     "correct_at": Flip(a=0.4, b=0.6, look=verdict, shows=lambda a, b: (a, b) == (("ok", True), ("ok", False))),
     "delivery": Elsewhere(
-        "tests/proofs/test_delivery.py::test_a_run_can_do_without_the_proof", "a run with and without the proof"
+        "tests/proofs/test_delivery.py::test_the_proof_can_be_turned_off", "a run with and without the proof"
     ),
     "audit": RUNS.flip(
         "audit",
