@@ -1,13 +1,15 @@
 """How long a step takes, beside plain verl: the same model, prompts, lengths and n, one call a rollout.
 
-    python tests/benchmarks/verl_step.py plain|agentrig [--shape 18m|1.5b] [--steps 8] [--gpus 1] [--cpus N]
-        [--poll S] [--work DIR] [KEY=VALUE …]
+    python tests/benchmarks/verl_step.py plain|agentrig [--shape 18m|1.5b] [--rows 32x4x816+128] [--engine auto]
+        [--tokens N] [--steps 8] [--gpus 1] [--cpus N] [--poll S] [--work DIR] [KEY=VALUE …]
 
 `plain` runs verl's own single-turn agent loop from the same composed configuration; `agentrig` runs this project's
-manager with an agent that makes one call. Both sample the same number of tokens (end of text is ignored). verl's
-trainer looks every two seconds whether its rollouts are done; `--poll` lets plain verl look that often instead, so
-that its rollout time is that of the rollouts. Prints the median seconds of each part over all steps but the first
-two, tokens a second and MFU, as JSON.
+manager with an agent that makes one call, and with the engine that `--engine` names: `forest` computes tokens that
+rows share once, `verl` is verl's own. `--rows` are tasks x n x prompt + response tokens of a step; `--tokens` lets the
+learner fill passes up to that many tokens (verl's use_dynamic_bsz) in place of a number of rows. Both sample the same
+number of tokens (end of text is ignored). verl's trainer looks every two seconds whether its rollouts are done;
+`--poll` lets plain verl look that often instead, so that its rollout time is that of the rollouts. Prints the median
+seconds of each part over all steps but the first two, tokens a second and MFU, as JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ SHAPES = {
     "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
              "intermediate_size": 8960, "vocab_size": 151936, "tie_word_embeddings": True},
 }  # fmt: skip
-LENGTHS = {"18m": (64, 64), "1.5b": (816, 128)}
+ROWS = {"18m": "32x4x64+64", "1.5b": "32x4x816+128"}
 TASKS = 64
 PLUGIN = """
 import hashlib, httpx, json
@@ -63,6 +65,7 @@ def register_agents(): yield AgentSpec(name="bench-call", summary="", build=lamb
 @hookimpl
 def register_rewards(): yield RewardSpec(name="bench-hash", summary="", build=lambda c: reward)
 """
+KEPT = ("rollout", "reward", "perf/mfu/actor", "perf/total_num_tokens", "memory_gb", "traced_tokens", "computed_tokens")
 REWARD = """
 import hashlib
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **more):
@@ -117,20 +120,29 @@ def make_prompts(file: Path, tokens: int) -> None:
     file.write_text(json.dumps(texts), "utf-8")
 
 
+def parsed(rows: str) -> tuple[int, int, int, int]:
+    """Return tasks, n, prompt and response tokens of `TASKSxNxPROMPT+RESPONSE`."""
+    tasks, n, prompt, response = map(int, re.fullmatch(r"(\d+)x(\d+)x(\d+)\+(\d+)", rows).groups())
+    return tasks, n, prompt, response
+
+
 def settings(shape: str, arguments: argparse.Namespace) -> dict[str, object]:
     """Return verl's keys, the same for both."""
-    prompt, response = LENGTHS[shape]
+    tasks, n, prompt, response = parsed(arguments.rows)
     big = shape == "1.5b"
+    micro = 16 if big else 128
+    while micro > 1 and micro * (prompt + response) > (16 if big else 128) * 960:
+        micro //= 2
     rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
     return {
         "algorithm.adv_estimator": "grpo",
-        "data.train_batch_size": 32, "data.max_prompt_length": prompt + 64, "data.max_response_length": response,
+        "data.train_batch_size": tasks, "data.max_prompt_length": prompt + 64, "data.max_response_length": response,
         "data.dataloader_num_workers": 0, "data.seed": 0,
-        f"{rollout}.name": "vllm", f"{rollout}.n": 4, f"{rollout}.tensor_model_parallel_size": 1,
+        f"{rollout}.name": "vllm", f"{rollout}.n": n, f"{rollout}.tensor_model_parallel_size": 1,
         f"{rollout}.gpu_memory_utilization": 0.4, f"{rollout}.ignore_eos": True, f"{rollout}.seed": 0,
-        f"{rollout}.log_prob_micro_batch_size_per_gpu": 16 if big else 128,
+        f"{rollout}.log_prob_micro_batch_size_per_gpu": micro,
         f"{rollout}.max_model_len": prompt + 64 + response,
-        f"{actor}.ppo_mini_batch_size": 32, f"{actor}.ppo_micro_batch_size_per_gpu": 16 if big else 128,
+        f"{actor}.ppo_mini_batch_size": tasks, f"{actor}.ppo_micro_batch_size_per_gpu": micro,
         f"{actor}.optim.lr": 1e-6, f"{actor}.use_kl_loss": False,
         "actor_rollout_ref.model.enable_gradient_checkpointing": big,
         "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
@@ -139,6 +151,9 @@ def settings(shape: str, arguments: argparse.Namespace) -> dict[str, object]:
         "trainer.n_gpus_per_node": arguments.gpus, "trainer.nnodes": 1, "trainer.val_before_train": False,
         "trainer.test_freq": -1, "trainer.save_freq": -1, "trainer.total_epochs": 100,
         "trainer.total_training_steps": arguments.steps, "trainer.logger": ["console"],
+        **({f"{actor}.use_dynamic_bsz": True, f"{actor}.ppo_max_token_len_per_gpu": arguments.tokens,
+            f"{rollout}.log_prob_use_dynamic_bsz": True, f"{rollout}.log_prob_max_token_len_per_gpu": arguments.tokens}
+           if arguments.tokens else {}),
         **({"ray_kwargs.ray_init.num_cpus": arguments.cpus} if arguments.cpus else {}),
         **{key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in arguments.keys)},
     }  # fmt: skip
@@ -198,7 +213,7 @@ def _descriptors(log: io.TextIOBase):
         os.dup2(kept[1], 2)
 
 
-def run_agentrig(work: Path, keys: dict[str, object]) -> list[dict[str, float]]:
+def run_agentrig(work: Path, keys: dict[str, object], *, engine: str) -> list[dict[str, float]]:
     """Run this project's loop; return verl's timers, one dict a step."""
     from agentrig.plan import resolve
     from agentrig.run.training import train
@@ -209,7 +224,8 @@ def run_agentrig(work: Path, keys: dict[str, object]) -> list[dict[str, float]]:
     lines = ["[run]", f'directory = "{work}"', f'name = "{name}"', "report_tasks = 1", "validation_tasks = 1",
              "[tasks]", 'use = "bench-prompts"', "[agent]", 'use = "bench-call"', "[reward]", 'use = "bench-hash"',
              "[adapter]", 'use = "agent-match"', "[hardware]", 'use = "cuda"', "[runners]", "n = 8", "threads = 16",
-             "[algorithm]", 'use = "verl"', f'model = "{work}/model"', "[algorithm.verl]"]  # fmt: skip
+             "[algorithm]", 'use = "verl"', f'engine = "{engine}"', f'model = "{work}/model"',
+             "[algorithm.verl]"]  # fmt: skip
     lines += [f"{json.dumps(k)} = {json.dumps(v)}" for k, v in keys.items()]
     (work / "bench.toml").write_text("\n".join(lines), "utf-8")
     train(resolve(str(work / "bench.toml"), files=[str(work / "bench.py")]))
@@ -222,7 +238,8 @@ def run_agentrig(work: Path, keys: dict[str, object]) -> list[dict[str, float]]:
             "rollout": times["rollout"], "reward": times["reward"], "timing_s/old_log_prob": times["log_probs"],
             "timing_s/update_actor": times["update"], "timing_s/update_weights": times["weight_sync"],
             "timing_s/adv": times["credit"], "perf/mfu/actor": figures["mfu"],
-            "perf/total_num_tokens": figures["total_tokens"],
+            "perf/total_num_tokens": figures["total_tokens"], "memory_gb": figures.get("memory_gb", 0.0),
+            "traced_tokens": figures.get("traced_tokens", 0.0), "computed_tokens": figures.get("computed_tokens", 0.0),
         })  # fmt: skip
     return found
 
@@ -232,6 +249,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("side", choices=("plain", "agentrig"))
     parser.add_argument("--shape", choices=tuple(SHAPES), default="18m")
+    parser.add_argument("--rows", metavar="TASKSxNxPROMPT+RESPONSE", help="a step's rows; by shape when left out")
+    parser.add_argument("--engine", choices=("auto", "forest", "verl"), default="auto", help="of the side agentrig")
+    parser.add_argument("--tokens", type=int, help="tokens of a pass of the learner, in place of a number of rows")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--cpus", type=int, help="CPUs for Ray, when the process may not use all of the machine's")
@@ -240,22 +260,16 @@ def main() -> None:
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="more of verl's keys, for both sides")
     arguments = parser.parse_intermixed_args()
     work = (arguments.work or Path(tempfile.mkdtemp(prefix="verl-step-"))).resolve()
-    prompt, response = LENGTHS[arguments.shape]
+    arguments.rows = arguments.rows or ROWS[arguments.shape]
+    _, _, prompt, response = parsed(arguments.rows)
     if not (work / "model").is_dir():
         work.mkdir(parents=True, exist_ok=True)
         make_prompts(work / "prompts.json", prompt)
         make_model(arguments.shape, work / "model", context=prompt + 64 + response)
     keys = settings(arguments.shape, arguments)
     plain = arguments.side == "plain"
-    lines = run_plain(work, keys, poll_s=arguments.poll) if plain else run_agentrig(work, keys)
-    names = sorted(
-        {
-            k
-            for line in lines
-            for k in line
-            if k.startswith("timing_s/") or k in ("rollout", "reward", "perf/mfu/actor", "perf/total_num_tokens")
-        }
-    )
+    lines = run_plain(work, keys, poll_s=arguments.poll) if plain else run_agentrig(work, keys, engine=arguments.engine)
+    names = sorted({k for line in lines for k in line if k.startswith("timing_s/") or k in KEPT})
     later = lines[2:] or lines
     medians = {
         n: round(statistics.median(line[n] for line in later if n in line), 4)

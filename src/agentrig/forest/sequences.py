@@ -46,6 +46,16 @@ class Batch:
         moved: dict[str, Any] = {name: _moved(getattr(self, name), device) for name in names}
         return attrs.evolve(self, **moved, layout=None if self.layout is None else self.layout.to(device))
 
+    def only(self, kept: torch.Tensor) -> Batch:
+        """Return the batch with some of its response tokens.
+
+        Args:
+            kept: Which ones, bool [T].
+        """
+        which, of = torch.unique(self.of[kept], return_inverse=True)
+        some = {name: getattr(self, name)[kept] for name in ("targets", "sample", "place")}
+        return attrs.evolve(self, at=self.at[which], of=of, **some)
+
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     # Only copies from pinned memory are asynchronous; others wait for all earlier work.

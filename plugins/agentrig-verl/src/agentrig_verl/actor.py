@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,6 +20,9 @@ SAMPLE = 1 << 20
 """How many weights of each rank are sampled; an odd stride spreads them over every tensor."""
 
 METRIC = "weight_change"
+
+COMPUTED, TRACED = "computed_tokens", "traced_tokens"
+"""Metrics of an update: tokens through the model, and what they would be if no two rows shared any."""
 
 
 class MeasuringWorker(TrainingWorker):  # type: ignore[misc]
@@ -53,6 +57,26 @@ class MeasuringWorker(TrainingWorker):  # type: ignore[misc]
         count = sum(s.numel() for s in shards)
         stride = max(1, count // SAMPLE) | 1 if count > SAMPLE else 1
         return torch.cat([s[::stride].float().cpu() for s in shards]), count
+
+
+class ForestWorker(MeasuringWorker):
+    """Trains, or scores, with the engine that computes shared tokens once."""
+
+    def __init__(self, config: Any) -> None:
+        from agentrig_verl.engine import MODEL_TYPE  # registers the engine
+
+        super().__init__(dataclasses.replace(config, model_type=MODEL_TYPE))
+
+    def train_mini_batch(self, data: Any) -> Any:
+        """Run the update, and add the tokens of all ranks to its metrics."""
+        output = super().train_mini_batch(data)
+        tokens, self.engine.tokens = self.engine.tokens, type(self.engine.tokens)()
+        found = torch.tensor([tokens.computed, tokens.traced], dtype=torch.float64, device=self.device_name)
+        torch.distributed.all_reduce(found)
+        if output is not None:
+            metrics = tensordict_utils.get(output, "metrics")
+            metrics[COMPUTED], metrics[TRACED] = ([float(n)] for n in found)
+        return output
 
 
 class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
@@ -106,6 +130,13 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
             finally:
                 for hook in hooks:
                     hook.remove()
+
+
+class ForestActor(Actor):
+    """The hybrid worker whose actor and reference compute tokens that rows share once."""
+
+    actor_worker_cls = ForestWorker
+    ref_worker_cls = ForestWorker
 
 
 def digested(weights: Any, dtype: torch.dtype, found: dict[str, tuple[str, list[int]]]) -> Iterator[tuple[str, Any]]:

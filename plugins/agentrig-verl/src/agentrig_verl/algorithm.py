@@ -18,7 +18,7 @@ from agentrig.algorithms import Session
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware
 from agentrig.runners.jobs import AgentPlan
-from agentrig_verl import schema, symbols
+from agentrig_verl import schema, sharing, symbols
 from agentrig_verl.checks import check, check_loggers
 from agentrig_verl.keys import attention as attention  # its path of 0.1, until 0.3
 from agentrig_verl.keys import changed, keys_of, served_with
@@ -68,6 +68,7 @@ class Verl:
         from agentrig_verl.trainer import Trainer, shut_down
 
         OmegaConf.resolve(composed)
+        own = sharing.choose(self.config.engine, composed, device=session.hardware.torch_device)
         model = composed.actor_rollout_ref.model
         tokenizer.warn(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
         nodes = self.connect(composed, session.hardware)
@@ -75,7 +76,7 @@ class Verl:
         try:
             self.place(nodes)
             tq.init(composed.transfer_queue)
-            trainer = Trainer(composed, session)
+            trainer = Trainer(composed, session, forest=not own)
             trainer.init()
             with manager.manager_context(self.context(session, trainer.endpoints)):
                 name = composed.actor_rollout_ref.rollout.agent.agent_loop_manager_class

@@ -36,6 +36,12 @@ class VerlConfig:
         choices=("rollout", "call"),
     )
     negative_scale: float = setting(1.0, help="negative advantages are multiplied by this", ge=0)
+    engine: Literal["auto", "forest", "verl"] = setting(
+        "auto",
+        help="what trains: forest computes tokens that calls share once, verl is verl's own engine, auto: forest where "
+        "it is exact",
+        choices=("auto", "forest", "verl"),
+    )
     merge: bool = setting(True, help="train calls that extend an earlier call's tokens as one sequence")
     runners: str = setting(
         "auto",

@@ -28,10 +28,11 @@ from agentrig.endpoints import without_proxy
 from agentrig.errors import RunStopped
 from agentrig.figures import GRAD_NORM
 from agentrig.ledger import CRITIC_WARMUP, Entry
-from agentrig_verl.actor import METRIC, Actor
+from agentrig_verl.actor import COMPUTED, METRIC, TRACED, Actor, ForestActor
 from agentrig_verl.checkpoints import finish_checkpoint
 from agentrig_verl.delivery import Transfers
 from agentrig_verl.manager import explained
+from agentrig_verl.sharing import by_rank
 from agentrig_verl.trajectories import ADVANTAGE
 from agentrig_verl.used import UsedRow, entries_of, rows_of
 
@@ -64,6 +65,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
     Args:
         config: verl's composed configuration.
         session: The run's session.
+        forest: Compute tokens that rows share once.
 
     Attributes:
         endpoints: The vLLM servers with the sampling settings of training; set by `init`.
@@ -74,9 +76,10 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
     _idle = 0
     """Consecutive steps in which every advantage was 0."""
 
-    def __init__(self, config: Any, session: Session) -> None:
+    def __init__(self, config: Any, session: Session, *, forest: bool = False) -> None:
         super().__init__(config)
         self.session = session
+        self.forest = forest
         self.endpoints: list[Endpoint] = []
         self.finished = False
         self._written = False
@@ -94,7 +97,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         for role, remote in self.role_worker_mapping.items():
             # what ray.remote wrapped is known by its metadata only
             if remote.__ray_metadata__.modified_class.__name__.endswith(ActorRolloutRefWorker.__name__):
-                self.role_worker_mapping[role] = ray.remote(Actor)
+                self.role_worker_mapping[role] = ray.remote(ForestActor if self.forest else Actor)
 
     def on_init_end(self) -> None:
         """Give the servers the weights that the run starts with."""
@@ -181,6 +184,16 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         """Restore the run's Ctrl-C handler. SwanLab's would end its run, and fail at the next metrics."""
         if self._ctrl_c is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._ctrl_c)
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], **more: Any) -> Any:
+        """Let verl fill up the batch and balance it; then put rows of one group on one rank, side by side."""
+        batch = super()._balance_batch(batch, metrics, **more)
+        if self.forest:
+            ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+            # a key is {uid}_{session}_{index}; the rows that verl adds have other ones
+            groups = [key.rpartition("_")[0].rpartition("_")[0] for key in batch.keys]
+            batch.reorder(by_rank(groups, [tag["seq_len"] for tag in batch.tags], ranks))
+        return batch
 
     def prepare_step(self) -> dict[str, Any]:
         """Roll out; the time counts as verl's `gen`, as with its own loop."""
@@ -311,6 +324,8 @@ def step_figures(metrics: Mapping[str, Any], *, padding: int) -> dict[str, float
     """
     names = {
         METRIC: f"actor/{METRIC}",
+        COMPUTED: f"actor/{COMPUTED}",
+        TRACED: f"actor/{TRACED}",
         "loss": "actor/pg_loss",
         GRAD_NORM: "actor/grad_norm",
         "entropy": "actor/entropy",

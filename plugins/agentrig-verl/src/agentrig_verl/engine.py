@@ -1,0 +1,218 @@
+"""verl's FSDP engine with shared tokens: what a mini-batch's rows have in common from the start is computed once.
+
+The rows of a mini-batch become a forest (`agentrig.forest`). It is cut into packs under the token budget of verl's
+micro-batches; the rows of a pack are a micro-batch. The model runs once over the tokens of a pack, and verl's own loss
+function gets log-probabilities, and entropies, by row, as from its own engine. Sharding, precision, optimizer and
+checkpoints are verl's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import attrs
+import numpy as np
+import torch  # noqa: TID253  (runs in verl's workers; imported by the actor only)
+from verl.utils import tensordict_utils  # noqa: TID253
+from verl.utils.device import get_device_id, get_device_name  # noqa: TID253
+from verl.utils.py_functional import append_to_dict  # noqa: TID253
+from verl.workers.engine import EngineRegistry  # noqa: TID253
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead  # noqa: TID253
+
+from agentrig.forest.scoring import prepare, score
+from agentrig.forest.segments import Pack, grow, packs
+from agentrig.forest.sequences import Batch, collate
+from agentrig_verl.rows import Row, by_row, places_of, rows_of, trained_only
+
+MODEL_TYPE = "agentrig_forest"
+"""What verl's registry of engines knows this one by."""
+
+
+@attrs.frozen(eq=False)
+class MicroBatch:
+    """What is computed in one pass.
+
+    Attributes:
+        members: Its rows, as indices into the mini-batch; none when only other ranks have something to compute.
+        pack: Their tokens; a single one for rows without a trained token, whose result nobody reads.
+        samples: The rows of the pack's forest.
+    """
+
+    members: Sequence[int]
+    pack: Pack
+    samples: Sequence[Row]
+
+
+IDLE = Row(index=-1, prompt_ids=(0,), response_ids=(0,), trained=np.ones(1, dtype=bool), length=2)
+"""What a rank computes when it has no rows for a pass."""
+
+
+@attrs.define
+class Tokens:
+    """Tokens of all passes since the last `take`: what the rows have, and what was computed."""
+
+    traced: int = 0
+    computed: int = 0
+
+
+@EngineRegistry.register(model_type=MODEL_TYPE, backend=["fsdp", "fsdp2"], device="cuda")
+class ForestEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+    """Computes each token prefix that rows share once.
+
+    Attributes:
+        tokens: Counts the tokens of training passes.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.model_config.model_type = "language_model"  # what verl builds; its registry needed the other name
+        self.tokens = Tokens()
+
+    def _build_module(self) -> Any:
+        self.model_config.hf_config._attn_implementation = "sdpa"  # to load it; replaced below
+        module = super()._build_module()
+        if not prepare(module):
+            raise ValueError(
+                f"tokens of a {module.config.model_type} model cannot be shared: set algorithm.engine=verl"
+            )
+        for part in module.modules():
+            if getattr(part, "attention_dropout", 0.0):
+                raise ValueError("this model has dropout, so shared tokens are not exact: set algorithm.engine=verl")
+        module.forward = scoring(module)
+        return module
+
+    def forward_backward_batch(
+        self, data: Any, loss_function: Callable[..., Any] | None, forward_only: bool = False
+    ) -> dict[str, Any]:
+        """Run a mini-batch: forward, verl's loss and, unless `forward_only`, backward.
+
+        Args:
+            data: Ragged rows, as verl's trainer sends them.
+            loss_function: verl's, called with the rows of each micro-batch; None for log-probabilities only.
+            forward_only: Compute no gradient.
+
+        Returns:
+            As verl's own engine: `model_output` by row (of training only if asked for), `loss` and `metrics` of each
+            micro-batch.
+        """
+        keep = forward_only or tensordict_utils.get_non_tensor_data(data, "return_model_output", False)
+        group = self.get_data_parallel_group()
+        count = data["loss_mask"].sum().to(get_device_id())
+        torch.distributed.all_reduce(count, group=group)
+        tensordict_utils.assign_non_tensor(
+            data, sp_size=1, batch_num_tokens=count.item(), dp_size=self.get_data_parallel_size()
+        )
+        rows = rows_of(data)
+        parts = self._cut(rows, _budget(data, rows), group)
+        outputs = []
+        for i, part in enumerate(parts):
+            last = i == len(parts) - 1
+            mode = torch.no_grad() if forward_only else self._gradient_sync_context(is_last_micro_batch=last)
+            with mode, torch.profiler.record_function(f"micro_batch{i}"):
+                loss, output = self._pass(data, rows, part, loss_function)
+                if not forward_only:
+                    (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            if part.members:
+                outputs.append((part.members, output if keep else {**output, "model_output": {}}))
+            if not forward_only:
+                self.tokens.computed += part.pack.tokens
+        if not forward_only:
+            self.tokens.traced += sum(row.traced for row in rows)
+        return _gathered(outputs, len(rows))
+
+    def _cut(self, rows: Sequence[Row], budget: int, group: Any) -> list[MicroBatch]:
+        """Cut rows into micro-batches, as many on each rank: each pass of a sharded model is one of all ranks."""
+        trained = [row for row in rows if row.response_ids]
+        parts = [
+            MicroBatch([trained[i].index for i in sorted(pack.samples())], pack, trained)
+            for pack in packs(grow(trained), budget)
+        ]
+        # The loss function gets every row, those without a trained token too.
+        without = [row.index for row in rows if not row.response_ids]
+        (idle,) = packs(grow([IDLE]), 1)
+        if parts and without:
+            parts[0] = attrs.evolve(parts[0], members=[*parts[0].members, *without])
+        elif without:
+            parts = [MicroBatch(without, idle, [IDLE])]
+        most = torch.tensor(len(parts), device=get_device_id())
+        torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX, group=group)
+        return [MicroBatch([], idle, [IDLE])] * (int(most) - len(parts)) + parts
+
+    def _pass(
+        self, data: Any, rows: Sequence[Row], part: MicroBatch, loss_function: Callable[..., Any] | None
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Compute one micro-batch's loss and output."""
+        device = torch.device(get_device_id())
+        batch = collate(part.pack, share=True, varlen=device.type == "cuda" and self._autocast_dtype != torch.float32)
+        batch = trained_only(batch, part.samples).to(device)
+        precision: Any = nullcontext()
+        if self._autocast_dtype != torch.float32:
+            precision = torch.autocast(get_device_name(), self._autocast_dtype)
+        with precision:
+            logprobs, entropy = self.module(forest=batch, temperature=_temperature(data))
+            if not part.members:
+                return logprobs.sum() * 0.0, {}
+            micro = tensordict_utils.index_select_tensor_dict(data, list(part.members)).to(get_device_id())
+            found = {"log_probs": logprobs}
+            if tensordict_utils.get_non_tensor_data(data, "calculate_entropy", False):
+                found["entropy"] = entropy
+            places = places_of(batch, part.samples, [rows[i] for i in part.members])
+            model_output = {name: by_row(x, places, micro["input_ids"]) for name, x in found.items()}
+            loss, metrics = torch.ones((), device=device), {}
+            if loss_function is not None:
+                group = self.get_data_parallel_group()
+                loss, metrics = loss_function(model_output=model_output, data=micro, dp_group=group)
+        detached = {name: x.detach() for name, x in model_output.items()}
+        return loss, {"model_output": detached, "loss": loss.detach().item(), "metrics": metrics}
+
+
+def _budget(data: Any, rows: Sequence[Row]) -> int:
+    """Return how many tokens a pass may have: as many as verl's keys allow its own engine."""
+    get = tensordict_utils.get_non_tensor_data
+    if get(data, "use_dynamic_bsz", True):
+        return int(get(data, "max_token_len_per_gpu", None))
+    return int(get(data, "micro_batch_size_per_gpu", None)) * max(row.length for row in rows)
+
+
+def _temperature(data: Any) -> float:
+    """Return the batch's temperature.
+
+    Raises:
+        ValueError: Its rows have different ones, and rows that share tokens share their logits.
+    """
+    value = tensordict_utils.get_non_tensor_data(data, "temperature", 1.0)
+    found = set(value.flatten().tolist()) if isinstance(value, torch.Tensor) else {float(value)}
+    if len(found) != 1:
+        raise ValueError(f"rows with different temperatures ({sorted(found)}): set algorithm.engine=verl")
+    return float(found.pop())
+
+
+def _gathered(outputs: Sequence[tuple[Sequence[int], dict[str, Any]]], rows: int) -> dict[str, Any]:
+    """Return the outputs of micro-batches as those of the mini-batch, its rows in their own order."""
+    by_name: dict[str, list[torch.Tensor]] = {}
+    metrics: dict[str, Any] = {}
+    for members, output in outputs:
+        for name, values in output["model_output"].items():
+            placed = by_name.setdefault(name, [torch.empty(0)] * rows)
+            for i, value in zip(members, values.unbind(), strict=True):
+                placed[i] = value
+        append_to_dict(metrics, output["metrics"])
+    model_output = {name: torch.nested.as_nested_tensor(x, layout=torch.jagged) for name, x in by_name.items()}
+    return {"model_output": model_output, "loss": [output["loss"] for _, output in outputs], "metrics": metrics}
+
+
+def scoring(model: Any) -> Callable[..., Any]:
+    """Return a model's forward that scores a batch of a forest: sharded models gather weights around it.
+
+    Without `forest` it is the model's own.
+    """
+    plain = model.forward
+
+    @functools.wraps(plain)
+    def forward(*args: Any, forest: Batch | None = None, temperature: float = 1.0, **more: Any) -> Any:
+        return plain(*args, **more) if forest is None else score(model, forest, temperature)
+
+    return forward

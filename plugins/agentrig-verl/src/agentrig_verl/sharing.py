@@ -1,0 +1,122 @@
+"""Which engine trains: the one that computes shared tokens once where it is exact, verl's own elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from agentrig.errors import ConfigError
+from agentrig_verl.schema import ACTOR, MODEL
+
+log = logging.getLogger(__name__)
+
+ATTENTIONS = (None, "sdpa", "flash_attention_2", "flash_attention_3")
+"""What `attn_implementation` may name: they all compute the same function as the forest's attention."""
+
+
+def choose(engine: Literal["auto", "forest", "verl"], config: Any, *, device: str) -> str:
+    """Choose the engine of a run, and log the choice.
+
+    Args:
+        engine: As `algorithm.engine` says.
+        config: verl's composed configuration.
+        device: The hardware's `torch_device`.
+
+    Returns:
+        Why verl's own engine trains; empty when shared tokens are computed once.
+
+    Raises:
+        ConfigError: `forest` is asked for, and cannot train this run.
+    """
+    reasons = list(obstacles(config, device=device))
+    if engine == "forest" and reasons:
+        raise ConfigError(
+            f"[algorithm] verl: engine = forest cannot train this run: {'; '.join(reasons)}. Change that, or leave "
+            "engine at auto"
+        )
+    if engine == "verl":
+        reasons = ["algorithm.engine is verl"]
+    if reasons:
+        log.info("verl's own engine trains, and computes each row by itself: %s", "; ".join(reasons))
+    else:
+        log.info("tokens that rows share are computed once (algorithm.engine=verl trains with verl's own engine)")
+    return "; ".join(reasons)
+
+
+def obstacles(config: Any, *, device: str) -> Iterator[str]:
+    """Yield what keeps a run from sharing tokens exactly, or is not tested with it."""
+    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    if device != "cuda":
+        yield f"the device is {device}; shared tokens are tested on cuda"
+    elif importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        yield "this torch has no attention for sequences of different lengths (torch.nn.attention.varlen)"
+    if actor.strategy not in ("fsdp", "fsdp2"):
+        yield f"{ACTOR}.strategy is {actor.strategy}, not fsdp or fsdp2"
+        return
+    wanted: tuple[tuple[str, Any, Any], ...] = (
+        (f"{ACTOR}.ulysses_sequence_parallel_size", actor.ulysses_sequence_parallel_size, 1),
+        (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", actor.fsdp_config.ulysses_sequence_parallel_size, 1),
+        (f"{ACTOR}.entropy_coeff", actor.entropy_coeff, 0),
+        (f"{ACTOR}.calculate_sum_pi_squared", actor.calculate_sum_pi_squared, False),
+        (f"{ACTOR}.fsdp_config.full_determinism", actor.fsdp_config.full_determinism, False),
+        (f"{ACTOR}.fsdp_config.qat.enable", actor.fsdp_config.qat.enable, False),
+        (f"{MODEL}.use_liger", model.use_liger, False),
+        (f"{MODEL}.use_fused_kernels", model.use_fused_kernels, False),
+        (f"{MODEL}.tiled_mlp.enabled", model.tiled_mlp.enabled, False),
+        (f"{MODEL}.mtp.enable", model.mtp.enable, False),
+        (f"{MODEL}.enable_activation_offload", model.enable_activation_offload, False),
+    )
+    yield from (f"{key} is {value}" for key, value, plain in wanted if value != plain)
+    attention = model.override_config.get("attn_implementation")
+    if attention not in ATTENTIONS:
+        yield f"{MODEL}.override_config.attn_implementation is {attention}"
+    yield from of_model(model)
+
+
+def of_model(model: Any) -> Iterator[str]:
+    """Yield what of a model, verl's table `actor_rollout_ref.model`, keeps its tokens from being shared."""
+    from transformers import AutoConfig
+
+    from agentrig.forest.scoring import SHARING
+
+    about = AutoConfig.from_pretrained(model.hf_config_path or model.path, trust_remote_code=model.trust_remote_code)
+    about.update({k: v for k, v in model.override_config.items() if k != "attn_implementation"})
+    if about.model_type not in SHARING:
+        yield f"models of type {about.model_type} are not among {', '.join(sorted(SHARING))}"
+    if getattr(about, "sliding_window", None) and getattr(about, "use_sliding_window", True):
+        yield f"the model's attention sees {about.sliding_window} tokens only (sliding_window)"
+    if getattr(about, "attention_dropout", 0.0):
+        yield f"the model has dropout (attention_dropout = {about.attention_dropout})"
+
+
+def by_rank(groups: Sequence[str], lengths: Sequence[int], ranks: int) -> list[int]:
+    """Return an order of rows in which each rank's lie side by side, and so do those of a group.
+
+    Each rank gets equally many rows. The longest groups are placed first, each on the rank with the fewest tokens that
+    has room for it; a group without such a rank is split. A rank keeps the groups in their order.
+
+    Args:
+        groups: The group of each row.
+        lengths: Tokens of each row.
+        ranks: How many ranks there are; they divide the number of rows.
+    """
+    room = len(groups) // ranks
+    members: dict[str, list[int]] = defaultdict(list)
+    for row, group in enumerate(groups):
+        members[group].append(row)
+    placed: list[list[int]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    todo = sorted(members.values(), key=lambda rows: -sum(lengths[i] for i in rows))
+    for rows in todo:
+        left = rows
+        while left:
+            free = [r for r in range(ranks) if len(placed[r]) + len(left) <= room]
+            rank = min(free or [r for r in range(ranks) if len(placed[r]) < room], key=lambda r: tokens[r])
+            now, left = left[: room - len(placed[rank])], left[room - len(placed[rank]) :]
+            placed[rank] += now
+            tokens[rank] += sum(lengths[i] for i in now)
+    first = {row: rows[0] for rows in members.values() for row in rows}
+    return [row for rows in placed for row in sorted(rows, key=lambda row: (first[row], row))]

@@ -1,0 +1,195 @@
+"""Log-probabilities and update of verl's engines on one GPU, without Ray and rollouts: verl's own, and shared tokens.
+
+    python tests/benchmarks/verl_engine.py [--engines forest,verl] [--shape 1.5b|18m] [--rows 32x4x816+128 …]
+        [--tokens 49152] [--micro 16] [--repeat 3] [--work DIR]
+
+Rows are TASKSxNxPROMPT+RESPONSE random tokens. The engine with shared tokens runs passes of `--tokens` tokens; verl's
+own runs micro-batches of `--micro` rows of the first shape, and of fewer rows where they are longer, padded, with
+agentrig's log-probabilities of tokens. An update is forward, PPO loss, backward, clipping and AdamW. Prints one JSON
+object for each engine and shape: the median seconds, tokens, peak memory, and how far the log-probabilities of the two
+engines are apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from verl_step import make_model
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+CUDA = torch.cuda.is_available()
+
+
+def rows_of(text: str, vocabulary: int) -> list[tuple[list[int], list[int], list[int]]]:
+    """Return random rows: prompt, response and mask."""
+    groups, lengths = text.rsplit("x", 1)
+    tasks, n = map(int, groups.split("x"))
+    prompt, response = map(int, lengths.split("+"))
+    chance = torch.Generator().manual_seed(0)
+
+    def some(count: int) -> list[int]:
+        return torch.randint(vocabulary, (count,), generator=chance).tolist()
+
+    found = []
+    for _ in range(tasks):
+        start = some(prompt)
+        found += [(start, some(response), [1] * response) for _ in range(n)]
+    return found
+
+
+def make_engine(folder: Path, kind: str) -> Any:
+    """Return an initialized engine: bf16 with fp32 weights and gradient checkpointing on a GPU, fp32 on a CPU."""
+    from agentrig_verl import logprobs
+    from agentrig_verl.engine import ForestEngine
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    logprobs.install()
+    precision = {} if CUDA else {"mixed_precision": {"param_dtype": "fp32"}, "use_torch_compile": False}
+    engine = (ForestEngine if kind == "forest" else FSDPEngineWithLMHead)(
+        HFModelConfig(
+            path=str(folder),
+            load_tokenizer=False,
+            override_config={"attn_implementation": "sdpa"},
+            use_remove_padding=False,
+        ),
+        FSDPEngineConfig(strategy="fsdp" if CUDA else "fsdp2", **precision),
+        FSDPOptimizerConfig(lr=1e-6, total_training_steps=10),
+        CheckpointConfig(),
+    )
+    engine.initialize()
+    return engine
+
+
+def wait() -> float:
+    """Wait for the device; return the time."""
+    if CUDA:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def measure(engine: Any, kind: str, text: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
+    """Time an engine on rows; return the figures and the log-probabilities."""
+    from verl.utils.flops_counter import FlopsCounter
+    from verl.workers.config import FSDPActorConfig
+    from verl.workers.utils.losses import ppo_loss
+    from verl_engines import batch_of
+
+    config = engine.model_config.hf_config
+    rows = rows_of(text, config.vocab_size)
+    longest = max(len(prompt) + len(response) for prompt, response, _ in rows)
+    micro = 1
+    while micro * 2 <= arguments.micro * 960 // longest and len(rows) % (micro * 2) == 0:
+        micro *= 2
+    settings = {
+        "use_remove_padding": False, "calculate_entropy": False, "use_dynamic_bsz": kind == "forest",
+        "max_token_len_per_gpu": arguments.tokens, "micro_batch_size_per_gpu": micro, "temperature": 1.0,
+    }  # fmt: skip
+    loss = partial(ppo_loss, config=FSDPActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True))
+    scoring, updating, found = [], [], []
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(arguments.repeat + 1):
+        data = batch_of(rows, **{**settings, "calculate_entropy": True})
+        start = wait()
+        with engine.eval_mode():
+            output = engine.infer_batch(data)["model_output"]
+        scoring.append(wait() - start)
+        if not found:
+            found = [
+                values[len(prompt) - 1 : -1].float().cpu()
+                for values, (prompt, _, _) in zip(output["log_probs"].unbind(), rows, strict=True)
+            ]
+            data["old_log_probs"] = torch.nested.as_nested_tensor(found, layout=torch.jagged)
+        data = batch_of(rows, **settings)
+        start = wait()
+        with engine.train_mode():
+            engine.train_batch(data, loss)
+        updating.append(wait() - start)
+    seconds = statistics.median(updating[1:])
+    lengths = [len(prompt) + len(response) for prompt, response, _ in rows]
+    figures = {
+        "engine": kind, "rows": text, "log_probs_s": round(statistics.median(scoring[1:]), 3),
+        "update_s": round(seconds, 3), "first_update_s": round(updating[0], 3),
+        "tokens": sum(lengths), "micro_batch": arguments.tokens if kind == "forest" else micro,
+    }  # fmt: skip
+    if kind == "forest":
+        figures["computed"] = engine.tokens.computed // (arguments.repeat + 1)
+        engine.tokens = type(engine.tokens)()
+    if CUDA:
+        achieved, promised = FlopsCounter(config).estimate_flops(lengths, seconds)
+        figures["mfu"] = round(achieved / promised, 3)
+        figures["memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+    return figures, found
+
+
+@contextlib.contextmanager
+def group(work: Path) -> Any:
+    """Start a process group of one."""
+    if not CUDA:
+        from verl_engines import on_the_cpu
+
+        with on_the_cpu(work / f"group-{os.getpid()}"):
+            yield
+        return
+    import agentrig_verl.trainer  # noqa: F401  (as in a run)
+
+    torch.cuda.set_device(0)
+    torch.distributed.init_process_group("nccl", init_method=f"file://{work}/group-{os.getpid()}", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engines", default="forest,verl")
+    parser.add_argument("--shape", default="1.5b")
+    parser.add_argument("--rows", nargs="+", default=["32x4x816+128"])
+    parser.add_argument("--tokens", type=int, default=49152)
+    parser.add_argument("--micro", type=int, default=16)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--work", type=Path)
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    work = (arguments.work or Path(tempfile.mkdtemp(prefix="verl-engine-"))).resolve()
+    if not (work / "model").is_dir():
+        work.mkdir(parents=True, exist_ok=True)
+        make_model(arguments.shape, work / "model", context=16384)
+    with group(work):
+        seen: dict[str, list[Any]] = {}
+        for kind in arguments.engines.split(","):
+            begin = wait()
+            engine = make_engine(work / "model", kind)
+            print(json.dumps({"engine": kind, "start_s": round(wait() - begin, 1)}), flush=True)
+            for text in arguments.rows:
+                figures, found = measure(engine, kind, text, arguments)
+                if text in seen:  # both before any update of their own
+                    apart = torch.cat([(a - b).abs() for a, b in zip(found, seen[text], strict=True)])
+                    figures |= {"difference": round(float(apart.mean()), 5), "largest": round(float(apart.max()), 4)}
+                elif text == arguments.rows[0]:
+                    seen[text] = found
+                print(json.dumps(figures), flush=True)
+            del engine
+            if CUDA:
+                torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
