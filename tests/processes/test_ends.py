@@ -247,11 +247,24 @@ def test_a_killed_run_leaves_no_process_and_the_next_run_removes_its_files(
     end = time.monotonic() + 20
     while (left := command.started()) and time.monotonic() < end:
         time.sleep(0.1)
-    assert left == []
+    assert [cmdline(process) for process in left] == []
     assert len(list(command.tmp.glob("agentrig-*"))) == 1
     again = start(*toy(model, toy_file, steps=1))
     assert again.end()[0] == 0
     again.leaves_nothing()
+
+
+def test_nothing_is_left_of_a_killed_run_whose_agents_start_processes_all_the_time(
+    model: ModelServer, toy_file: str, tmp_path: Path, start: Start
+) -> None:
+    command = start(*family(tmp_path, model, toy_file, agent="breeder"), "runners.n=1", "runners.threads=2")
+    command.wait_for(lambda: sum("sleep(600)" in " ".join(cmdline(p)) for p in command.started()) >= 5)
+    command.process.kill()
+    command.process.wait()
+    end = time.monotonic() + 20
+    while (left := command.started()) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert [cmdline(process) for process in left] == []
 
 
 def test_runners_that_cannot_be_forked_are_an_error(

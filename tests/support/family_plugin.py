@@ -19,7 +19,14 @@ def parent(task_input, endpoint):
     return beside.ANSWER
 
 
+def breeder(task_input, endpoint):
+    """Start children for ever."""
+    while True:
+        subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+
+
 @hookimpl
 def register_agents():
+    yield AgentSpec(name="breeder", summary="Starts processes for ever.", build=lambda config: breeder)
     yield AgentSpec(name="parent", summary="Leaves processes.", build=lambda config: parent)
     yield AgentSpec(name="unforked", summary="Cannot be forked.", build=lambda config: parent, preload=("deadly",))

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Collection
+from typing import NoReturn
 
 import psutil
 
 MARK = "AGENTRIG_RUNNER"
 """Environment variable that identifies the runner that started a process."""
 
-ROUNDS = 5
-"""How often to search again for processes that were started in the meantime."""
+ROUNDS = 8
+"""How often to search for processes at most."""
+
+QUIET = 2
+"""Searches in a row that must find nothing: one misses a process whose parent ends while it searches."""
 
 
 def lead() -> None:
@@ -28,19 +33,41 @@ def end_families(leaders: Collection[int], marks: Collection[str]) -> None:
         leaders: The runners' process ids; they are killed too, except the calling process.
         marks: Their values of `MARK`.
     """
-    own = os.getpid()
+    own, quiet = os.getpid(), 0
     for _ in range(ROUNDS):
         found = {p.pid: p for p in psutil.process_iter() if _belongs(p, leaders, marks)}
         for leader in leaders:
             with contextlib.suppress(psutil.Error):
                 found |= {p.pid: p for p in psutil.Process(leader).children(recursive=True)}
         found.pop(own, None)
-        if not found:
+        quiet = 0 if found else quiet + 1
+        if quiet == QUIET:
             return
         for process in found.values():
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(list(found.values()), timeout=0.2)
+
+
+def end_own_family(marks: Collection[str]) -> NoReturn:
+    """End this process and those that it started, whatever its threads still start meanwhile.
+
+    A forked process does it: it stops this one first, so that nothing more is started while it searches.
+    """
+    leader = os.getpid()
+    try:
+        forked = os.fork()
+    except OSError:  # no process can be started: nor can the agent start any
+        end_families([leader], marks)
+        os._exit(0)
+    if forked == 0:
+        try:
+            os.kill(leader, signal.SIGSTOP)
+            end_families([leader], marks)
+        finally:
+            os._exit(0)
+    signal.pause()  # until it is killed
+    os._exit(0)
 
 
 def marked(name: str, value: str) -> list[psutil.Process]:

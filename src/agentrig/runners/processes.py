@@ -23,7 +23,7 @@ import attrs
 from agentrig.errors import AgentrigError
 from agentrig.processes.confine import BASE, confine, declared, hint, withheld
 from agentrig.processes.ends import SIGNALS
-from agentrig.processes.families import MARK, end_families, lead
+from agentrig.processes.families import MARK, end_families, end_own_family, lead
 from agentrig.processes.forks import SAFE_PATH_KEPT, start_process
 from agentrig.runners.attempt import packed, running_loop
 from agentrig.runners.jobs import AgentPlan, Job, Result
@@ -107,8 +107,7 @@ def _leave_with_run() -> None:
 
 def leave_no_family() -> NoReturn:
     """End this process and the processes that its agent has started."""
-    end_families([os.getpid()], [os.environ.get(MARK, "")])
-    os._exit(0)
+    end_own_family([os.environ.get(MARK, "")])
 
 
 @attrs.define(eq=False)
