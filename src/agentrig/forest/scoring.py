@@ -111,11 +111,11 @@ def token_logprobs(logits: torch.Tensor, targets: torch.Tensor, temperature: flo
 
 def token_entropy(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """Return the entropy in nats of softmax(logits / temperature), [T]."""
-    rows = logits.detach().split(ENTROPY_ROWS)
+    rows = torch.split(logits.detach(), ENTROPY_ROWS)
     return torch.cat([_entropy(torch.log_softmax(_tempered(part, temperature), -1)) for part in rows])
 
 
 @torch.no_grad()
 def _entropy(logp: torch.Tensor) -> torch.Tensor:
     """Return the entropy in nats of log-probabilities, [T, vocabulary] to [T]."""
-    return torch.cat([-(part.exp() * part).sum(-1) for part in logp.split(ENTROPY_ROWS)])
+    return torch.cat([-(part.exp() * part).sum(-1) for part in torch.split(logp, ENTROPY_ROWS)])
