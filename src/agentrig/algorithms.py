@@ -220,8 +220,10 @@ class Algorithm(Protocol):
         """Train: roll out, learn, `end_step`, until the steps are done, `session.stopping` or `session.solved`."""
         ...
 
-    def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> AbstractContextManager[Endpoint]:
-        """Serve a checkpoint (None: the starting model) without training, for `eval` and `dev`.
+    def serve(
+        self, *, hardware: Hardware, checkpoint: Path | None
+    ) -> AbstractContextManager[Endpoint | Sequence[Endpoint]]:
+        """Serve a checkpoint (None: the starting model) without training, for `eval` and `dev`; several are replicas.
 
         If the spec has `server=True`, it is called with one more argument, `server`: a callable
         `server(plan) -> agentrig.servers.Server`, as `Session.server` is.

@@ -3,7 +3,8 @@
 An algorithm whose spec has `server=True` gets its server from the run: `session.server(plan)` while it trains, and the
 argument `server` of its `serve` for `agentrig eval` and `agentrig dev`. Which server that is, `[server] use` says.
 
-Everything here is called in the main process, in the thread `algorithm`, one call at a time. A server answers requests
+Everything here is called in the main process, in the thread `algorithm`, one call at a time; `held` in another thread. A
+server answers requests
 in processes of its own, so that it goes on while the algorithm computes.
 """
 
@@ -115,7 +116,8 @@ class Server(Protocol):
     def held(self) -> Sequence[Mapping[str, str]] | None:
         """Return, for each endpoint, name to digest (`agentrig.delivery.digests`) of the tensors that it computes with.
 
-        Called after each `take` if the run proves its transfers. A name that the learner has is compared with the
+        Called after each `take` if the run proves its transfers, in a thread of its own: the next `take` waits until it
+        has returned. A name that the learner has is compared with the
         learner's tensor, rounded to `dtype`, bit by bit; a mapping may leave names out.
 
         Returns:

@@ -57,7 +57,7 @@ ALLOWED = {"main": 24, "server": 24, "runners": 24, "files": 8, "threads": 4, "s
 SETTINGS = (
     "adapter.match=speak", f"algorithm.tasks_per_step={TASKS}", f"algorithm.group_size={GROUP}",
     "algorithm.max_tokens=6", "algorithm.lr=1e-6", "algorithm.warmup_steps=0", "algorithm.validate_every=0",
-    'algorithm.final="last"', "algorithm.save_every=2", "algorithm.server_threads=1", "hardware.threads=1",
+    'algorithm.final="last"', "algorithm.save_every=2", "server.threads=1", "hardware.threads=1",
     "runners.n=2", "runners.threads=4", "runners.deadline_s=3", "run.failure_limit=0.99", "run.report_tasks=2",
 )  # fmt: skip
 

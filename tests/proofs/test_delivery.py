@@ -15,7 +15,9 @@ import torch
 from agentrig_agent_match import AgentMatch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.algorithm import Grpo
+from agentrig_grpo.config import EmbeddedConfig
 from agentrig_grpo.server import transfer
+from agentrig_grpo.server.embedded import Embedded
 from agentrig_grpo.server.handle import LLMServer, ServerSettings
 from attrs import evolve
 from click.testing import CliRunner
@@ -28,6 +30,7 @@ from agentrig.delivery import Delivery
 from agentrig.errors import RunStopped
 from agentrig.report.findings import findings
 from agentrig.report.reading import read_run
+from agentrig.servers import Server
 
 MODELS = tiny()
 QUICK = ("the swap is skipped, the version is not", "the adapter is merged twice", "the prefix cache is stale",
@@ -142,16 +145,17 @@ def run_behind(
 ) -> ProofSession:
     """Run with a real balancer in front of the run's server and others."""
     with ExitStack() as ending:
-        real = Grpo._endpoint
+        real = Grpo._endpoints
         balancers: list[Any] = []
 
-        def through(self: Grpo, server: LLMServer) -> Any:
+        def through(self: Grpo, server: Server) -> Any:
+            (found,) = real(self, server)
             if not balancers:
-                own = [] if only_others else [Backend(server.base_url, server.api_key)]
+                own = [] if only_others else [Backend(found.base_url, found.api_key)]
                 balancers.append(ending.enter_context(balanced([*own, *others], refuse)))
-            return evolve(real(self, server), base_url=balancers[0].base_url)
+            return [evolve(found, base_url=balancers[0].base_url)]
 
-        monkeypatch.setattr(Grpo, "_endpoint", through)
+        monkeypatch.setattr(Grpo, "_endpoints", through)
         session = ProofSession(directory)
         run(directory, model, session, **settings)
         return session
@@ -252,9 +256,7 @@ def test_a_resumed_server_with_other_weights_is_named(
     first = run(tmp_path / "run", model)
     plant(FAULTS["the swap is skipped, the version is not"], tmp_path, monkeypatch)
     again = ProofSession(tmp_path / "run", checkpoint=first.saved[1], first_step=2)
-    monkeypatch.setattr(
-        Grpo, "_server", lambda self, source, *more, real=Grpo._server: real(self, first.saved[2], *more)
-    )
+    again.make = lambda plan: Embedded(EmbeddedConfig(batch=8), evolve(plan, model=first.saved[2]))
     with pytest.raises(RunStopped, match=r"step 1: the weights of version 1 did not arrive"):
         run(tmp_path / "run", model, again, steps=3)
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from typing import Any
 import httpx
 from agentrig_agent_match import AgentMatch, AgentMatchConfig
 from agentrig_grpo.algorithm import Grpo
-from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
+from agentrig_grpo.server.embedded import Embedded
 
 from agentrig import Outcome, Score, Task, Trace
 from agentrig.algorithms import Measurement
 from agentrig.delivery import Delivery
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.rollouts import Rollout
+from agentrig.servers import MakeServer, Server, ServerPlan
 from agentrig.traces import LLM_CALL, Span
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +54,7 @@ class ProofSession:
         self.steps: list[dict[str, Any]] = []
         self.saved: dict[int, Path] = {}
         self.adapter = AgentMatch(AgentMatchConfig(match=""))
+        self.make: MakeServer = partial(Embedded, EmbeddedConfig(batch=8))
         directory.mkdir(exist_ok=True)
         self.delivery = Delivery(directory)
 
@@ -62,6 +66,7 @@ class ProofSession:
         """Take note of nothing."""
 
     def rollouts(self, tasks: Any, *, n: int, endpoint: Any, step: int, mode: Any = "train", **_: Any) -> list[Rollout]:
+        (endpoint,) = endpoint
         headers = {"Authorization": f"Bearer {endpoint.api_key}"}
         with (
             httpx.Client(base_url=endpoint.base_url, timeout=60, headers=headers) as client,
@@ -101,6 +106,9 @@ class ProofSession:
             triplets=self.adapter(trace),
         )
 
+    def server(self, plan: ServerPlan) -> Server:
+        return self.make(plan)
+
     def validate(self, endpoint: Any, *, step: int) -> float | None:
         self.measured = Measurement(accuracy=1.0 / (1 + step), reward=0.0, n=1)
         return self.measured.accuracy
@@ -123,7 +131,7 @@ def run(directory: Path, model: Path, session: ProofSession | None = None, **set
     """Run the algorithm for two steps."""
     settings = {"steps": 2, "tasks_per_step": 3, "group_size": 4, "lr": 1e-3, "max_tokens": 6, **settings}
     session = session or ProofSession(directory)
-    Grpo(GrpoConfig(model=str(model), **{"validate_every": 0, "server_batch": 8, **settings})).run(session)  # type: ignore[arg-type]
+    Grpo(GrpoConfig(model=str(model), **{"validate_every": 0, **settings})).run(session)  # type: ignore[arg-type]
     return session
 
 

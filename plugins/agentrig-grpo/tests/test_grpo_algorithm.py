@@ -9,10 +9,11 @@ import pytest
 import torch
 from agentrig_grpo import build, checkpoint, register_algorithms
 from agentrig_grpo.algorithm import Grpo, check_device
-from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
+from agentrig_grpo.server.embedded import Embedded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrig import Outcome, Score, Task, Trace, Triplet
+from agentrig import Endpoint, Outcome, Score, Task, Trace, Triplet
 from agentrig.algorithms import Measurement
 from agentrig.delivery import Delivery
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError
@@ -21,6 +22,11 @@ from agentrig.rollouts import Rollout
 
 TARGET = 42
 CPU = Cpu(config=CpuConfig(threads=1))
+
+
+def only(endpoints):
+    """Return the one address of a run's server."""
+    return endpoints if isinstance(endpoints, Endpoint) else endpoints[0]
 
 
 class FakeSession:
@@ -35,10 +41,14 @@ class FakeSession:
         directory.mkdir(exist_ok=True)
         self.delivery = Delivery(directory)
 
+    def server(self, plan):
+        return Embedded(EmbeddedConfig(), plan)
+
     def plan_steps(self, steps):
         self.calls.append(("plan", steps))
 
     def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None):
+        endpoint = only(endpoint)
         assert endpoint.token_ids
         headers = {"Authorization": f"Bearer {endpoint.api_key}"}
         with (
@@ -87,14 +97,14 @@ class FakeSession:
         return sum(r.value for r in rollouts) / len(rollouts)
 
     def validate(self, endpoint, *, step):
-        assert endpoint.sampling["temperature"] == 0.0
+        assert only(endpoint).sampling["temperature"] == 0.0
         self.calls.append(("validate", step))
         self.validated[step] = self.mean(endpoint, step, "validation")
         self.measured = Measurement(accuracy=self.validated[step], reward=0.0, n=len(self.train_tasks))
         return self.validated[step]
 
     def report(self, endpoint, *, when, step):
-        assert endpoint.sampling["temperature"] == 0.0
+        assert only(endpoint).sampling["temperature"] == 0.0
         self.calls.append(("report", when, step))
         self.reports[when] = self.mean(endpoint, step, "report")
         return self.reports[when]

@@ -10,7 +10,7 @@ import time
 
 import httpx
 import pytest
-from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.server.app import Api
 from agentrig_grpo.server.chat import Chat, TooLong
 from agentrig_grpo.server.handle import LLMServer, ServerSettings
@@ -211,10 +211,18 @@ def test_no_bytes_on_a_socket_make_the_server_fail(server, content):
 
 
 @pytest.mark.parametrize(
-    "name", ["server_threads", "server_batch", "tasks_per_step", "group_size", "lora_rank", "ppo_epochs"]
+    ("config", "name"),
+    [
+        (EmbeddedConfig, "threads"),
+        (EmbeddedConfig, "batch"),
+        (GrpoConfig, "tasks_per_step"),
+        (GrpoConfig, "group_size"),
+        (GrpoConfig, "lora_rank"),
+        (GrpoConfig, "ppo_epochs"),
+    ],
 )
-def test_extreme_settings_are_refused_when_they_are_read(name):
+def test_extreme_settings_are_refused_when_they_are_read(config, name):
     with pytest.raises(ValueError, match=f"'{name}' must be <= "):
-        GrpoConfig(**{name: 100_000})
+        config(**{name: 100_000})
     with pytest.raises(ValueError, match=r"tasks_per_step × group_size is 1024000 rollouts a step; at most 131072"):
         GrpoConfig(tasks_per_step=1000, group_size=1024)

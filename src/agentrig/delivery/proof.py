@@ -124,7 +124,7 @@ class Delivery:
         servers: Sequence[Endpoint],
         context: int,
         prompt: Callable[[], Sequence[int]],
-        held: Callable[[], Sequence[Mapping[str, str]]] | None = None,
+        held: Callable[[], Sequence[Mapping[str, str]] | None] | None = None,
         fresh: bool = False,
     ) -> None:
         """Begin to prove that each server answers with the learner's weights; call it after every transfer.
@@ -139,7 +139,7 @@ class Delivery:
             context: The servers' context in tokens.
             prompt: Returns the token ids of a task's prompt, for a run that has recorded no call yet.
             held: Returns the digests of the tensors that each server uses, for servers that don't report them in
-                their answers. Called in the background.
+                their answers; None where it can't know. Called in the background.
             fresh: Compare the tokens that a server samples with its own new scores of them, for a learner that cannot
                 score them; the servers' temperature must be 1.
 
@@ -153,7 +153,7 @@ class Delivery:
         ids, weaker = self.probe(context=context, prompt=prompt), bool(self.weaker)
 
         def ask() -> list[tuple[Asked | CannotScore | None, Mapping[str, str]]]:
-            digests = held() if held is not None else [{}] * len(servers)
+            digests = (held() if held is not None else None) or [{}] * len(servers)
             pairs = zip(servers, digests, strict=True)
             return [(None if weaker else self._asked(server, ids, fresh), known) for server, known in pairs]
 
@@ -202,7 +202,7 @@ class Delivery:
         servers: Sequence[Endpoint],
         context: int,
         prompt: Callable[[], Sequence[int]],
-        held: Callable[[], Sequence[Mapping[str, str]]] | None = None,
+        held: Callable[[], Sequence[Mapping[str, str]] | None] | None = None,
     ) -> None:
         """Call `begin` and `settle`: check that each server answers with the learner's weights.
 

@@ -101,7 +101,7 @@ def evaluate(
     figures = _Figures()
     with temporary_files(), first_runner(plan) as pool:  # before the model's server starts
         engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, pool=pool)
-        serving: AbstractContextManager[Endpoint]
+        serving: AbstractContextManager[Endpoint | Sequence[Endpoint]]
         if endpoint is not None:
             serving = nullcontext(endpoint)
         else:
@@ -111,12 +111,14 @@ def evaluate(
 
         def body() -> None:
             with serving as served:
-                sampled = served if temperature is None else served.with_sampling(temperature=temperature)
+                sampled = [served] if isinstance(served, Endpoint) else list(served)
+                if temperature is not None:
+                    sampled = [e.with_sampling(temperature=temperature) for e in sampled]
                 figures.start = time.perf_counter()
                 for i in range(0, len(tasks), CHUNK):
                     rollouts = engine.run(tasks[i : i + CHUNK], n=1, endpoint=sampled, step=0, mode=mode)
                     if i == 0:
-                        warn_of_sampling(rollouts, sampled.sampling, mode=mode)
+                        warn_of_sampling(rollouts, sampled[0].sampling, mode=mode)
                     for rollout in rollouts:
                         each(rollout)
                         figures.add(rollout, keep=keep)
@@ -132,7 +134,7 @@ def evaluate(
 
 def _serving(
     plan: Plan, algorithm: Algorithm, hardware: Hardware, checkpoint: Path | None
-) -> AbstractContextManager[Endpoint]:
+) -> AbstractContextManager[Endpoint | Sequence[Endpoint]]:
     """Let the algorithm serve a checkpoint; one that asks for a server gets the plan's."""
     asks = "server" in inspect.signature(algorithm.serve).parameters
     more: dict[str, Any] = {"server": make_server(plan)} if asks else {}

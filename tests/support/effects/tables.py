@@ -13,5 +13,6 @@ TABLES: Mapping[str, Mapping[str, Flip | Elsewhere]] = {
     **tasks.TABLES,
     **hardware.TABLES,
     "algorithm.verl": verl.TABLE,
+    "server.embedded": grpo_runs.SERVER_TABLE,
     "algorithm.grpo": {**grpo_learning.TABLE, **grpo_runs.TABLE},
 }

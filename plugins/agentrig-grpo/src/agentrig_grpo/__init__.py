@@ -1,16 +1,18 @@
-"""The algorithm `grpo`: group-relative policy optimization in torch, with its own LLM server."""
+"""The algorithm `grpo`, group-relative policy optimization in torch, and the LLM server `embedded`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from agentrig import AlgorithmSpec, hookimpl
-from agentrig_grpo.config import GrpoConfig
+from agentrig import AlgorithmSpec, ServerSpec, hookimpl
+from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 
 if TYPE_CHECKING:
     from agentrig.algorithms import Algorithm
     from agentrig.hardware.memory import Workload
+    from agentrig.servers import MakeServer
 
 
 def build(config: GrpoConfig) -> Algorithm:
@@ -36,7 +38,26 @@ def workload(config: GrpoConfig) -> Workload | None:
         micro_batch=max(1, config.tokens_per_batch // context),
         context=context,
         trained=0.01 if config.lora_rank else 1.0,
-        sequences=config.server_batch,
+    )
+
+
+def build_server(config: EmbeddedConfig) -> MakeServer:
+    """Return what makes the server of a plan; torch is imported only in its process."""
+    from agentrig_grpo.server.embedded import Embedded
+
+    return partial(Embedded, config)
+
+
+@hookimpl
+def register_servers() -> Iterable[ServerSpec]:
+    """Bring `embedded`."""
+    yield ServerSpec(
+        name="embedded",
+        summary="A small LLM server in torch, on a CPU or on the learner's device.",
+        config=EmbeddedConfig,
+        build=build_server,
+        rank=0,
+        sequences=lambda config: config.batch,
     )
 
 
@@ -45,8 +66,9 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Bring `grpo`."""
     yield AlgorithmSpec(
         name="grpo",
-        summary="Group-relative policy optimization in torch with its own LLM server, for a CPU or one device.",
+        summary="Group-relative policy optimization in torch, for a CPU or one device.",
         config=GrpoConfig,
         build=build,
         workload=workload,
+        server=True,
     )

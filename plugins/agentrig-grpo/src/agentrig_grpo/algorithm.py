@@ -12,9 +12,11 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch  # noqa: TID253  (imported when the algorithm is built)
 
 from agentrig import Endpoint
@@ -25,9 +27,10 @@ from agentrig.hardware import Hardware
 from agentrig.ledger import LEFT_OUT_BY_SAMPLES, Call, Entry
 from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import reading
+from agentrig.servers import MakeServer, Server, ServerPlan
 from agentrig.tasks import Task
 from agentrig_grpo import checkpoint, trainer_files
-from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.context import check_context
 from agentrig_grpo.delivery import LearnerView
 from agentrig_grpo.digests import weight_difference
@@ -36,7 +39,7 @@ from agentrig_grpo.model_files import ModelError, weight_files
 from agentrig_grpo.naming import model_directory
 from agentrig_grpo.sampler import tasks_of_step
 from agentrig_grpo.server.chat import Chat
-from agentrig_grpo.server.handle import LLMServer, ServerSettings
+from agentrig_grpo.server.embedded import Embedded
 from agentrig_grpo.trainer_files import Best
 from agentrig_grpo.used import entries_of
 
@@ -60,14 +63,12 @@ class Grpo:
         source = model_directory(config.model)
         dtype = check_device(session.hardware, config.dtype)
         learner, tokenizer, best = self._load(session, source, dtype)
-        log_file = session.directory / "server.log"
-        with (
-            self._server(session.checkpoint or source, session.hardware, dtype, session.seed, log_file) as server,
-            _dead_server_first(server),
-        ):
-            endpoint = self._endpoint(server)
-            view = LearnerView(learner, dtype)
-            measured = endpoint.with_sampling(temperature=config.val_temperature, top_p=1.0)
+        plan = self._plan(session.checkpoint or source, session.hardware, dtype)
+        plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log")
+        with session.server(plan) as server, _dead_server_first(server):
+            endpoints = self._endpoints(server)
+            view = LearnerView(learner, server.dtype)
+            measured = self._measured(endpoints)
             session.plan_steps(config.steps)
             self._deliver(session, server, learner, view, tokenizer, session.first_step - 1)
             if session.checkpoint is None:
@@ -80,13 +81,17 @@ class Grpo:
                     step -= 1
                     break
                 tasks = tasks_of_step(session.train_tasks, n=config.tasks_per_step, step=step, seed=session.seed)
-                rollouts = session.rollouts(tasks, n=config.group_size, endpoint=endpoint, step=step)
-                session.delivery.prepare([endpoint], wait=False)
+                rollouts = session.rollouts(tasks, n=config.group_size, endpoint=endpoints, step=step)
+                session.delivery.prepare(endpoints, wait=config.server_sleep)
                 clock = time.perf_counter()
                 samples = self.samples(rollouts)
                 advantages = {s.rollout: s.advantage for s in samples}
                 check_advantages(rollouts, [advantages.get(i) for i in range(len(rollouts))], step=step)
+                if config.server_sleep:
+                    server.sleep()
                 metrics = learner.update(samples, step=step)
+                if config.server_sleep:
+                    server.wake()
                 if learner.furthest is not None:
                     gap, at = learner.furthest
                     session.delivery.sampled(step=step, difference=gap, call=_call_of(at, rollouts), dtype=dtype)
@@ -144,13 +149,23 @@ class Grpo:
             return weight_difference(learner.trained, state["trained"], before)
 
     @contextmanager
-    def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> Iterator[Endpoint]:
-        """Serve a checkpoint, or the starting model, at the validation temperature."""
+    def serve(
+        self, *, hardware: Hardware, checkpoint: Path | None, server: MakeServer | None = None
+    ) -> Iterator[Endpoint | Sequence[Endpoint]]:
+        """Serve a checkpoint, or the starting model, at the validation temperature.
+
+        Args:
+            hardware: What to serve on.
+            checkpoint: A Hugging Face directory; None for the starting model.
+            server: Makes the server; None for `embedded` with its defaults.
+        """
         source = checkpoint or model_directory(self.config.model)
         dtype = check_device(hardware, self.config.dtype)
         check_context(source, max_length=self.config.max_length, max_tokens=self.config.max_tokens)
-        with self._server(source, hardware, dtype, seed=0, log_file=None) as server:
-            yield self._endpoint(server).with_sampling(temperature=self.config.val_temperature, top_p=1.0)
+        make = server or partial(Embedded, EmbeddedConfig())
+        with make(self._plan(source, hardware, dtype)) as started:
+            measured = self._measured(self._endpoints(started))
+            yield measured if len(measured) > 1 else measured[0]
 
     def samples(self, rollouts: Sequence[Rollout]) -> list[TrainSample]:
         """Return the trained calls of a step: each has its rollout's advantage."""
@@ -199,62 +214,56 @@ class Grpo:
         return found
 
     def _deliver(
-        self, session: Session, server: LLMServer, learner: Learner, view: LearnerView, tokenizer: Any, version: int
+        self, session: Session, server: Server, learner: Learner, view: LearnerView, tokenizer: Any, version: int
     ) -> float:
         """Give the server the learner's weights, and begin to prove that it answers with them.
 
         Returns:
             How long the proof held the run up, seconds.
         """
-        endpoint = self._endpoint(server)
+        endpoints = self._endpoints(server)
         start = time.perf_counter()
-        session.delivery.prepare([endpoint])
+        if not self.config.server_sleep:
+            session.delivery.prepare(endpoints)
         prepared = time.perf_counter()
-        server.swap(checkpoint.weights(learner.model), version)
+        server.take(checkpoint.weights(learner.model).items(), version)
         swapped = time.perf_counter()
         session.delivery.begin(
             version=version,
             learner=view,
-            servers=[endpoint],
-            context=server.max_length,
+            servers=endpoints,
+            context=server.context,
             prompt=lambda: probe_of(session.train_tasks[0], tokenizer),
+            held=server.held,
         )
         return prepared - start + time.perf_counter() - swapped
 
-    def _server(self, source: Path, hardware: Hardware, dtype: str, seed: int, log_file: Path | None) -> LLMServer:
+    def _plan(self, source: Path, hardware: Hardware, dtype: str) -> ServerPlan:
         config = self.config
-        # The agents need the other half of the cores. More threads do not speed up small batches.
-        threads = config.server_threads or max(1, getattr(hardware, "threads", 1) // 2)
-        settings = ServerSettings(
-            model=str(source),
+        return ServerPlan(
+            model=source,
             name=MODEL_NAME,
-            device=hardware.torch_device,
+            hardware=hardware,
             dtype=dtype,
-            threads=threads,
-            slots=config.server_batch,
-            max_length=config.max_length,
-            seed=seed,
-            kv_cache_mb=config.kv_cache_mb,
-            prompt_cache_mb=config.prompt_cache_mb,
-            host=config.server_host,
-            port=config.server_port,
+            context=config.max_length,
+            sleeps=config.server_sleep,
         )
-        return LLMServer(settings, environment=hardware.environment(), log=log_file)
 
-    def _endpoint(self, server: LLMServer) -> Endpoint:
-        return Endpoint(
-            base_url=server.base_url,
-            model=MODEL_NAME,
-            api_key=server.api_key,
-            sampling=self._sampling(),
-            token_ids=True,
-        )
+    def _endpoints(self, server: Server) -> list[Endpoint]:
+        """Return the addresses with the sampling of training."""
+        return [endpoint.with_sampling(**self._sampling()) for endpoint in server.endpoints]
 
     def _sampling(self) -> dict[str, Any]:
         config = self.config
         return {"temperature": config.temperature, "top_p": config.top_p, "max_tokens": config.max_tokens}
 
-    def _validate(self, session: Session, endpoint: Endpoint, best: Best, step: int, learner: Learner) -> None:
+    def _measured(self, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+        """Return the addresses with the sampling of validation."""
+        return [e.with_sampling(temperature=self.config.val_temperature, top_p=1.0) for e in endpoints]
+
+    def _validate(
+        self, session: Session, endpoint: Sequence[Endpoint], best: Best, step: int, learner: Learner
+    ) -> None:
         """Validate, and keep the weights if they are the best: by accuracy, then by mean reward."""
         accuracy = session.validate(endpoint, step=step)
         reward = session.measured.reward if session.measured is not None else None
@@ -318,7 +327,7 @@ def _call_of(sample: TrainSample, rollouts: Sequence[Rollout]) -> str:
 
 
 @contextmanager
-def _dead_server_first(server: LLMServer) -> Iterator[None]:
+def _dead_server_first(server: Server) -> Iterator[None]:
     """Raise the server's error when a run stops because its server died."""
     try:
         yield

@@ -67,19 +67,9 @@ class GrpoConfig:
     max_length: int = setting(
         0, help="context of the server in tokens, at most the model's; 0 for the model's own", ge=0, le=1 << 24
     )
-    server_batch: int = setting(64, help="most requests that the server samples at once", ge=1, le=4096)
-    server_threads: int = setting(
-        0, help="torch threads of the server on a CPU; 0 for half of hardware.threads", ge=0, le=1024
+    server_sleep: bool = setting(
+        False, help="let the model's server give its device memory to the learner during each update"
     )
-    server_host: str = setting("127.0.0.1", help="address that the server listens on")
-    server_port: int = setting(0, help="port that the server listens on; 0 for a free one", ge=0, le=65535)
-    kv_cache_mb: int = setting(
-        0,
-        help="MiB for keys and values of requests that run; others wait. 0 for a quarter of the device's",
-        ge=0,
-        le=1 << 24,
-    )
-    prompt_cache_mb: int = setting(256, help="MiB for prompts that are kept for reuse", ge=0, le=1 << 24)
 
     def __attrs_post_init__(self) -> None:
         rollouts = self.tasks_per_step * self.group_size
@@ -88,3 +78,33 @@ class GrpoConfig:
                 f"tasks_per_step × group_size is {rollouts} rollouts a step; at most {MOST_ROLLOUTS}: all of them are "
                 "held in memory until the update"
             )
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddedConfig:
+    """Settings of the server `embedded`."""
+
+    batch: int = setting(
+        64, help="most requests that it samples at once", ge=1, le=4096, former="algorithm.server_batch"
+    )
+    threads: int = setting(
+        0,
+        help="its torch threads on a CPU; 0 for half of hardware.threads",
+        ge=0,
+        le=1024,
+        former="algorithm.server_threads",
+    )
+    host: str = setting("127.0.0.1", help="address that it listens on", former="algorithm.server_host")
+    port: int = setting(
+        0, help="port that it listens on; 0 for a free one", ge=0, le=65535, former="algorithm.server_port"
+    )
+    kv_cache_mb: int = setting(
+        0,
+        help="MiB for keys and values of requests that run; others wait. 0 for a quarter of the device's",
+        ge=0,
+        le=1 << 24,
+        former="algorithm.kv_cache_mb",
+    )
+    prompt_cache_mb: int = setting(
+        256, help="MiB for prompts that are kept for reuse", ge=0, le=1 << 24, former="algorithm.prompt_cache_mb"
+    )

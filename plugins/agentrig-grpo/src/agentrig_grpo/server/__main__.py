@@ -91,7 +91,7 @@ def _build(settings: dict[str, Any]) -> Any:
         seed=settings["seed"],
         prompt_cache_bytes=settings["prompt_cache_mb"] << 20,
         prefill_tokens=settings["prefill_tokens"],
-        cache_bytes=settings["kv_cache_mb"] << 20 or device_memory(device) // 4,
+        cache_bytes=settings["kv_cache_mb"] << 20 or int(device_memory(device) * settings["share"]),
     )
     return Api(engine, Chat(tokenizer), model=settings["name"], max_length=max_length)
 
@@ -142,6 +142,11 @@ def _take_weights(channel: Channel, api: Any, loop: asyncio.AbstractEventLoop) -
             message, descriptor = channel.receive()
         except (EOFError, OSError):
             os._exit(0)
+        if message.get("free"):
+            asyncio.run_coroutine_threadsafe(api.free(), loop).result()
+            _empty_cache(str(api.engine.decoder.device))
+            channel.send({})
+            continue
         answer = {"version": message["version"]}
         weights: dict[str, Any] | None = None
         try:
@@ -156,6 +161,14 @@ def _take_weights(channel: Channel, api: Any, loop: asyncio.AbstractEventLoop) -
         if "error" in answer:
             gc.collect()  # the error's traceback and its futures hold one another, and with them the refused weights
         channel.send(answer)
+
+
+def _empty_cache(device: str) -> None:
+    """Give the device memory that torch keeps for later back to the device."""
+    import torch
+
+    if device != "cpu":
+        torch.get_device_module(device.split(":")[0]).empty_cache()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -224,8 +225,15 @@ class Api:
         Raises:
             WeightsError: They do not fit; the old ones and the old version go on serving.
         """
+        await self._between_batches(partial(self.engine.swap, weights, version))
+
+    async def free(self) -> None:
+        """Free the keys and values of kept prompts as soon as the running batch has ended."""
+        await self._between_batches(self.engine.free)
+
+    async def _between_batches(self, do: Callable[[Callable[[Exception | None], None]], None]) -> None:
         done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-        self.engine.swap(weights, version, done.set_result)
+        do(done.set_result)
         self._wake.set()
         error = await done
         if error is not None:

@@ -177,6 +177,16 @@ class Engine:
 
         self._swap = apply
 
+    def free(self, done: Callable[[Exception | None], None]) -> None:
+        """Free the keys and values of kept prompts once the running batch has ended; `done` is called then."""
+
+        def apply() -> None:
+            self._forget_prompts()
+            self.decoder.clear()
+            done(None)
+
+        self._swap = apply
+
     def score(self, tokens: Sequence[int], done: Callable[[Score | Exception], None]) -> None:
         """Score given tokens before the next decode step; `done` is called with the answer or the error."""
 

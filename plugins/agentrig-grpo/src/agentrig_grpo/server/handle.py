@@ -43,7 +43,8 @@ class ServerSettings:
         seed: Of requests that bring none.
         prompt_cache_mb: Memory for prompts that are kept for reuse, MiB.
         prefill_tokens: Most prompt tokens between two decode steps.
-        kv_cache_mb: Memory for the keys and values of running requests, MiB; 0 for a quarter of the device's.
+        kv_cache_mb: Memory for the keys and values of running requests, MiB; 0 for `share` of the device's.
+        share: See `kv_cache_mb`.
         host: Address to listen on.
         port: 0 for a free one.
     """
@@ -59,6 +60,7 @@ class ServerSettings:
     prompt_cache_mb: int = 256
     prefill_tokens: int = 8192
     kv_cache_mb: int = 0
+    share: float = 0.25
     host: str = "127.0.0.1"
     port: int = 0
 
@@ -193,6 +195,15 @@ class LLMServer:
             os.close(descriptor)
         if "error" in answer:
             raise ServerError(f"the LLM server refuses its new weights (version {version}): {answer['error']}")
+
+    def free(self, *, timeout_s: float = 600.0) -> None:
+        """Let the server free the keys and values of prompts, and the device memory that it does not use.
+
+        Raises:
+            ServerError: It has died.
+        """
+        self.check()
+        self._ask({"free": True}, timeout_s, "free its memory")
 
     def health(self) -> dict[str, Any]:
         """Return what `/health` says: status, version, counts of steps, tokens, prompts and prefills."""

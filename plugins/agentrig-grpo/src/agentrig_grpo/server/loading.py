@@ -62,7 +62,7 @@ def _room(slots: int, max_length: int) -> Iterator[None]:
             raise
         raise AgentrigError(
             f"the model and the keys and values of {slots} requests of up to {max_length} tokens do not fit into "
-            f"memory: lower algorithm.server_batch or algorithm.max_length ({str(error).splitlines()[0]})"
+            f"memory: lower server.batch or algorithm.max_length ({str(error).splitlines()[0]})"
         ) from error
 
 

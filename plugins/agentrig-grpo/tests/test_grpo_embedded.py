@@ -1,0 +1,141 @@
+"""The server `embedded` behind the contract of `agentrig.servers`: started, given weights, lent, ended, found dead."""
+
+import os
+import signal
+import time
+
+import httpx
+import psutil
+import pytest
+import torch
+from agentrig_grpo import register_servers
+from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
+from agentrig_grpo.server.embedded import Embedded
+from proof_runs import ProofSession, run
+
+from agentrig.hardware import Cpu, CpuConfig
+from agentrig.servers import ServerError, ServerPlan
+
+CPU = Cpu(config=CpuConfig(threads=2))
+
+
+def plan_of(directory, **more):
+    return ServerPlan(model=directory, name="policy", hardware=CPU, context=96, seed=3, **more)
+
+
+def ask(endpoint, text="name one", **more):
+    body = {"model": endpoint.model, "messages": [{"role": "user", "content": text}], "max_tokens": 8, **more}
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=60)
+    reply.raise_for_status()
+    return reply.json()
+
+
+@pytest.fixture
+def server(model_dir, tmp_path):
+    with Embedded(EmbeddedConfig(batch=4), plan_of(model_dir, log=tmp_path / "server.log")) as running:
+        yield running
+
+
+def test_the_plan_and_the_keys_reach_the_process(server, model_dir):
+    (endpoint,) = server.endpoints
+    assert (server.context, server.dtype, endpoint.model) == (96, "float32", "policy")
+    assert endpoint.token_ids
+    assert not endpoint.sampling
+    settings = server.process.settings
+    assert (settings.slots, settings.threads, settings.seed, settings.share) == (4, 1, 3, 0.25)
+    assert Embedded(EmbeddedConfig(), plan_of(model_dir, share=0.5)).process.settings.share == 0.5
+    assert Embedded(EmbeddedConfig(threads=2), plan_of(model_dir)).process.settings.threads == 2
+
+
+def test_it_takes_weights_and_names_their_version(server, make_model):
+    (endpoint,) = server.endpoints
+    before = ask(endpoint, temperature=0)["choices"][0]["message"]["content"]
+    server.take(iter(make_model(seed=11).state_dict().items()), 7)
+    after = ask(endpoint, temperature=0)
+    assert after["system_fingerprint"] == "v7"
+    assert after["choices"][0]["message"]["content"] != before
+    assert server.held() is None, "the digests come with its answers"
+
+
+def test_weights_that_do_not_fit_are_refused_and_it_serves_on(server):
+    with pytest.raises(ServerError, match=r"refuses its new weights \(version 2\): .*is missing"):
+        server.take([("model.norm.weight", torch.ones(3))], 2)
+    assert ask(server.endpoints[0])["system_fingerprint"] == "v0"
+    server.check()
+
+
+def test_sleep_frees_what_is_kept_of_prompts(server):
+    def prefills():
+        return server.process.health()["counts"]["prefills"]
+
+    ask(server.endpoints[0])
+    ask(server.endpoints[0])
+    assert prefills() == 1
+    server.sleep()
+    server.wake()
+    ask(server.endpoints[0])
+    assert prefills() == 2
+
+
+def test_a_dead_server_is_named_with_the_end_of_its_log(server):
+    os.kill(server.process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(server.process.pid) and time.monotonic() < deadline:
+        try:
+            server.check()
+        except ServerError as error:
+            assert "the LLM server has died (exit status -9)" in str(error)  # noqa: PT017
+            break
+    with pytest.raises(ServerError, match=r"the LLM server has died"):
+        server.take([], 1)
+
+
+def test_nothing_is_left_after_its_end(model_dir):
+    with Embedded(EmbeddedConfig(), plan_of(model_dir)) as server:
+        pid = server.process.pid
+        assert psutil.pid_exists(pid)
+    assert not psutil.pid_exists(pid)
+
+
+def test_its_spec_is_the_last_resort_of_auto():
+    (spec,) = register_servers()
+    assert (spec.name, spec.rank, spec.refusal) == ("embedded", 0, None)
+    assert spec.sequences(spec.config(batch=3)) == 3
+    assert isinstance(spec.build(spec.config())(plan_of("x")), Embedded)
+
+
+def test_server_sleep_frees_memory_before_each_update(model_dir, tmp_path):
+    """`algorithm.server_sleep`: sleep comes between a step's rollouts and its update, wake before the new weights."""
+    told = []
+
+    class Telling(Embedded):
+        def take(self, weights, version):
+            told.append(f"take {version}")
+            super().take(weights, version)
+
+        def sleep(self):
+            told.append("sleep")
+            super().sleep()
+
+        def wake(self):
+            told.append("wake")
+            super().wake()
+
+    class Session(ProofSession):
+        def rollouts(self, *args, **more):
+            told.append("rollouts")
+            return super().rollouts(*args, **more)
+
+    def made(plan):
+        told.append(f"sleeps {plan.sleeps}")
+        return Telling(EmbeddedConfig(), plan)
+
+    for sleeps, between in ((False, []), (True, ["sleep", "wake"])):
+        told.clear()
+        session = Session(tmp_path / str(sleeps))
+        session.make = made
+        run(tmp_path / str(sleeps), model_dir, session, steps=1, server_sleep=sleeps)
+        assert told == [f"sleeps {sleeps}", "take 0", "rollouts", *between, "take 1"]
+        assert session.delivery.record.summary()["arrived"] == 2
+    assert not GrpoConfig().server_sleep
