@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.errors import ConfigError, nearest
+from agentrig.plugins import auto_server
 from agentrig.plugins.building import built
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.secrets import sources
@@ -200,7 +201,6 @@ def resolve(
     Raises:
         ConfigError, LookupFailed, PluginError: The message names the key, the plugin and the nearest valid name.
     """
-    from agentrig.plugins import auto_server
     from agentrig.plugins.auto_hardware import auto_hardware, check_auto_keys
     from agentrig.plugins.loading import load
     from agentrig.plugins.moved_keys import with_moved_keys
@@ -318,7 +318,10 @@ def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regi
     classes = {section: [cls] for section, cls in OWN_SECTIONS.items()}
     for kind in RUN_KINDS:
         use = _plain_name(merged[kind].get("use", "auto"))  # `auto`: any of its kind
-        classes[kind] = [c.spec.config for c in registry.components(kind) if use in (c.spec.name, "auto")]
+        found_here = [c for c in registry.components(kind) if use in (c.spec.name, "auto")]
+        classes[kind] = [c.spec.config for c in found_here]
+        if kind == "algorithm" and not any(getattr(c.spec, "server", False) for c in found_here):
+            merged = {**merged, "server": {"use": auto_server.OWN}}
     found: dict[str, str] = {}
     for section, configs in classes.items():
         for config in configs:

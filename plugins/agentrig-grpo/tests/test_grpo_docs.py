@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import attrs
-from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 
 from agentrig import Outcome, Score, Task, Trace, Triplet
 from agentrig.rollouts import Rollout
@@ -17,7 +17,7 @@ PAGE = HERE.parents[1] / "docs" / "algorithms.md"
 
 def test_the_readme_names_every_setting_with_its_default():
     rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", (HERE / "README.md").read_text(), re.M))
-    for field in attrs.fields(GrpoConfig):
+    for field in (*attrs.fields(GrpoConfig), *attrs.fields(EmbeddedConfig)):
         default = field.default
         if isinstance(default, bool):
             default = str(default).lower()
@@ -51,6 +51,6 @@ def test_the_example_of_the_docs_works():
 
 def test_the_plugin_imports_nothing_heavy():
     heavy = ("torch", "transformers", "numpy", "starlette")
-    code = f"import agentrig_grpo.server.handle, sys; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import agentrig_grpo.server.embedded, sys; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
