@@ -3,9 +3,8 @@
 An algorithm whose spec has `server=True` gets its server from the run: `session.server(plan)` while it trains, and the
 argument `server` of its `serve` for `agentrig eval` and `agentrig dev`. Which server that is, `[server] use` says.
 
-Everything here is called in the main process, in the thread `algorithm`, one call at a time; `held` in another thread. A
-server answers requests
-in processes of its own, so that it goes on while the algorithm computes.
+Everything here is called in the main process, in the thread `algorithm`, one call at a time; only `held` is called
+in another thread. A server answers requests in processes of its own, so that it goes on while the algorithm computes.
 """
 
 from __future__ import annotations
