@@ -314,7 +314,7 @@ def append(self, prompts):
         self._values[:, :self.rows] = self._values[:, :self.rows].roll(1, 1)
 LlamaDecoder.append = append
 """,
-        names=CALLS,
+        names=CALLS + r"|the tokens that it samples after the probe have log-probabilities that differ",
     ),
     # --- adapting ---
     "the prompt has lost its beginning": Fault(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,16 +41,18 @@ def test_joined_layers_have_the_digests_of_their_parts():
     from agentrig_verl.actor import digested
     from agentrig_verl.extension import held
 
+    from agentrig.delivery.digests import Digests
+
     state = model(tie_word_embeddings=False).state_dict()
-    sent = {}
-    passed = dict(digested(iter(state.items()), torch.bfloat16, sent))
+    noted, shapes = Digests(torch.bfloat16, together=0), {}
+    passed = dict(digested(iter(state.items()), noted, shapes))
     assert all(passed[name] is tensor for name, tensor in state.items())
-    shapes = {name: shape for name, (_, shape) in sent.items()}
+    sent = noted.result()
     server = as_vllm({name: tensor.to(torch.bfloat16) for name, tensor in state.items()})
-    assert held(server, shapes) == {name: value for name, (value, _) in sent.items()}
+    assert held(server, shapes) == sent
 
     server["model.layers.1.self_attn.qkv_proj.weight"][16, 3] += 1  # the first row of the keys
-    wrong = [name for name, value in held(server, shapes).items() if value != sent[name][0]]
+    wrong = [name for name, value in held(server, shapes).items() if value != sent[name]]
     assert wrong == ["model.layers.1.self_attn.k_proj.weight"]
 
 
@@ -90,44 +94,150 @@ def test_the_workers_methods_reach_every_rank():
     from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    for name in ("update_weights", "sent_digests", "probe"):
+    for name in ("update_weights", "set_probe", "told"):
         assert getattr(getattr(Actor, name), MAGIC_ATTR)["dispatch_mode"] == Dispatch.ONE_TO_ALL
     ours, theirs = (getattr(cls.update_weights, MAGIC_ATTR) for cls in (Actor, ActorRolloutRefWorker))
     assert ours == theirs
 
 
-def test_the_tensors_that_are_sent_to_the_servers_are_recorded():
-    import asyncio
+@pytest.fixture
+def worker(monkeypatch):
+    """An actor of one rank with a tiny model, without a process group; its rollout keeps what arrives."""
+    from contextlib import nullcontext
     from types import SimpleNamespace
 
-    from agentrig_verl.actor import Actor
+    from agentrig_verl import actor
     from verl.workers.engine_workers import ActorRolloutRefWorker
-
-    from agentrig.delivery.digests import digest
-
-    arrived = {}
 
     class Rollout:
         async def update_weights(self, weights, **more):
-            arrived.update(weights)
+            self.arrived = {}
+            for name, tensor in weights:
+                self.arrived[name] = tensor.clone()
+                tensor.zero_()  # verl sends through buffers that it uses again
 
     async def sync(self, global_steps=None, mode="auto"):
-        await self.rollout.update_weights(
-            iter([("a", torch.ones(3)), ("b", torch.arange(4))]), global_steps=global_steps
-        )
+        sent = {name: tensor.clone() for name, tensor in self.actor.engine.module.state_dict().items()}
+        await self.rollout.update_weights(iter(sent.items()), global_steps=global_steps)
 
-    worker = Actor.__new__(Actor)
-    worker.rollout, worker._sent, worker._rank = Rollout(), {}, 0
-    worker.config = SimpleNamespace(rollout=SimpleNamespace(dtype="bfloat16"))
+    made = actor.Actor.__new__(actor.Actor)
+    made.rollout, made._rank, made._told, made._probe, made._noise = Rollout(), 0, {}, None, None
+    made.config = SimpleNamespace(rollout=SimpleNamespace(dtype="bfloat16"))
+    made.actor = SimpleNamespace(engine=SimpleNamespace(module=model(), eval_mode=nullcontext))
+    monkeypatch.setattr(actor, "get_device_name", lambda: "cpu")
+    monkeypatch.setattr(actor, "get_device_id", lambda: 0)
+    monkeypatch.setattr(ActorRolloutRefWorker, "update_weights", sync)
+    return made
+
+
+def transfer(worker):
+    """Transfer weights, and return what the worker tells of that."""
+    import asyncio
+
+    from agentrig_verl.actor import Actor
+
+    asyncio.run(Actor.update_weights.__wrapped__(worker, 4))
+    return Actor.told.__wrapped__(worker)
+
+
+def test_a_transfer_notes_what_passes_and_scores_the_probe(worker):
+    from agentrig_verl.actor import Actor, scored
+
+    from agentrig.delivery.digests import digest
+
+    assert transfer(worker) == {}, "nothing is asked for: run.delivery is false"
+    ids = [3, 9, 27, 1, 3, 9]
+    Actor.set_probe.__wrapped__(worker, ids, "bfloat16")
     real = worker.rollout.update_weights
-    before, ActorRolloutRefWorker.update_weights = ActorRolloutRefWorker.update_weights, sync
-    try:
-        asyncio.run(Actor.update_weights.__wrapped__(worker, 4))
-    finally:
-        ActorRolloutRefWorker.update_weights = before
-    assert arrived.keys() == {"a", "b"}
-    assert worker._sent == {
-        "a": (digest(torch.ones(3, dtype=torch.bfloat16)), [3]),
-        "b": (digest(torch.arange(4)), [4]),
-    }
+    told = transfer(worker)
+    state = worker.actor.engine.module.state_dict()
+    assert worker.rollout.arrived.keys() == state.keys()
+    assert told["sent"] == {n: (digest(t.to(torch.bfloat16)), list(t.shape)) for n, t in state.items()}
+    assert told["logprobs"] == scored(worker.actor.engine.module, ids, torch.device("cpu"))
+    assert 1e-5 < told["noise"] < 0.1
+    assert told["layers"] == 2
+    assert told["seconds"] > 0
     assert worker.rollout.update_weights == real
+
+
+class Server:
+    """A replica that says what it holds, as vLLM's workers write it."""
+
+    def __init__(self, parameters):
+        self.parameters = parameters
+
+        class Call:
+            @staticmethod
+            def remote(method, args):
+                from agentrig_verl.extension import held
+
+                assert method == "write_digests"
+                Path(args[0]).write_text(json.dumps(held(self.parameters, args[1])))
+
+        self.collective_rpc, self.servers = Call, [self]
+
+
+@pytest.fixture
+def proven(worker, tmp_path, monkeypatch):
+    """The proofs of a run with this worker and a real server of the same model, through the embedded server."""
+    from types import SimpleNamespace
+
+    from agentrig_grpo import checkpoint
+    from agentrig_grpo.server.handle import LLMServer, ServerSettings
+    from agentrig_verl import delivery as ours
+    from agentrig_verl.actor import Actor
+    from proof_runs import tiny
+
+    from agentrig import Endpoint
+    from agentrig.delivery import Delivery
+
+    worker.actor.engine.module = tiny().make_model("qwen2")
+    worker.config.rollout.dtype = "float32"
+    checkpoint.save(worker.actor.engine.module, tiny().make_tokenizer(), tmp_path / "model")
+    monkeypatch.setattr(ours.ray, "get", lambda found: found)
+    workers = SimpleNamespace(
+        set_probe=lambda *given: Actor.set_probe.__wrapped__(worker, *given),
+        told=lambda: [Actor.told.__wrapped__(worker)],
+    )
+    rollout = SimpleNamespace(name="vllm", dtype="float32", max_model_len=128)
+    tokenizer = SimpleNamespace(encode=lambda text: [5 + ord(letter) % 200 for letter in text])
+    record = Delivery(tmp_path)
+    proofs = ours.Transfers(record, tmp_path, rollout, workers, tokenizer, {"question": "how many singers are there?"})
+    with LLMServer(ServerSettings(model=str(tmp_path / "model"), name="policy", slots=4)) as server:
+        endpoint = Endpoint(base_url=server.base_url, model="policy", api_key=server.api_key, sampling={})
+
+        def step(version, held=None):
+            proofs.before()
+            transfer(worker)
+            server.swap(checkpoint.weights(worker.actor.engine.module), version)
+            state = dict(worker.actor.engine.module.state_dict()) if held is None else held
+            proofs.after(version, [endpoint], [Server(state)])
+            record.settle()
+
+        yield SimpleNamespace(step=step, record=record, worker=worker)
+
+
+def test_the_servers_are_proven_to_have_what_the_actor_sent(proven):
+    for version in (0, 1, 2):
+        proven.step(version)
+        with torch.no_grad():
+            for parameter in proven.worker.actor.engine.module.parameters():
+                parameter.mul_(1.01)
+    found = proven.record.summary()
+    assert (found["proofs"], found["arrived"]) == (3, 3)
+    assert found["tensors"] > 20
+    assert found["difference"] < found["bound"] / 2
+    assert found["notes"] == []
+
+
+def test_a_server_that_keeps_a_tensor_is_named(proven):
+    from agentrig.errors import RunStopped
+
+    proven.step(0)
+    state = {name: tensor.clone() for name, tensor in proven.worker.actor.engine.module.state_dict().items()}
+    with torch.no_grad():
+        proven.worker.actor.engine.module.model.layers[1].mlp.up_proj.weight.mul_(1.0001)
+    with pytest.raises(RunStopped, match=r"step 1: .*did not arrive at http") as stopped:
+        proven.step(1, held=state)
+    assert "1 of 27 tensors differ from the learner's: model.layers.1.mlp.up_proj.weight" in str(stopped.value)
+    assert "these are still the weights of version 0" in str(stopped.value)

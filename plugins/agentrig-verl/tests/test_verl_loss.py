@@ -19,6 +19,7 @@ from agentrig_verl.trajectories import Trajectory, trajectories_of
 from rollouts import rollout
 
 from agentrig import Triplet
+from agentrig.errors import RunStopped
 from agentrig.rollouts import Rollout
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of verl's and torch's own making
@@ -208,3 +209,86 @@ def test_calls_per_sequence_counts_calls_that_were_laid_out() -> None:
         assert figures["sequences"] == len(laid) == sequences
         assert figures["calls_per_sequence"] == (6 + 7 + 4 + 6) / sequences
         assert sum(t.fields["num_turns"] for t in laid) == 6 + 7 + 4 + 6
+
+
+def lost(batches: list[Any]) -> list[Any]:
+    return batches[1:]
+
+
+def doubled(batches: list[Any]) -> list[Any]:
+    return [*batches, batches[0]]
+
+
+def replaced(batches: list[Any]) -> list[Any]:
+    """Change one token of one row: as many rows and tokens as before, and another row."""
+    ids = batches[0]["input_ids"]
+    ids.values()[0] = (ids.values()[0] + 1) % VOCABULARY
+    return batches
+
+
+WORKERS: dict[Any, str] = {
+    None: "",
+    lost: r"over \d+ rows with \d+ tokens; they were sent 12 rows with .*: rows or tokens got lost in the workers",
+    doubled: r"they were sent 12 rows .*: rows or tokens were counted more than once in the workers",
+    replaced: r"over 12 rows with (\d+) tokens; they were sent 12 rows with \1 tokens.*: some rows were replaced",
+}
+
+
+@pytest.mark.parametrize("fault", WORKERS, ids=lambda fault: getattr(fault, "__name__", "healthy"))
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_workers_count_the_rows_of_the_loss(
+    engine: Any, fault: Any, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from agentrig_verl import actor
+    from agentrig_verl import trainer as ours
+    from agentrig_verl.manager import lightened
+    from verl.utils import tensordict_utils
+    from verl.utils.metric.utils import reduce_metrics
+    from verl.utils.py_functional import rename_dict
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+    from verl.workers.engine.fsdp import transformer_impl
+    from verl.workers.utils.losses import ppo_loss
+
+    laid = laid_out(merged=True)
+    data = batch_of(engine, laid, packed=True, padding=2)
+    settings = {"rollout_n": 1, "use_dynamic_bsz": True, "use_kl_loss": False, "policy_loss": PolicyLossConfig()}
+    config = FSDPActorConfig(strategy="fsdp2", **settings)
+    worker: Any = actor.MeasuringWorker.__new__(actor.MeasuringWorker)
+    worker.engine, worker.device_name = SimpleNamespace(**{
+        "module": engine.module, "device_mesh": SimpleNamespace(shape=(1,)),
+        "get_data_parallel_group": engine.get_data_parallel_group,
+    }), "cpu"  # fmt: skip
+
+    def learn(self: Any, given: Any) -> Any:
+        """Do what verl's worker does with a mini-batch in each epoch, but for the optimizer."""
+        for _ in range(epochs):
+            with engine.train_mode():
+                engine.forward_backward_batch(given, self.loss_fn)
+        return tensordict_utils.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": {}})
+
+    monkeypatch.setattr(actor.TrainingWorker, "train_mini_batch", learn)
+    if fault is not None:
+        real = transformer_impl.prepare_micro_batches
+        monkeypatch.setattr(transformer_impl, "prepare_micro_batches", lambda **more: (fault(real(**more)[0]), None))
+    worker.set_loss_fn(partial(ppo_loss, config=config))
+
+    def update(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        output = worker.train_mini_batch(data)
+        metrics.update(reduce_metrics(rename_dict(tensordict_utils.get(output, "metrics"), "actor/")))
+        return batch
+
+    trainer: Any = ours.Trainer.__new__(ours.Trainer)
+    trainer.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=SimpleNamespace(ppo_epochs=epochs)))
+    trainer.global_steps, trainer._rows = 3, []
+    trainer.agent_loop_manager = SimpleNamespace(trajectories=lightened(laid))
+    tags = [*(t.tags for t in laid), {"is_padding": True}, {"is_padding": True}]
+    batch = SimpleNamespace(keys=[*(t.key for t in laid), "padding-0", "padding-1"], tags=tags, partition_id="train")
+    monkeypatch.setattr(ours, "tq", SimpleNamespace(kv_batch_get=lambda **_: data))
+    monkeypatch.setattr(ours.PPOTrainerSync, "_update_actor", update)
+    if fault is None:
+        trainer._update_actor(batch, {})
+        assert len(trainer._rows) == 12
+    else:
+        said = WORKERS[fault].replace(" 12 ", f" {12 * epochs} ")
+        with pytest.raises(RunStopped, match=rf"step 3: verl's workers computed the loss .*{said}"):
+            trainer._update_actor(batch, {})

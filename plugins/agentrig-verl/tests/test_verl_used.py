@@ -83,7 +83,7 @@ def books(
         algorithm=SimpleNamespace(adv_estimator="grpo", get=algorithm.get),
         actor_rollout_ref=SimpleNamespace(actor=actor),
     )
-    trainer._rows = []
+    trainer._rows, trainer.global_steps = [], 1
     trainer.agent_loop_manager = SimpleNamespace(
         trajectories={t.key: t for t in laid_out},
         rollouts=rollouts,

@@ -87,11 +87,12 @@ class Bounds:
             again: Measure again: the weights have changed since.
         """
         if again or list(ids) != list(self._ids):
-            self._ids, self._spread = ids, self._measure(learner, ids, logprobs)
+            self._ids, self._spread = ids, self._measure(learner, ids)
         return verdict.rounding(logprobs, learner.layers) + 2 * self._spread + 2 * self._noise
 
-    def _measure(self, learner: Learner, ids: Sequence[int], logprobs: Sequence[float]) -> float:
-        spread = learner.spread(ids)
+    def _measure(self, learner: Learner, ids: Sequence[int]) -> float:
+        # Scored twice here: the passes of other lengths round in other ways.
+        spread, logprobs = learner.spread(ids), learner.logprobs(ids)
         noise = verdict.difference(logprobs, learner.logprobs(ids))
         if noise > verdict.rounding(logprobs, learner.layers):
             more = [learner.logprobs(ids) for _ in range(SCORINGS)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch  # noqa: TID253  (runs in verl's workers; imported by the trainer only)
@@ -13,8 +14,10 @@ from verl.utils import tensordict_utils  # noqa: TID253
 from verl.utils.device import get_device_id, get_device_name  # noqa: TID253
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker  # noqa: TID253
 
-from agentrig.delivery.digests import digest
+from agentrig.delivery.digests import Digests
+from agentrig.delivery.verdict import difference
 from agentrig_verl import logprobs
+from agentrig_verl.counted import Counter
 
 SAMPLE = 1 << 20
 """How many weights of each rank are sampled; an odd stride spreads them over every tensor."""
@@ -24,13 +27,24 @@ METRIC = "weight_change"
 COMPUTED, TRACED = "computed_tokens", "traced_tokens"
 """Metrics of an update: tokens through the model, and what they would be if no two rows shared any."""
 
+SCORINGS = 3
+"""How often the probe is scored with noise of the dtype's rounding."""
+
 
 class MeasuringWorker(TrainingWorker):  # type: ignore[misc]
     """Adds `weight_change` to the metrics of an update: an estimate of the L2 norm of the change of all weights.
 
     Exact when a rank holds no more than `SAMPLE` weights; else the root of the mean square over a fixed, even
     sample, times the root of the number of weights. Copying every weight would cost as much memory as the model.
+    The metrics also say which rows the loss was computed over.
     """
+
+    _counter: Counter | None = None
+
+    def set_loss_fn(self, loss_fn: Callable[..., Any]) -> None:
+        """Take verl's loss function, and count what it is computed over."""
+        self._counter = Counter(loss_fn)
+        super().set_loss_fn(self._counter)
 
     def train_mini_batch(self, data: Any) -> Any:
         """Run the update, and compare the weights before and after it."""
@@ -45,6 +59,10 @@ class MeasuringWorker(TrainingWorker):  # type: ignore[misc]
             total /= ranks // self.engine.device_mesh.shape[-1]  # the last dimension shards, another would replicate
         if output is not None:
             tensordict_utils.get(output, "metrics")[METRIC] = [math.sqrt(float(total))]
+        if self._counter is not None:
+            counted = self._counter.take(self.engine.get_data_parallel_group(), self.device_name)
+            if output is not None:
+                tensordict_utils.get(output, "metrics").update(counted.metrics())
         return output
 
     def _sample(self) -> tuple[torch.Tensor, int]:
@@ -87,49 +105,66 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **more: Any) -> None:
         logprobs.install()
         super().__init__(*args, **more)
-        self._sent: dict[str, tuple[str, list[int]]] = {}
+        self._told: dict[str, Any] = {}
+        self._probe: tuple[list[int], str] | None = None
+        self._noise: float | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
-        """Send the weights to the servers, and keep the digest of each tensor on its way."""
-        real, self._sent = self.rollout.update_weights, {}
-        dtype = getattr(torch, self.config.rollout.dtype)
+        """Score the probe, send the weights to the servers, and keep the digest of each tensor on its way.
+
+        The probe is scored first, while the servers sleep: beside them there may be no room for it.
+        """
+        if self._probe is None:
+            return await super().update_weights(global_steps=global_steps, mode=mode)
+        start = time.perf_counter()
+        self._told = self._score_probe(*self._probe)
+        self._told["seconds"] = time.perf_counter() - start
+        found = Digests(getattr(torch, self.config.rollout.dtype), together=0)
+        shapes: dict[str, list[int]] = {}
+        real = self.rollout.update_weights
 
         async def watched(weights: Any, **more: Any) -> Any:
-            return await real(digested(weights, dtype, self._sent) if self.rank == 0 else weights, **more)
+            return await real(digested(weights, found, shapes) if self.rank == 0 else weights, **more)
 
         self.rollout.update_weights = watched
         try:
-            return await super().update_weights(global_steps=global_steps, mode=mode)
+            done = await super().update_weights(global_steps=global_steps, mode=mode)
         finally:
             self.rollout.update_weights = real
+        self._told["sent"] = {name: (value, shapes[name]) for name, value in found.result().items()}
+        return done
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def sent_digests(self) -> dict[str, tuple[str, list[int]]]:
-        """Return name to digest and shape of what the latest `update_weights` sent; of rank 0 only."""
-        return self._sent
+    def set_probe(self, ids: list[int], dtype: str) -> None:
+        """Take the tokens to score before each transfer, and the dtype that the servers compute in."""
+        self._probe, self._noise = (ids, dtype), None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def probe(self, ids: list[int], seed: int, dtype: str) -> tuple[list[float], int]:
-        """Score given tokens with the current weights, on all ranks at once.
-
-        Args:
-            ids: Token ids.
-            seed: 0 for the plain forward pass; else noise of the dtype's rounding is added after each block.
-            dtype: What the servers compute in.
+    def told(self) -> dict[str, Any]:
+        """Return what is known of the latest `update_weights`.
 
         Returns:
-            The log-probability of each token but the first, and the number of blocks.
+            `logprobs` of the probe's tokens but the first; `noise`, the most that rounding changes one; `layers`;
+            `seconds` that this took; and of rank 0 `sent`, name to digest and shape of each tensor.
         """
-        engine = self.actor.engine
+        return self._told
+
+    def _score_probe(self, ids: list[int], dtype: str) -> dict[str, Any]:
+        """Score the probe with the current weights, on all ranks at once; with noise too where it is new."""
+        engine, device = self.actor.engine, torch.device(get_device_name(), get_device_id())
         with engine.eval_mode(), torch.no_grad():
             blocks = decoder_blocks(engine.module)
-            hooks = [b.register_forward_hook(rounding_noise(seed + i, dtype)) for i, b in enumerate(blocks) if seed]
-            try:
-                return scored(engine.module, ids, torch.device(get_device_name(), get_device_id())), len(blocks)
-            finally:
-                for hook in hooks:
-                    hook.remove()
+            plain = scored(engine.module, ids, device)
+            if self._noise is None:
+                again = [scored(engine.module, ids, device)]
+                for seed in range(1, SCORINGS + 1):
+                    hooks = [b.register_forward_hook(rounding_noise(seed + i, dtype)) for i, b in enumerate(blocks)]
+                    again.append(scored(engine.module, ids, device))
+                    for hook in hooks:
+                        hook.remove()
+                self._noise = max(difference(plain, found) for found in again)
+        return {"logprobs": plain, "noise": self._noise, "layers": len(blocks)}
 
 
 class ForestActor(Actor):
@@ -139,11 +174,11 @@ class ForestActor(Actor):
     ref_worker_cls = ForestWorker
 
 
-def digested(weights: Any, dtype: torch.dtype, found: dict[str, tuple[str, list[int]]]) -> Iterator[tuple[str, Any]]:
-    """Pass tensors on, and note the digest and shape of each, rounded to the servers' dtype."""
+def digested(weights: Any, found: Digests, shapes: dict[str, list[int]]) -> Iterator[tuple[str, Any]]:
+    """Pass tensors on, and note the digest and the shape of each."""
     for name, tensor in weights:
-        rounded = tensor.to(dtype) if tensor.is_floating_point() else tensor
-        found[name] = digest(rounded), list(tensor.shape)
+        found.add(name, tensor)
+        shapes[name] = list(tensor.shape)
         yield name, tensor
 
 

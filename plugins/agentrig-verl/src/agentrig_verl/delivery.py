@@ -1,8 +1,8 @@
-"""The proof of delivery with verl: the actor scores the probe before each transfer, vLLM after it.
+"""The proof of delivery with verl: the actor scores the probe with each transfer, vLLM after it.
 
-The actor computes while the servers sleep, as in its other work: with offloaded parameters the GPU may not have room
-for both. So the tokens that a server samples after the probe are compared with the server's own new scores of these
-tokens, which vLLM never takes from its prefix cache.
+The learner is asked while the servers sleep, as its other work is: with offloaded parameters there may be no room for
+it beside them. What a server samples after the probe is therefore compared with its own fresh scores of these tokens,
+which vLLM never takes from its prefix cache. All else happens in the background, while the next rollouts begin.
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ import ray  # noqa: TID253  (imported with the trainer)
 
 from agentrig import Endpoint
 from agentrig.delivery import Delivery
-from agentrig.delivery.verdict import difference
-
-SCORINGS = 3
-"""How often the actor scores the probe with noise of the size of the dtype's rounding."""
 
 
 @attrs.define(kw_only=True)
@@ -29,19 +25,21 @@ class Scored:
 
     Attributes:
         ids: The probe.
-        found: Its log-probabilities.
+        dtype: What the servers compute in.
+        found: The probe's log-probabilities; the actor is asked for them in the background.
         noise: The most that rounding changes one.
         layers: Blocks of the model.
-        dtype: What the servers compute in.
         sent: Name to digest of the tensors that were sent.
+        seconds: How long the actor took.
     """
 
     ids: Sequence[int]
-    found: Sequence[float]
-    noise: float
-    layers: int
     dtype: str
+    found: Sequence[float] = ()
+    noise: float = 0.0
+    layers: int = 1
     sent: Mapping[str, str] = attrs.field(factory=dict)
+    seconds: float = 0.0
 
     def logprobs(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
         """Return the actor's log-probabilities of the probe; it cannot be asked for other tokens now."""
@@ -76,33 +74,47 @@ class Transfers:
         self._delivery, self._directory, self._rollout = delivery, directory, rollout
         self._workers, self._tokenizer, self._task = workers, tokenizer, task
         self._scored: Scored | None = None
-        self._noise: float | None = None
         self._ids: Sequence[int] = ()
 
     def before(self) -> None:
-        """Let the actor score the probe; call it while the servers sleep, before they get the weights."""
-        if not self._delivery.on:
-            return
-        ids = list(self._delivery.probe(context=self._context, prompt=self._prompt))
-        plain, layers = self._ask(ids)
-        if self._noise is None or ids != self._ids:
-            noisy = [self._ask(ids, seed=seed)[0] for seed in range(1, SCORINGS + 1)]
-            again, _ = self._ask(ids)
-            self._noise = max(difference(plain, found) for found in [*noisy, again])
-        self._ids = ids
-        self._scored = Scored(ids=ids, found=plain, noise=self._noise, layers=layers, dtype=str(self._rollout.dtype))
-
-    def after(self, version: int, endpoints: Sequence[Endpoint], replicas: Sequence[Any]) -> None:
-        """Prove that the servers answer with the weights that `before` has scored.
+        """Tell the actors what to score with the next transfer of weights; call it before that.
 
         Raises:
-            agentrig.errors.RunStopped: A server answers with other weights.
+            agentrig.errors.RunStopped: The proof of the transfer before has failed.
         """
+        if not self._delivery.on:
+            return
+        self._delivery.settle()
+        if self._scored is not None:
+            self._delivery.record.seconds += self._scored.seconds
+        ids = list(self._delivery.probe(context=self._context, prompt=self._prompt))
+        dtype = str(self._rollout.dtype)
+        if ids != self._ids:
+            self._workers.set_probe(ids, dtype)
+            self._ids = ids
+        self._scored = Scored(ids=ids, dtype=dtype)
+
+    def after(self, version: int, endpoints: Sequence[Endpoint], replicas: Sequence[Any]) -> None:
+        """Begin to prove that the servers answer with the weights that were sent since `before`."""
         if not self._delivery.on or self._scored is None:
             return
-        sent: Mapping[str, tuple[str, list[int]]] = self._workers.sent_digests()[0]
+        scored = self._scored
+        self._delivery.begin(
+            version=version,
+            learner=scored,
+            servers=[endpoint.with_sampling(temperature=1.0) for endpoint in endpoints],
+            context=self._context,
+            prompt=self._prompt,
+            held=lambda: self._compared(scored, len(endpoints), replicas),
+            fresh=True,
+        )
+
+    def _compared(self, scored: Scored, endpoints: int, replicas: Sequence[Any]) -> list[dict[str, str]]:
+        """Ask actors and servers for their digests; return those of the tensors that all have, for each endpoint."""
+        told: Mapping[str, Any] = self._workers.told()[0]
+        sent: Mapping[str, tuple[str, list[int]]] = told.get("sent", {})
         held = [self._held(i, replica, sent) for i, replica in enumerate(replicas)]
-        held = held if len(held) == len(endpoints) else [{} for _ in endpoints]
+        held = held if len(held) == endpoints else [{} for _ in range(endpoints)]
         common = set(sent).intersection(*held)
         known = {sent[name][0] for name in common}  # a tied tensor is sent under two names and held under one
         missing = sum(value not in known for value, _ in sent.values())
@@ -111,19 +123,10 @@ class Transfers:
                 f"the servers hold {missing} of {len(sent)} tensors in another form (tensor parallel, quantized): of "
                 "these only the log-probabilities are proven"
             )
-        own = {name: sent[name][0] for name in common}
-        at_one = [endpoint.with_sampling(temperature=1.0) for endpoint in endpoints]
-        for endpoint, digests in zip(at_one, held, strict=True):
-            self._delivery.begin(
-                version=version,
-                learner=attrs.evolve(self._scored, sent=own),
-                servers=[endpoint],
-                context=self._context,
-                prompt=self._prompt,
-                held=lambda digests=digests: [{n: d for n, d in digests.items() if n in own}],  # type: ignore[misc]
-                fresh=True,
-            )
-            self._delivery.settle()
+        scored.found, scored.noise, scored.layers = told["logprobs"], told["noise"], told["layers"]
+        scored.sent = {name: sent[name][0] for name in common}
+        scored.seconds = told["seconds"]
+        return [{name: value for name, value in digests.items() if name in common} for digests in held]
 
     @property
     def _context(self) -> int:
@@ -132,10 +135,6 @@ class Transfers:
     def _prompt(self) -> list[int]:
         text = json.dumps(dict(self._task), ensure_ascii=False, default=str)
         return list(self._tokenizer.encode(text))
-
-    def _ask(self, ids: Sequence[int], *, seed: int = 0) -> tuple[list[float], int]:
-        found, layers = self._workers.probe(list(ids), seed, str(self._rollout.dtype))[0]
-        return found, layers
 
     def _held(self, number: int, replica: Any, sent: Mapping[str, tuple[str, list[int]]]) -> dict[str, str]:
         """Return the digests of a replica's tensors; its workers write them into the run directory."""

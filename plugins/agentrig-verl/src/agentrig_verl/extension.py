@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentrig.delivery.digests import digest
+from agentrig.delivery.digests import Digests
 
 if TYPE_CHECKING:
     import torch
@@ -32,12 +32,12 @@ def held(parameters: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[i
     Returns:
         Name to digest; tensors that the server splits or quantizes (tensor parallelism) are left out.
     """
-    found = {}
+    found = Digests()
     for name, shape in shapes.items():
         place = _place(name, parameters, shapes)
         if place is not None and list(place.shape) == list(shape):
-            found[name] = digest(place)
-    return found
+            found.add(name, place)
+    return found.result()
 
 
 def _place(

@@ -129,7 +129,7 @@ class LoopManager:
                 tasks, n=n, endpoint=self.context.endpoints, step=step, on_groups=write_groups
             )
         self.rollouts = rollouts
-        self.trajectories = {t.key: attrs.evolve(t, fields={}) for some in found.values() for t in some}
+        self.trajectories = lightened([t for some in found.values() for t in some])
         self.figures = _figures(rollouts, found, self.config.data.max_prompt_length)
         self.digests = digests_of([t for uid in uids for t in found.get(uid, ())])
 
@@ -183,6 +183,15 @@ class LoopManager:
         status = [{"status": "finished" if by_group[uid] else "failure"} for uid in groups]
         tq.kv_batch_put(keys=list(groups), partition_id=PARTITION, tags=status)
         return by_group
+
+
+def lightened(trajectories: Sequence[Trajectory]) -> dict[str, Trajectory]:
+    """Return trajectories by key, without their tensors and with their checksums."""
+    from agentrig_verl.counted import checksums_of
+
+    sums = checksums_of([t.fields["input_ids"] for t in trajectories])
+    pairs = zip(trajectories, sums, strict=True)
+    return {t.key: attrs.evolve(t, fields={}, checksum=checksum) for t, checksum in pairs}
 
 
 @contextmanager

@@ -6,6 +6,7 @@ go, and the end of each step.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import signal
 import threading
@@ -30,18 +31,20 @@ from agentrig.figures import GRAD_NORM
 from agentrig.ledger import CRITIC_WARMUP, Entry
 from agentrig_verl.actor import COMPUTED, METRIC, TRACED, Actor, ForestActor
 from agentrig_verl.checkpoints import finish_checkpoint
+from agentrig_verl.counted import Counted, compare
 from agentrig_verl.delivery import Transfers
 from agentrig_verl.manager import explained
 from agentrig_verl.sharing import by_rank
 from agentrig_verl.trajectories import ADVANTAGE
-from agentrig_verl.used import UsedRow, entries_of, rows_of
+from agentrig_verl.used import UsedRow, entries_of, rows_of, sent_rows
+
+log = logging.getLogger(__name__)
 
 TIMES: Mapping[str, Sequence[str]] = {
     "log_probs": ("old_log_prob", "ref", "values"),
     "credit": ("adv",),
     "update": ("update_actor", "update_critic"),
     "weight_sync": ("update_weights",),
-    "delivery": ("delivery", "delivery_after"),
     "checkpoint": ("save_checkpoint",),
     "validation": ("testing",),
 }
@@ -115,15 +118,13 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         super().on_init_end()
 
     def on_step_end(self) -> None:
-        """Give the servers the step's weights, and prove that they answer with them."""
+        """Give the servers the step's weights, and begin to prove that they answer with them."""
         if self._transfers is None:
             super().on_step_end()
             return
-        with marked_timer("delivery", self.timing_raw):
-            self._transfers.before()
+        self._transfers.before()
         super().on_step_end()
-        with marked_timer("delivery_after", self.timing_raw):
-            self._prove(self.global_steps)
+        self._prove(self.global_steps)
 
     def _prove(self, version: int) -> None:
         if self._transfers is not None:
@@ -179,6 +180,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         self.finished = True
         with explained(self.session, self.endpoints):
             self.session.report(self.greedy, when="after", step=last)
+            self.session.delivery.settle()
 
     def _keep_ctrl_c(self) -> None:
         """Restore the run's Ctrl-C handler. SwanLab's would end its run, and fail at the next metrics."""
@@ -239,11 +241,23 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Run verl's update, and note which rows and tokens its actor got."""
+        """Run verl's update, and note which rows and tokens its actor got.
+
+        Raises:
+            RunStopped: The workers say that they computed the loss over others.
+        """
         batch = super()._update_actor(batch, metrics)
         fields = ["response_mask", "advantages"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        self._rows += rows_of(batch.keys, batch.tags, data)
+        rows = rows_of(batch.keys, batch.tags, data)
+        told = Counted.told(metrics)
+        if told is None:
+            log.warning("step %d: verl's workers do not say which rows they computed the loss over", self.global_steps)
+        else:
+            epochs = self.config.actor_rollout_ref.actor.ppo_epochs
+            sent = sent_rows(rows, self.agent_loop_manager.trajectories)
+            compare(sent, told, step=self.global_steps, epochs=epochs)
+        self._rows += rows
         self._updated = True
         return batch
 
@@ -282,7 +296,8 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         def move(path: Path) -> None:
             for part in self._aside.iterdir():
                 part.rename(path / part.name)
-            self.session.delivery.sign(path)
+            with explained(self.session, self.endpoints):
+                self.session.delivery.sign(path)
 
         self.session.save_checkpoint(self.global_steps, move, keep=self.global_steps >= self.total_training_steps)
         self._aside.rmdir()

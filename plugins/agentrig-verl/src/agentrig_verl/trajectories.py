@@ -29,12 +29,14 @@ class Trajectory:
         fields: What verl's trainer reads, by name; see `fields_of`.
         tags: What it sorts, balances and counts by.
         pieces: Its calls: each with the place of its first token among the responses, and its number of tokens.
+        checksum: Of its token ids (`agentrig_verl.counted`), once the manager has put it into TransferQueue.
     """
 
     key: str
     fields: dict[str, Any] = attrs.field(repr=False)
     tags: dict[str, Any]
     pieces: tuple[tuple[Call, int, int], ...] = ()
+    checksum: int = 0
 
 
 def trajectories_of(

@@ -10,6 +10,7 @@ import attrs
 
 from agentrig.ledger import Call, Entry, without_gradient
 from agentrig.rollouts import Rollout
+from agentrig_verl.counted import PRIME, Counted
 from agentrig_verl.trajectories import Trajectory
 
 
@@ -42,6 +43,13 @@ def rows_of(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], data: Any) -
         for key, tag, mask, advantages in rows
         if not tag.get("is_padding")
     ]
+
+
+def sent_rows(rows: Iterable[UsedRow], trajectories: Mapping[str, Trajectory]) -> Counted:
+    """Return the count of the rows that were sent to the workers and have a token in the loss."""
+    found = [row for row in rows if any(row.mask)]
+    known = [trajectories[row.key].checksum for row in found if row.key in trajectories]
+    return Counted(len(found), sum(sum(row.mask) for row in found), sum(known) % PRIME)
 
 
 def entries_of(
