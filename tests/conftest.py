@@ -1,4 +1,4 @@
-"""What the tests of the core share."""
+"""Fixtures for the tests of the core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="session")
 def spider_dir() -> Path:
-    """Real Spider, where it is there."""
+    """The folder of real Spider; skips if it is missing."""
     for candidate in (os.environ.get("AGENTRIG_SPIDER_DIR"), str(ROOT.parent / "shared" / "spider")):
         if candidate and (Path(candidate) / "dev.parquet").is_file():
             return Path(candidate)
@@ -37,7 +37,7 @@ def _served() -> Iterator[ModelServer]:
 
 @pytest.fixture
 def model(_served: ModelServer) -> ModelServer:
-    """A model server that has not been asked anything yet."""
+    """A model server without recorded requests."""
     _served.requests.clear()
     return _served
 
@@ -62,7 +62,7 @@ def toy_plan(_served: ModelServer, tmp_path: Path, toy_file: str) -> Callable[..
 
 @pytest.fixture(scope="session")
 def ended_run(_served: ModelServer, tmp_path_factory: pytest.TempPathFactory, toy_file: str) -> Callable[..., Path]:
-    """Return a run of the recipe `toy` that has ended: made once for a test session, and whole again at every call."""
+    """Return a run of the recipe `toy` that has ended: made once for a test session, and restored at every call."""
     from agentrig.plan import resolve
     from agentrig.run.training import train
 

@@ -1,4 +1,4 @@
-"""Tests on several workers: one that is marked `alone` runs while no other does, though the others never pause."""
+"""Tests on several workers: a test marked `alone` runs while no other does, even if the others never pause."""
 
 from __future__ import annotations
 
@@ -46,4 +46,4 @@ def test_a_test_that_is_marked_alone_runs_while_no_other_does(tmp_path: Path, ma
     assert len(spent) == 21
     alone = [(start, end) for kind, start, end in spent if kind == mark]
     met = sum(start < e and s < end for start, end in alone for _, s, e in spent) - len(alone)
-    assert (met == 0) is (mark == "alone")  # the same tests without the mark do meet: the watch sees it
+    assert (met == 0) is (mark == "alone")  # without the mark the same tests do overlap, so the check works

@@ -1,4 +1,4 @@
-"""Every file of `changes/` is a change of a known kind, and becomes a part of the changelog."""
+"""Every file of `changes/` has a known kind, and goes into the changelog."""
 
 from __future__ import annotations
 

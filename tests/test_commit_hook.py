@@ -1,4 +1,4 @@
-"""What `make dev` installs: a commit of what ruff refuses is stopped, and says why."""
+"""The hook that `make dev` installs: a commit that ruff refuses is stopped with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers of the code are kept (`lint-imports` reads them from pyproject.toml), and nothing forms a circle."""
+"""Imports respect the layers (`lint-imports` reads them from pyproject.toml) and form no cycle."""
 
 import ast
 import importlib
@@ -78,7 +78,7 @@ def test_a_wrong_import_is_found(tmp_path: Path, file: str, line: str, said: str
 
 
 def private_names(folder: Path) -> Iterator[str]:
-    """Yield what the sources of a folder import of agentrig by a private name: file, line, name."""
+    """Yield private names of agentrig that the sources of a folder import: file, line, name."""
     for file in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "agentrig":
@@ -114,7 +114,7 @@ def circles(sources: Sequence[Path], packages: Sequence[str]) -> list[list[str]]
 
 @contextmanager
 def found_first(sources: Sequence[Path]) -> Iterator[None]:
-    """Let these sources be found first."""
+    """Put these sources first on the path."""
     before = list(sys.path)
     sys.path[:0] = map(str, sources)
     importlib.invalidate_caches()

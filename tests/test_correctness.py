@@ -1,4 +1,4 @@
-"""What counts as correct: one rule, and what follows from it for every figure called accuracy."""
+"""What counts as correct: one rule, for every figure called accuracy."""
 
 from __future__ import annotations
 

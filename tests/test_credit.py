@@ -73,7 +73,7 @@ def test_lengths_must_agree():
 def test_failures_stay_out_of_the_baseline():
     got = group_advantages(["a", "a", "a", "b", "b"], [1.0, None, 0.0, 1.0, 1.0])
     assert got == [0.5, None, -0.5, 0.0, 0.0]
-    # Counted as 0.0, the failure would have raised the first rollout's advantage to 2/3.
+    # If the failure counted as 0.0, the first rollout's advantage would be 2/3.
     assert group_advantages(["a"] * 3, [1.0, 0.0, 0.0])[0] == pytest.approx(2 / 3)
 
 

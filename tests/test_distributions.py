@@ -1,4 +1,4 @@
-"""What core and plugins say of themselves in `pyproject.toml`: one version, one Python, all that they need."""
+"""`pyproject.toml` of core and plugins: one version, one range of Python, all requirements."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PLUGINS = sorted((ROOT / "plugins").glob("agentrig-*"))
 ALL = [ROOT, *PLUGINS]
 OPTIONAL = {
     "langchain_core": "imported when the agent has imported it, or by Agent Lightning's own tracer",
-    "pynvml": "asked where it is installed",
-    "swanlab": "asked where a run logs to it",
+    "pynvml": "used if it is installed",
+    "swanlab": "used if a run logs to it",
 }
 CORE = {
     "torch": "for the tensors of an algorithm that has some, and to check an export where it is installed",

@@ -1,4 +1,4 @@
-"""What observers are handed cannot be changed, does not follow the original, and reads as the original does."""
+"""What observers get cannot be changed, is independent of the original, and reads like it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_frozen_rollout_is_a_rollout_and_a_full_copy() -> None:
             change()
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         rollout.task = Task(id="x", input={})
-    dict.clear(rollout.task.input)  # who goes to such lengths changes a copy
+    dict.clear(rollout.task.input)  # even this changes only a copy
     list.clear(call.attributes["prompt_token_ids"])
     assert original == kept
 
@@ -121,7 +121,7 @@ def test_values_other_than_json_are_copied() -> None:
 
 
 class Meddler:
-    """An observer that changes whatever it is given, after it has noted that it could read it."""
+    """An observer that changes everything it gets, after it has recorded that it could read it."""
 
     def __init__(self) -> None:
         self.read: set[str] = set()

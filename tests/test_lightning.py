@@ -1,4 +1,4 @@
-"""What users wrote for Agent Lightning 0.3 plugs in unchanged: agents, tracers, adapters and algorithms."""
+"""Code for Agent Lightning 0.3 works unchanged: agents, tracers, adapters and algorithms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUPPORT = Path(__file__).parent / "support"
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, toy_file: str) -> tuple[dict[str, Any], Path]:
-    """Everything ran once, in a process of its own, watched for attempts to reach the network."""
+    """The results of one run of everything, in a separate process that records attempts to use the network."""
     folder = tmp_path_factory.mktemp("lightning")
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(SITECUSTOMIZE)

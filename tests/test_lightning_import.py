@@ -13,7 +13,7 @@ from lightning_runs import SITECUSTOMIZE
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """Run lines in a fresh interpreter; whatever it tries of the network is an error and printed."""
+    """Run lines in a new interpreter, in which any use of the network is an error and is printed."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
 
@@ -70,7 +70,7 @@ def test_every_import_skips_litellm(python: object) -> None:
     ]
 
 
-@pytest.mark.slow  # litellm takes a dozen seconds to import, which is why nothing else does
+@pytest.mark.slow  # litellm takes a dozen seconds to import, so only this test imports it
 def test_the_proxy_is_the_real_one_when_asked_for(python: object) -> None:
     source = (
         "import sys\nfrom agentrig.lightning_import import import_lightning\n"

@@ -95,7 +95,7 @@ REDESIGNED = {
     "agentrig_grpo.scoring": {"PLAIN_FAMILIES", "response_logits", "shares_prompts", "to_device"},
     "agentrig_grpo.sequences": {"ROW_LIMIT", "Row", "batches_of", "rows_of"},
 }
-"""How the embedded learner made rows of samples with the same prompt; forests replace them, and no page named them."""
+"""How the embedded learner made rows of samples with the same prompt; forests replace it, and no page named it."""
 
 
 def test_every_public_name_of_0_1_can_be_imported() -> None:

@@ -1,4 +1,4 @@
-"""Scores are typed, and a reward that raises, hangs or lies becomes `invalid`, never a number."""
+"""Scores are typed, and a reward that raises, hangs or returns something else gives `invalid`, never a number."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_reward_that_hangs_is_invalid_and_the_others_continue() -> None:
     release = threading.Event()
 
     def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
-        if task.id in ("0", "1", "2", "3"):  # as many as there are threads
+        if task.id in ("0", "1", "2", "3"):  # one for each thread
             release.wait(30)
         return Score.ok(1.0)
 

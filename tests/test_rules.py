@@ -1,15 +1,15 @@
-"""The rules that hold everywhere, one test each; a test fails when its rule is broken.
+"""The rules that hold everywhere, with one test each.
 
     1  The agent never sees `private`.
     2  A failure is typed, never 0.0.
     3  No silent knob.
     4  No run that learns nothing in silence.
     5  Nothing heavy at import.
-    6  Errors name the cure.
+    6  Errors say what to do.
     7  A broken accelerator is never quietly replaced by the CPU.
-    8  A run is reproducible, and goes on after a crash.
+    8  A run is reproducible, and can be resumed after a crash.
 
-The files of the single modules go deeper into each.
+The tests of the modules check the details.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SOURCES = Path(__file__).resolve().parents[1] / "src" / "agentrig"
 
 
 def test_rule_1_the_agent_never_sees_private(model: ModelServer, toy_plan: MakePlan) -> None:
-    """Look at what a runner holds in memory, what the store was given, what was sent, and at the filed spans."""
+    """Check a runner's memory, the store's input, the requests, and the written spans."""
     from agentrig import Endpoint
     from agentrig.run.directory import RunDirectory
     from agentrig.run.setup import make_engine
@@ -50,7 +50,7 @@ def test_rule_1_the_agent_never_sees_private(model: ModelServer, toy_plan: MakeP
     tasks = plan.build("tasks").load("train")[:4]
     golds = {t.private["gold"] for t in tasks}
     assert len(golds) == 4
-    assert all(g.startswith("gold-") for g in golds)  # the form that the spy looks for
+    assert all(g.startswith("gold-") for g in golds)  # the form that the search looks for
     judged: list[Any] = []
 
     def reward(task: Any, outcome: Any, budget_s: float) -> Any:
@@ -77,13 +77,13 @@ def test_rule_1_the_agent_never_sees_private(model: ModelServer, toy_plan: MakeP
         assert gold not in "".join(stored)
         assert gold not in json.dumps(model.bodies())
         assert gold not in json.dumps(rows)
-    assert "number" in "".join(stored)  # it did hold the inputs
+    assert "number" in "".join(stored)  # it did have the inputs
 
 
 def test_rule_2_a_failure_is_typed_and_never_a_zero(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
     from agentrig.run.training import train
 
-    # One of three odd numbers fails. Were failures zeros, the mean would be 4/12; of what was judged it is 4/10.
+    # One of three odd numbers fails. With failures as zeros the mean would be 4/12; over the scored ones it is 4/10.
     do = ["", "raise", "", "", "", ""]
     few = ["algorithm.steps=1", "algorithm.report=false", "algorithm.group=2", "run.validation_tasks=1"]
     train(toy_plan(*few, f"tasks.do={json.dumps(do)}", "run.failure_limit=0.5"))
@@ -101,7 +101,7 @@ def test_rule_2_a_failure_is_typed_and_never_a_zero(model: ModelServer, toy_plan
 
 @pytest.mark.parametrize("section", ["run", "tasks", "agent", "reward", "adapter", "algorithm", "hardware", "runners"])
 def test_rule_3_no_silent_knob(toy_plan: MakePlan, tmp_path: Path, toy_file: str, section: str) -> None:
-    """An unknown key stops in every section, from the command line and from a run file."""
+    """An unknown key is an error in every section, on the command line and in a run file."""
     from agentrig.plan import resolve
 
     with pytest.raises(ConfigError, match=rf"\[{section}\] .* has no key \"no_such_key\""):
@@ -132,7 +132,7 @@ def test_rule_4_no_run_that_learns_nothing(
 
 
 def test_rule_5_nothing_heavy_at_import() -> None:
-    """Look into the sources: what is imported at module level. tests/cli/test_cli.py looks at what happens."""
+    """Check the imports at module level in the sources. tests/cli/test_cli.py checks what is imported at run time."""
     heavy = {"torch", "verl", "vllm", "transformers", "agentlightning", "langchain_core", "langgraph", "ray", "openai"}
     # themselves imported lazily, and checked below to be so; forest/ is imported by algorithms with torch only
     allowed = {"runtime.py", "lightning_spans.py", *(f.name for f in (SOURCES / "forest").glob("*.py"))}
@@ -177,7 +177,7 @@ def test_rule_6_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.Monkey
         load().check()
     cure = str(conflict.value).split("AGENTRIG_BLOCK=")[1].split(",")[0]
     monkeypatch.setenv("AGENTRIG_BLOCK", cure)
-    load().check()  # the cure cures
+    load().check()  # the advice works
 
 
 def test_rule_7_a_broken_accelerator_is_never_replaced_by_the_cpu(
@@ -195,7 +195,7 @@ def test_rule_7_a_broken_accelerator_is_never_replaced_by_the_cpu(
         assert not (tmp_path / "runs" / "x").exists()
     assert not model.requests
     explicit = CliRunner().invoke(main, [*words, "--hardware", "cpu", "run.validation_tasks=1"])
-    assert explicit.exit_code == 0, explicit.output  # who asks for the CPU gets it
+    assert explicit.exit_code == 0, explicit.output  # the CPU can be chosen explicitly
     assert json.loads((tmp_path / "runs" / "x" / "manifest.json").read_text())["hardware"]["name"] == "cpu"
 
 
@@ -231,7 +231,7 @@ def test_rule_8_a_run_is_reproducible_and_resumes_after_a_crash(
     assert result.exit_code == 0, result.output
     lines = _lines(tmp_path)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]  # none lost, none twice
-    assert [line["algorithm"]["number"] for line in lines] == [0.5, 1.5, 3.0, 5.0]  # as in an unbroken run
+    assert [line["algorithm"]["number"] for line in lines] == [0.5, 1.5, 3.0, 5.0]  # as in an uninterrupted run
     assert lines[:2] == killed[:2]
     summary = json.loads(result.stdout)
     assert (summary["steps"], summary["train_rollouts"]) == (4, 48)

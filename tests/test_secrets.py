@@ -1,4 +1,4 @@
-"""Secrets and the environment of runners: what is a key stays where it belongs, over whole runs in real processes."""
+"""Secrets and the environment of runners, over complete runs in real processes: keys are written nowhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MakePlan = Callable[..., Plan]
 
 @pytest.fixture(autouse=True)
 def _no_masks() -> Iterator[None]:
-    """Let no test find the secrets of another."""
+    """Remove the secrets of earlier tests."""
     text._masks.clear()
     yield
     text._masks.clear()
@@ -76,7 +76,7 @@ def test_a_secret_is_used_and_written_nowhere(
     assert KEY in json.dumps(model.bodies())
     written = everything(run)
     assert KEY not in written
-    assert f"<secret from {form} {where}>" in written  # in its place: the failure's message, the prompts
+    assert f"<secret from {form} {where}>" in written  # in the failure's message and in the prompts
     assert f'{form} = "{where}"' in (run / "config.toml").read_text()
     assert json.loads((run / "manifest.json").read_text())["config"]["agent"]["api_key"] == {form: where}
     assert KEY not in repr(made) + str(made.as_dict()) + repr(agent_plan(made)) + "".join(capfd.readouterr())
@@ -112,7 +112,7 @@ def test_only_reveal_shows_a_secret() -> None:
     assert (copied.reveal(), str(copied), copied) == ("123-456-789", "<secret from env B>", Secret("123-456-789"))
     assert storable("the server said: bad key 123-456-789") == "the server said: bad key <secret from env B>"
     Secret("abc")
-    assert storable("abc") == "abc"  # too short to be looked for
+    assert storable("abc") == "abc"  # too short to be searched for
 
 
 def test_dev_shows_no_secret(plan: MakePlan, model: ModelServer, tmp_path: Path, toy_file: str) -> None:
@@ -143,7 +143,7 @@ train(plan)
 def test_runners_get_what_their_agent_declares(
     model: ModelServer, tmp_path: Path, toy_file: str, granted: bool
 ) -> None:
-    """In a process of its own, so that the fork server is new: `/proc/PID/environ` cannot be mended afterwards."""
+    """In a separate process, so that the fork server is new: `/proc/PID/environ` cannot be changed afterwards."""
     environment = {
         **os.environ,
         **dict.fromkeys(KEYS, KEY),

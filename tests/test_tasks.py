@@ -1,4 +1,4 @@
-"""Tasks: what identifies them, and how splits are compared."""
+"""Tasks: their fingerprint, and how splits are compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training data of tests/benchmarks/verl_spider: on a database made here, and on real Spider where it is there."""
+"""The training data of tests/benchmarks/verl_spider, on a database made here and, if available, on real Spider."""
 
 # ruff: noqa: E402  (what the imports need may be missing)
 import json
@@ -102,7 +102,7 @@ def test_new_names_are_the_same_everywhere(shop):
         number = table.columns[2]
         assert sql.split(" FROM ")[0] == f"SELECT {number.name}"
         assert sql.split()[3] == table.name
-        # The question names what the query does; a column that it does not speak of keeps its name.
+        # The question names what the query uses; a column that it does not mention keeps its name.
         assert number.words in asked
         assert '"Home Town" = ' in sql
         value = sql.split(" = ")[1].strip("'")

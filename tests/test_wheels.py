@@ -1,4 +1,4 @@
-"""A reward and an agent from wheels train in a fresh venv, with no line of agentrig changed."""
+"""A reward and an agent from wheels train in a new virtual environment, without a change in agentrig."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TINY = (
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh venv that holds the example wheels, and sees agentrig and its dependencies where they are."""
+    """A new virtual environment with the example wheels, which finds the installed agentrig and its dependencies."""
     folder = tmp_path_factory.mktemp("fresh")
     wheels = folder / "wheels"
     for name in ("agentrig-partial-credit", "agentrig-one-shot"):

@@ -1,4 +1,4 @@
-"""The command line: light, every command explained by an example, errors without a traceback."""
+"""The command line: it starts fast, every command has an example, and errors have no traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live display: what it prints, on a terminal and elsewhere, under events of many threads."""
+"""The live display: its output on a terminal and in a pipe, with events from many threads."""
 
 from __future__ import annotations
 

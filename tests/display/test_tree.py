@@ -1,4 +1,4 @@
-"""The span tree: every span once, below its parent, with what was said."""
+"""The span tree: every span once, below its parent, with prompts and replies."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_timeout_and_components_are_part_of_the_verdict():
 
 
 def odd_rollout() -> Rollout:
-    """Spans out of the ordinary: an orphan, a failed call, no ids, markup in texts, a tool, a cut reply."""
+    """Unusual spans: an orphan, a failed call, no ids, markup in texts, a tool, a cut reply."""
     request = {"messages": [{"role": "user", "content": [{"type": "text", "text": "[bold]x[/nothing]"}]}]}
     usage = {"usage": {"prompt_tokens": 7, "completion_tokens": 2}, "choices": [{"message": {"content": "y"}}]}
     tools = {"choices": [{"message": {"content": None, "tool_calls": [{"id": "t"}]}}]}

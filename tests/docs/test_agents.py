@@ -43,7 +43,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 
 @pytest.fixture(autouse=True)
 def _clients_end_here() -> Iterator[None]:
-    """A runner's clients live as long as its process; here they end after each test, and must not warn later."""
+    """Close the clients after each test, as the end of a runner's process would, so that they cannot warn later."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

@@ -1,4 +1,4 @@
-"""The picture of docs/architecture.md is the one that the code's imports give."""
+"""The picture of docs/architecture.md agrees with the code's imports."""
 
 from __future__ import annotations
 

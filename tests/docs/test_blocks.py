@@ -1,4 +1,4 @@
-"""Every Python and TOML block of every page: plugins load and bring what they show, scripts run, settings resolve."""
+"""Every Python and TOML block of every page: plugins load and register components, scripts run, settings resolve."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from agentlightning.tracer.agentops import AgentOpsTracer
 class MyLitAgent(LitAgent): ...
 class MyAlgorithm(Algorithm): ...
 """
-"""What a user of Agent Lightning has already, before the lines that docs/lightning.md adds."""
+"""The code of a user of Agent Lightning, to which docs/lightning.md adds its lines."""
 
 ELSEWHERE = {
     "docs/report.md": "tests/docs/test_report.py runs it on a run directory",
     "plugins/agentrig-langgraph-sql/README.md": "test_langgraph_sql_readme.py runs it against a server",
     "docs/recipes.md": "it trains for five steps; its call is resolved below",
 }
-"""Pages whose script is not run here, and why."""
+"""Pages whose script is not run here, with the reason."""
 
 
 SHOWN = (
@@ -45,20 +45,20 @@ SHOWN = (
     (r"^src/agentrig/ |^algorithm\.py ", "a list of files"),
     (r"^agent\(task_input, endpoint\) ->", "the form of a call"),
     (r"^step  8/60", "what a run prints"),
-    (r"^step \d+(, update \d+)?: ", "what a run that a proof stops says; tests/proofs compares it"),
+    (r"^step \d+(, update \d+)?: ", "the message of a run that a proof stops; tests/proofs compares it"),
     (r"^---\nconfig:", "the reference agent's graph, as Mermaid draws it"),
     (r"^(\w+=\S+ )?agentrig ", "the examples in a command's help; tests/cli/test_cli.py parses them"),
 )
-"""The blocks that nothing runs, by a regular expression on their text, and why."""
+"""The blocks that are not run, by a regular expression on their text, with the reason."""
 
 NOT_PAGES = {
     "CHANGELOG.md": "made by towncrier",
-    "CONTRIBUTING.md": "for contributors; what its commands name is looked for below",
+    "CONTRIBUTING.md": "for contributors; the files that its commands name are checked below",
     "README.zh.md": "its blocks are those of README.md, which test_translations.py compares",
-    "plugins/agentrig-grpo/training/README.md": "an hour on a GPU; what its commands name is looked for below",
-    "tests/benchmarks/verl_spider/README.md": "needs Spider and a GPU; what its commands name is looked for below",
+    "plugins/agentrig-grpo/training/README.md": "an hour on a GPU; the files that its commands name are checked below",
+    "tests/benchmarks/verl_spider/README.md": "needs Spider and a GPU; files that its commands name are checked below",
 }
-"""Markdown files whose blocks are not run, and why."""
+"""Markdown files whose blocks are not run, with the reason."""
 
 
 def page_of(block: Block) -> str:
@@ -91,7 +91,7 @@ def test_a_script_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("block", PACKAGES, ids=lambda b: b.id)
 def test_a_package_of_a_page_installs_and_is_found(block: Block, tmp_path: Path) -> None:
-    """Its module is the page's first plugin. It is built and installed as a reader would do it."""
+    """Its module is the page's first plugin. It is built and installed as a reader would."""
     package = tomllib.loads(block.text)
     source = tmp_path / "source" / package["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"][0]
     source.mkdir(parents=True)
@@ -148,7 +148,7 @@ def test_scripts_that_other_tests_run_exist() -> None:
 
 @pytest.mark.parametrize("block", TOML, ids=lambda b: b.id)
 def test_settings_resolve(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block is a run file, or a part of one that builds upon `mini`; what it names, the page shows."""
+    """A block is a run file, or a part of one that extends `mini`; the page shows what it names."""
     content = tomllib.loads(block.text)
     for name in re.findall(r'\{env = "(\w+)"\}', block.text):
         monkeypatch.setenv(name, "set")

@@ -1,7 +1,7 @@
-"""Every command of every page: all are parsed down to the last setting, and what a CPU can run is run.
+"""Every command of every page: all are parsed with every setting, and those that a CPU can run are run.
 
 Commands are collected from the fenced blocks of README, docs/, plugins' and examples' READMEs. Those in `NOT_RUN` are
-parsed only, each for its reason. A training command is run with `FEW` behind it: one step on few tasks.
+parsed only, each with a reason. `FEW` is appended to a training command: one step on few tasks.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from agentrig.plan import Plan, resolve
 from agentrig.plugins.specs import RUN_KINDS
 
 NOT_RUN = (
-    (r"^make train$", "it is `agentrig train` of docs/mini.md, some eight minutes"),
+    (r"^make train$", "it is `agentrig train` of docs/mini.md and takes about eight minutes"),
     (r"^make test$", "it would run this test"),
     (r"^make setup$|^\. \.venv/bin/activate$", "it has made the environment that this test runs in"),
-    (r"--resume runs/mini", "a run of one step has nothing to go on with; tests/run/test_session.py resumes runs"),
+    (r"--resume runs/mini", "a run of one step has no step left to resume; tests/run/test_session.py resumes runs"),
     (r"--hardware cuda|\b(train|doctor) (fast|qwen|llama)\b|--device cuda", "it needs a GPU"),
     (r"\b(train|doctor) npu\b|Ascend|torch_npu|vllm", "it needs an NPU and CANN"),
     (r"^python tests/benchmarks/verl_", "it needs a GPU"),
-    (r"^pip install (\. |\./plugins)|^pip check", "it belongs to an installation on an NPU"),
+    (r"^pip install (\. |\./plugins)|^pip check", "it is part of an installation on an NPU"),
     (r"--resume runs/qwen", "it needs a run that was made on a GPU"),
     (r"modelscope|MODELSCOPE", "it needs a package and a model from a network"),
-    (r"algorithm\.model=DIR", "it needs an instruct model, which nothing that is installed here brings"),
+    (r"algorithm\.model=DIR", "it needs an instruct model, which no package installed here has"),
     (r"make_environment\.sh|^uv ", "it downloads 4 GB"),
     (r"make_mini\.py", "it takes an hour"),
     (r"^cd plugins/agentrig-grpo/training", "nothing of its block is run"),
@@ -47,7 +47,7 @@ NOT_RUN = (
     (r"^agentrig data spider", "Spider's download is not included; test_spider_convert.py converts a copy of its form"),
     (r"agentrig_langgraph_sql|OPENAI_BASE_URL", "test_langgraph_sql_readme.py runs it against a server"),
 )
-"""What is parsed and not run, by a regular expression on the command: and why."""
+"""What is parsed and not run, by a regular expression on the command, with the reason."""
 
 FEW = (
     "algorithm.steps=1",
@@ -56,10 +56,10 @@ FEW = (
     "run.validation_tasks=8",
     "run.report_tasks=16",
 )
-"""Put behind every `agentrig train` that is run: the page's command takes minutes."""
+"""Appended to every `agentrig train` that is run: the page's command takes minutes."""
 
 CHEAP = re.compile(r"^agentrig (plugins|dev|doctor|data)\b")
-"""Commands that the default run of the tests runs too, each by itself."""
+"""Commands that the default tests run too, each in a test of its own."""
 
 PAGES_FILES = {"README.md": "my_agent.py"}
 """Files whose content is a page's first Python block; other blocks name their file in their first line."""
@@ -79,7 +79,7 @@ def is_cheap(command: Command) -> bool:
 
 RUN = [command for command in COMMANDS if not why_not(command)]
 ONCE = list({command.text: command for command in RUN if is_cheap(command)}.values())
-"""The cheap commands, one of each text: all run in one place, where the same text does the same for every page."""
+"""The cheap commands without duplicates: all run in one folder, where equal texts have equal effects."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -178,7 +178,7 @@ def resolved(words: list[str], options: dict[str, Any]) -> Plan:
 
 
 def check_together(plan: Plan) -> None:
-    """As a run does before it looks whether the device is there."""
+    """Check as a run does before it looks for the device."""
     hardware: Any = plan.build("hardware")
     algorithm: Any = plan.components["algorithm"].spec
     assert not algorithm.hardware or hardware.name in algorithm.hardware
@@ -193,7 +193,7 @@ def parse_make(words: list[str]) -> None:
 
 
 def parse_python(words: list[str]) -> None:
-    """The script or module is there, and its source has every option that is given."""
+    """The script or module exists, and its source has every option that is given."""
     if words[0] == "-m":
         spec = find_spec(words[1])
         if spec is not None and spec.submodule_search_locations:
@@ -250,12 +250,12 @@ def parse_modelscope(words: list[str]) -> None:
 
 
 def parse_script(words: list[str]) -> None:
-    assert os.access(words[0], os.X_OK), f"{words[0]} is no program of the pages; add it here if it is one"
+    assert os.access(words[0], os.X_OK), f"{words[0]} is an unknown program; add it here if a page uses it"
 
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which `agentrig train` takes few steps, and `pip install` puts things into a folder apart."""
+    """An environment in which `agentrig train` takes few steps and `pip install` uses a separate folder."""
     folder = tmp_path_factory.mktemp("tools")
     site = folder / "site"
     few = f'if [ "$1" = train ]; then set -- "$@" {" ".join(FEW)}; fi'
@@ -286,7 +286,7 @@ def test_a_cheap_command_runs(command: Command, place: Path, tools: dict[str, st
 
 @pytest.fixture(scope="module")
 def runs(place: Path, tools: dict[str, str]) -> None:
-    """A run of three steps, under every name that a page gives to a run that is there."""
+    """A run of three steps, under every name that the pages use for an existing run."""
     run("agentrig train mini run.name=mini-20260101-120000", place, tools)
     for name in ("one", "other", "qwen-20260101-120000"):
         shutil.copytree(place / "runs" / "mini-20260101-120000", place / "runs" / name)

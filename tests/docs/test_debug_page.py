@@ -1,4 +1,4 @@
-"""The page docs/how-to/debug-a-run.md quotes messages and figures that there are."""
+"""The page docs/how-to/debug-a-run.md quotes existing messages and figures."""
 
 from __future__ import annotations
 

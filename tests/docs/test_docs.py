@@ -1,4 +1,4 @@
-"""The docs can't lie: every hook has its page, every Python snippet compiles, every command is one that there is."""
+"""Every hook has a page, every Python snippet of the docs compiles, and every command exists."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ test:
 
 @pytest.mark.parametrize("lint", [0, 1])
 def test_ci_fails_if_a_part_fails_and_prints_the_tests_last(tmp_path: Path, lint: int) -> None:
-    """`.ci/run` itself, over a Makefile whose targets only say that they have ended."""
+    """`.ci/run` itself, with a Makefile whose targets only print."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
     (tmp_path / "Makefile").write_text(SAYS)

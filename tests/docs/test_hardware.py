@@ -1,4 +1,4 @@
-"""docs/hardware.md says what the code says."""
+"""docs/hardware.md agrees with the code."""
 
 import re
 from pathlib import Path

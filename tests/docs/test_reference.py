@@ -1,4 +1,4 @@
-"""The reference can't fall behind: it is made from the code, and the code's lists are compared with what it does."""
+"""The reference is generated from the code, and the code's lists are compared with its behavior."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page docs/report.md against what a run writes, and start-up against what it may import."""
+"""The page docs/report.md is compared with the files of a run, and imports at start-up with what is allowed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def named(section: str) -> set[str]:
 
 
 class Prepared:
-    """Stands where the runner pool is: gives rollouts that are there already."""
+    """Replaces the runner pool: returns prepared rollouts."""
 
     adapter = staticmethod(lambda trace: [])
     scorer = Scorer(lambda task, outcome, budget_s: Score.ok(1.0), budget_s=5.0)
@@ -101,7 +101,7 @@ def test_the_report_reads_the_files_of_a_session(directory: Path):
     assert row["failures"] == {"llm-error": 2}
     text = (directory / "report.html").read_text("utf-8")
     assert "length-is-odd" in text
-    assert "of 30" in text  # where the audit parts from the reward, out of the training rollouts that were scored
+    assert "of 30" in text  # where audit and reward disagree, of the training rollouts that were scored
     assert "trained reward 1, audit 0" in text
 
 

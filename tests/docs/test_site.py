@@ -25,7 +25,7 @@ LOADED = {
 
 
 class Page(HTMLParser):
-    """What a page loads, and whether it has something for which the theme would load a script."""
+    """What a page loads, and whether it has something that makes the theme load a script."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
 
 
 def test_every_linked_anchor_exists(site: Path) -> None:
-    """`mkdocs build --strict` checks the pages of links, not their anchors."""
+    """`mkdocs build --strict` checks that linked pages exist, but not their anchors."""
     for file in site.rglob("*.html"):
         text = file.read_text("utf-8")
         for link in re.findall(r'<a (?:class="[^"]*" )?href="([^":]*#[^"]+)"', text):

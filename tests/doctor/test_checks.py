@@ -1,4 +1,4 @@
-"""Each check, on the real host where the host can show the case, else on a folder or a process that plays it."""
+"""Each check, on the real host if possible, otherwise with a prepared folder or process."""
 
 import json
 import os

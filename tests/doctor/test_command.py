@@ -1,4 +1,4 @@
-"""`agentrig doctor` as a user calls it."""
+"""`agentrig doctor` on the command line."""
 
 import contextlib
 import json
@@ -151,7 +151,7 @@ print(sorted(set(sys.modules) & {{"torch", "transformers", "ray", "verl", "vllm"
 
 @pytest.mark.slow
 def test_a_real_ray_that_was_started_without_a_key_is_found(recipe):
-    """A cluster is started by `ray start`, then the key is exported, then the doctor is asked."""
+    """A cluster is started by `ray start`, then the key is exported, then the doctor runs."""
     with tempfile.TemporaryDirectory(prefix="rig") as short:
         environ = {**os.environ, "HOME": short, "RAY_TMPDIR": short, "RAY_USAGE_STATS_ENABLED": "0"}
         environ.pop("WANDB_API_KEY", None)

@@ -1,4 +1,4 @@
-"""The doctor looks at all that a run imports: the whole tree of requirements, and whether the imports work."""
+"""The doctor checks everything that a run imports: the whole tree of requirements, and whether the imports work."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def doctor(site: Path, *words: str) -> tuple[int, list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("leaf", [5, 7])
 def test_an_incompatible_indirect_requirement_is_found(tmp_path: Path, leaf: int) -> None:
-    """As protobuf's, which an unrelated package had raised: the metadata and the import both tell."""
+    """For example protobuf, upgraded for an unrelated package: the metadata and the import both show it."""
     install(tmp_path, "toy-leaf", LEAF.replace("7", str(leaf)), version=f"{leaf}.1", plugin=False)
     install(tmp_path, "toy-middle", MIDDLE, version="1.0", requires=["toy-leaf<6,>=5"], plugin=False)
     install(tmp_path, "toy-agents", AGENT, requires=["toy-middle"])
@@ -106,11 +106,11 @@ def test_an_incompatible_indirect_requirement_is_found(tmp_path: Path, leaf: int
     assert lines["imports"]["evidence"].startswith(
         "build agent talker: the agent talker cannot be built: TypeError: Det"
     )
-    assert lines["stack"]["check"] == "stack"  # the other checks are made all the same
+    assert lines["stack"]["check"] == "stack"  # the other checks run too
 
 
 def test_the_imports_of_every_run_are_tried(tmp_path: Path) -> None:
-    """Whatever is on the path: here a module that hides the real one."""
+    """With a module on the path that hides the real one."""
     (tmp_path / "agentlightning").mkdir()
     (tmp_path / "agentlightning" / "__init__.py").write_text("raise SystemExit('half installed')\n")
     status, findings = doctor(tmp_path)

@@ -64,7 +64,7 @@ def test_auto_without_the_cpu_among_the_candidates_is_an_error():
 
 @attrs.frozen(kw_only=True)
 class Faulty(Board):
-    """A plugin's fault, not the device's."""
+    """Hardware whose probe has a bug."""
 
     name: str = "faulty"
     gives: object = None

@@ -58,7 +58,7 @@ def test_an_environment_is_empty_by_default():
 
 @attrs.frozen(kw_only=True)
 class Earlier(Board):
-    """A subclass written for 0.1: it has what 0.1 declared and never asked for."""
+    """A subclass written for 0.1: it defines fields and methods of 0.1 that nothing used."""
 
     vendor: str = "somebody"
     collective_backend: str | None = "gloo"
@@ -152,7 +152,7 @@ def test_the_cpu_sets_threads_and_checks_its_keys():
 
 
 def test_without_cpu_affinity_all_cores_count(monkeypatch):
-    """As macOS, whose `os` has no `sched_getaffinity`."""
+    """macOS, for example: its `os` has no `sched_getaffinity`."""
     monkeypatch.delattr(os, "sched_getaffinity")
     assert Cpu().threads == os.cpu_count()
     assert Cpu().probe().evidence == (f"{os.cpu_count()} usable cores",)

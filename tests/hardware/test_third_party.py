@@ -1,4 +1,4 @@
-"""A hardware plugin from a wheel, with no line of agentrig changed: found, examined, and trained on."""
+"""A hardware plugin from a wheel is found, examined and used for training without a change in agentrig."""
 
 import json
 import os

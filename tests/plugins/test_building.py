@@ -1,4 +1,4 @@
-"""Building: what a plugin's `build` raises or wrongly returns ends a command early, with plugin, file and line."""
+"""Building: an error or a wrong result of a plugin's `build` ends a command early, with plugin, file and line."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_component_that_cannot_be_built_ends_a_command_before_anything_heavy_s
 
 
 class Odd:
-    """Builds nothing that can be called."""
+    """Its objects cannot be called."""
 
     def __init__(self, config: Any) -> None:
         raise ValueError("no")

@@ -1,4 +1,4 @@
-"""The plugin system: found by entry point, broken ones isolated, conflicts and misspellings named."""
+"""Plugins are found by entry point, broken ones are isolated, conflicts and misspellings are named."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_name_of_two_plugins_is_selected_by_its_distribution(site: Path) -> No
 
 
 def test_a_name_conflict_stops_only_runs_that_use_the_name(site: Path, toy_file: str, model: ModelServer) -> None:
-    """And the run's own file names the component so that a resumed run finds it again."""
+    """The run's config.toml names the component in a form that a resumed run finds."""
     from agentrig.plan import resolve, to_toml
 
     for name in ("toy-one", "toy-other"):

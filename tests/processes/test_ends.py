@@ -1,4 +1,4 @@
-"""Ends: signals while a run starts, works and writes; what agents started; what a killed run leaves."""
+"""How runs end: signals during the start, the steps and the report; children of agents; files of a killed run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Command:
                 cwd=cwd or tmp_path,
                 env={**os.environ, "TMPDIR": str(self.tmp), **environment},
                 start_new_session=True,
-                # Under `nohup make test` it is ignored, and what ignores it from the start goes on doing so.
+                # Under `nohup make test` the signal is ignored, and a process that starts so keeps ignoring it.
                 preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             )
 
@@ -52,7 +52,7 @@ class Command:
             time.sleep(0.02)
 
     def started(self) -> list[psutil.Process]:
-        """What it, or anything below it, has started and still lives."""
+        """Its descendants that are still alive."""
         found = [p for p in psutil.process_iter() if variable(p, "TMPDIR").startswith(str(self.tmp))]
         return [p for p in found if p.pid != self.process.pid]
 
@@ -302,7 +302,7 @@ def test_temporary_files_are_in_one_folder_and_only_those_of_dead_runs_are_remov
     assert tempfile.tempdir == str(tmp_path)
     assert scratch.VARIABLE not in os.environ
 
-    own = tmp_path / "agentrig-notes"  # a user's, whatever it is called
+    own = tmp_path / "agentrig-notes"  # a folder of the user, whatever its name
     own.mkdir()
     (own / "text").touch()
     os.utime(own, (0, 0))

@@ -1,4 +1,4 @@
-"""Locks: one holder at a time, named; a dead one's file is no lock."""
+"""Locks: one holder at a time, which messages name; the file of a dead holder is no lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers in processes of their own: real ones, that come up, die, hang and end."""
+"""Servers in separate processes: real ones that start, crash, hang and end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delivery: what was trained is what answers. Healthy runs raise nothing; planted faults are named."""
+"""The proof of delivery: healthy runs raise nothing, and planted faults are named."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ QUICK = ("the swap is skipped, the version is not", "the adapter is merged twice
 
 
 def quick_first(names: Iterable[str], quick: Collection[str]) -> list[Any]:
-    """Return the parameters of a test, those that are not quick with the mark `slow`."""
+    """Return the parameters of a test; those that are not quick get the mark `slow`."""
     return [pytest.param(name, id=name, marks=() if name in quick else pytest.mark.slow) for name in names]
 
 
@@ -62,7 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plant a fault where it belongs: in this process, or at the start of the server's."""
+    """Plant a fault in this process, or at the start of the server's process."""
     code = textwrap.dedent(fault.code)
     if fault.where == "server":
         (folder / "planted").mkdir()
@@ -163,7 +163,7 @@ def run_behind(
 
 @pytest.fixture(scope="module")
 def old(model: Path) -> Iterator[Backend]:
-    """Another server with the starting model: of weights that no run changes."""
+    """Another server with the starting model, whose weights never change."""
     with LLMServer(ServerSettings(model=str(model), name="policy", slots=8)) as server:
         yield Backend(server.base_url, server.api_key)
 
@@ -195,11 +195,11 @@ def test_the_weaker_proof_is_used_for_a_server_that_cannot_score(
 ) -> None:
     session = run_behind(monkeypatch, tmp_path / "run", model, refuse=["/completions"], steps=3)
     told = [r.getMessage() for r in caplog.records if "cannot score given tokens" in r.getMessage()]
-    assert len(told) == 1, "it is said once"
+    assert len(told) == 1, "it is reported once"
     assert "the weaker proof is used" in told[0]
     summary = session.delivery.record.summary()
     assert summary["notes"] == told
-    assert (summary["proofs"], summary["arrived"]) == (4, 3), "what the last transfer brought was not sampled from"
+    assert (summary["proofs"], summary["arrived"]) == (4, 3), "the last weights were not sampled from"
     assert summary["calls_difference"] < 1e-4
     assert summary["difference"] is None
 

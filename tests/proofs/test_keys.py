@@ -1,4 +1,4 @@
-"""Every key does something: each key of each first-party component is flipped, and what it claims to change changes."""
+"""Every key has an effect: each key of each first-party component gets two values, and its effect is checked."""
 
 from __future__ import annotations
 

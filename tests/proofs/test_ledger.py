@@ -1,4 +1,4 @@
-"""The ledger: faults planted where calls can get lost are found and named; healthy steps close their books."""
+"""The ledger: planted faults that lose calls are found and named; healthy steps close their books."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentrig.runners.engine import RolloutEngine
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
 FAULTS: dict[str, tuple[Plant, str]] = {}
-"""What is planted, and what the message says."""
+"""The faults, and their messages."""
 
 
 def fault(said: str) -> Callable[[Plant], Plant]:
@@ -182,7 +182,7 @@ def test_a_fault_is_named_within_two_steps(name: str, tmp_path: Path, monkeypatc
     session = session_in(tmp_path)
     plant, said = FAULTS[name]
     plant(monkeypatch)
-    # The proofs of the learner's own find some of these first: here the ledger must find them alone.
+    # The learner's own proofs would find some of these first: without them the ledger must find all.
     monkeypatch.setattr(TokenProof, "check", lambda self: 0.0)
     with pytest.raises(RunStopped, match=said):
         run_steps(session, ppo_epochs=2)
@@ -193,7 +193,7 @@ def test_a_fault_is_named_within_two_steps(name: str, tmp_path: Path, monkeypatc
 
 
 def closed(book: dict[str, Any]) -> bool:
-    """Whether a book's columns add up."""
+    """Whether the counts add up."""
     places = sum(n for place, n in book.items() if place not in ("recorded", "dropped"))
     return bool(book["recorded"] == places + sum(book["dropped"].values()))
 

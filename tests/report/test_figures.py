@@ -1,4 +1,4 @@
-"""The numbers of a report, against values worked out by hand or by brute force."""
+"""The figures of a report, compared with values computed by hand or by brute force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page as a reader gets it: parsed as HTML, not searched as text alone."""
+"""The report's page, parsed as HTML."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_plots_take_their_colours_from_the_page(finished: Path, page: Page):
     plots = re.findall(r"<figure>.*?</figure>", text, re.DOTALL)
     assert len(plots) == 4
     for plot in plots:
-        # no colour of its own is left
+        # no fixed color is left
         assert set(re.findall(r"(?:fill|stroke): ?(#[0-9a-f]{6})", plot)) == set()
         assert re.search(r"var\(--series-\d\)", plot)
 
@@ -136,7 +136,7 @@ def test_rollouts_are_shown_side_by_side(page: Page):
     assert 'Error: near "FORM": syntax error' in page.text
     for name in ("write_query", "execute_query", "check_query", "rewrite_query"):
         assert name in page.text
-    assert "after_check" not in page.text  # a routing function tells nothing
+    assert "after_check" not in page.text  # routing functions are not shown
 
 
 def test_the_page_has_no_private_parts_of_tasks(finished: Path, page: Page):
@@ -166,7 +166,7 @@ def test_all_content_of_a_run_is_shown_as_text(tmp_path: Path):
     line |= {"failures": {HOSTILE: 1}, "audit": {HOSTILE: 0.5}, "algorithm": {HOSTILE: 1.0}}
     run.append_metrics(line)
     for runs in ([directory], [directory, directory]):
-        page = Page(build_report(runs, tmp_path / "page.html"))  # nests, so nothing broke out
+        page = Page(build_report(runs, tmp_path / "page.html"))  # the elements nest, so nothing broke out
         assert "script" not in page.tags
         assert "img" not in page.tags
         assert [link for link in page.links if not link.startswith("#")] == []
@@ -195,7 +195,7 @@ def test_a_run_stopped_before_its_first_step_shows_why(tmp_path: Path):
 
 
 def damaged(directory: Path) -> Iterator[str]:
-    """Break a run directory in one way after the other."""
+    """Break a run directory, one way at a time."""
     files = ["config.toml", "manifest.json", "metrics.jsonl", "summary.json", "progress.json"]
     files += [
         f"rollouts/{p.name}"
@@ -214,7 +214,7 @@ def test_no_missing_or_broken_file_stops_the_page(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=2, held_out=4)
     target = tmp_path / "page.html"
     for what in damaged(directory):
-        target.write_text(render([read_run(directory)], {}), "utf-8")  # the plots are slow, and read the metrics alone
+        target.write_text(render([read_run(directory)], {}), "utf-8")  # the plots are slow, and read only the metrics
         assert "before" in Page(target).text, what
 
 
@@ -249,7 +249,7 @@ def test_the_page_of_several_runs_is_written_beside_the_first_by_default(tmp_pat
     assert build_report(runs) == tmp_path / "comparison" / "report.html"
     assert not (tmp_path / "a" / "report.html").exists()
     text = (tmp_path / "comparison" / "report.html").read_text()
-    assert text.count("_b</text>") >= 1  # legends leave out names that begin with an underscore, if one lets them
+    assert text.count("_b</text>") >= 1  # by default matplotlib's legends leave out names with a leading underscore
 
 
 def test_rollouts_where_trained_and_audit_reward_disagree_are_shown(page: Page):

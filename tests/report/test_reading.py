@@ -1,4 +1,4 @@
-"""Run directories that are whole, resumed, cut off or broken."""
+"""Run directories that are complete, resumed, cut off or damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run directory: whole files, whole checkpoints, and a rewind that leaves nothing behind."""
+"""The run directory: atomic files and checkpoints, and a rewind that removes later steps."""
 
 from __future__ import annotations
 

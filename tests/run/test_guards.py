@@ -1,4 +1,4 @@
-"""The checks stop a run that would learn nothing; each says what was seen and what to change."""
+"""Guards stop a run that would learn nothing; each message says what was observed and what to change."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def asked(*requests: dict[str, Any], trained: int) -> Any:
 def test_calls_with_other_sampling_settings_than_the_runs(caplog: pytest.LogCaptureFixture) -> None:
     run = {"temperature": 1.0, "top_p": 0.9, "max_tokens": 40}
     same = asked({"temperature": 1, "top_p": 0.9, "max_tokens": 20}, {"temperature": 0, "top_p": 0.9}, trained=1)
-    check_sampling([same, same], run, step=3)  # the second call is not trained on, and tokens may be fewer
+    check_sampling([same, same], run, step=3)  # the second call is not trained, and may have fewer tokens
     with pytest.raises(RunStopped, match=r"^step 3: 1 of 3 calls were sampled with temperature 0, the run's is 1\.0: "):
         check_sampling([same, asked({"temperature": 0, "top_p": 0.9}, {"top_p": 0.9}, trained=2)], run, step=3)
     assert warn_of_sampling([same], run, mode="validation")

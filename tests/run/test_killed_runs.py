@@ -1,4 +1,4 @@
-"""Runs of random models that are killed and resumed: two scripts of tests/benchmarks, made small."""
+"""Runs of random models that are killed and resumed: two scripts of tests/benchmarks at a small size."""
 
 from __future__ import annotations
 

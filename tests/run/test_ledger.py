@@ -1,4 +1,4 @@
-"""The ledger of whole runs: real agents, servers and adapters; a killed and resumed run; one that a lost call ends."""
+"""The ledger of complete runs: real agents, servers and adapters; a killed and resumed run; a run with a lost call."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_every_call_of_an_agent_with_two_nodes_is_counted_once(
         summary = train(plan)
         elsewhere = len(other.requests)
     run = tmp_path / "runs" / "toy"
-    # A step has 12 tasks, twice each: a write and a check. Every third task asks another server too, every fourth asks
-    # twice more and gets an error and a reply without token ids, and two of other tasks fail as a whole.
+    # A step has 12 tasks with two rollouts, a write and a check. Every third task also calls another server. Every
+    # fourth has two more calls, an error and a reply without token ids. Two rollouts of other tasks fail as a whole.
     dropped = {"call-error": 6, "no-token-ids": 6, "other-server": 8, "failed-rollout": 8, reason: 20}
     for step in lines_of(run):
         assert step["calls"] == {"recorded": 68, "trained": 0, "masked": 0, "handed_over": 20, "dropped": dropped}

@@ -1,4 +1,4 @@
-"""Resuming: what is lost is said, what cannot start changes nothing, a damaged checkpoint names the one before."""
+"""Resuming: losses are reported, a failed start changes nothing, damage names the previous checkpoint."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from agentrig.run.training import train
 
 @pytest.fixture
 def finished(ended_run: Callable[..., Path]) -> Path:
-    """A run of three steps that has ended; the last two have a checkpoint."""
+    """A finished run of three steps; the last two have a checkpoint."""
     return ended_run("algorithm.steps=3", "run.validation_tasks=1")
 
 
 def content(run: Path) -> dict[str, bytes]:
-    """Every file except the lock, which names the last process that looked."""
+    """Every file except the lock, which names the last process that took it."""
     return {str(f.relative_to(run)): f.read_bytes() for f in run.rglob("*") if f.is_file() and f.name != "run.lock"}
 
 
@@ -62,7 +62,7 @@ def test_two_resumes_at_once_are_refused(finished: Path) -> None:
     other.release()
     train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
     assert steps_of(finished) == [1, 2, 3, 4]
-    RunDirectory(finished).lock()  # a run that has ended lets go
+    RunDirectory(finished).lock()  # a run that has ended releases the lock
 
 
 def test_lost_and_damaged_lines_are_reported(finished: Path) -> None:
@@ -139,7 +139,7 @@ def test_the_message_of_a_damaged_checkpoint_names_the_previous_one(
     assert steps_of(finished) == [1, 2, 3, 4]
     assert json.loads(done.stdout)["complete"] is True
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["algorithm"]["number"] == 0.5 * (1 + 2 + 3 + 4)  # went on from step 2's number
+    assert lines[-1]["algorithm"]["number"] == 0.5 * (1 + 2 + 3 + 4)  # resumed from the number of step 2
 
 
 def test_the_error_of_an_unreadable_checkpoint_says_what_to_do(finished: Path) -> None:

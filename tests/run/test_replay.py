@@ -1,4 +1,4 @@
-"""Repeating a stored step: what is compared, what is missing, and that nothing but the replay sees it."""
+"""Replaying a stored step: what is compared, what may be missing, and that the replay has no side effect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agentrig.run.training import train
 
 @pytest.fixture(scope="module")
 def recorded(_served: ModelServer, tmp_path_factory: pytest.TempPathFactory, toy_file: str) -> Path:
-    """A run of three steps that has ended; one rollout of each task whose number can be divided by 3 has failed."""
+    """A finished run of three steps; one rollout of each task whose number is divisible by 3 has failed."""
     folder = tmp_path_factory.mktemp("recorded")
     own = [f"algorithm.endpoint={_served.url}", f"run.directory={folder}", "run.name=toy", "algorithm.steps=3"]
     failing = ['tasks.do=["typed", "", ""]', "run.failure_limit=0.5"]
@@ -114,7 +114,7 @@ def test_a_replay_calls_no_observer(run: Path) -> None:
 def test_a_changed_reward_is_named_at_its_stage(run: Path) -> None:
     def change(rows: list[dict[str, Any]]) -> None:
         first, second = (next(r for r in rows if r["value"] == value) for value in (1.0, 0.0))
-        first["value"], second["value"] = 0.0, 1.0  # the step's mean stays as it is
+        first["value"], second["value"] = 0.0, 1.0  # the step's mean does not change
 
     change_rows(run, 3, change)
     found = repeated(run, step=3, rescore=True)

@@ -1,4 +1,4 @@
-"""Replay of `grpo` on the CPU: the new weights are the same bit for bit, and each planted fault is named."""
+"""Replay of `grpo` on the CPU: the new weights are equal bit for bit, and each planted fault is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs of a tiny algorithm: what is written, and every check that ends a run which learns nothing."""
+"""Complete runs of a tiny algorithm: the files, and every guard that ends a run that learns nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MakePlan = Callable[..., Plan]
 
 
 class Watch:
-    """An observer that writes down what it is told; what its hooks' docstrings say of threads is so."""
+    """An observer that records its arguments, and checks the threads that the hooks' docstrings state."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
@@ -69,7 +69,7 @@ class Watch:
 
 
 class Complain:
-    """An observer that is broken."""
+    """An observer whose hook raises."""
 
     @hookimpl
     def on_step_end(self, event: Any) -> None:
@@ -164,7 +164,7 @@ def test_a_run_that_would_learn_nothing_stops_in_its_first_step(
     assert not summary.is_file() or json.loads(summary.read_text())["complete"] is False
     assert watch.of("error") == ["RunStopped"]
     assert watch.of("end") == []
-    assert (run / "rollouts" / "train-00001.parquet").is_file()  # what was seen can be looked at
+    assert (run / "rollouts" / "train-00001.parquet").is_file()  # the rollouts were written
 
 
 def test_an_agent_with_its_own_sampling_settings_ends_the_run(toy_plan: MakePlan) -> None:
@@ -189,7 +189,7 @@ def test_failures_below_the_limit_stay_out_of_every_mean(
     (line,) = lines_of(tmp_path / "runs" / "toy")
     assert line["failures"] == {"agent-error": 2, "no-plan": 2}
     assert line["rollouts"] == 12
-    assert line["reward"] == pytest.approx(6 / 8)  # of those that were judged; as zeros they would give 6/12
+    assert line["reward"] == pytest.approx(6 / 8)  # of those that were scored; counted as zeros it would be 6/12
     assert line["transitions_per_rollout"] == 1.0
     assert json.loads((tmp_path / "runs" / "toy" / "summary.json").read_text())["failures"] == line["failures"]
 
@@ -227,7 +227,7 @@ def test_an_interrupted_run_keeps_a_checkpoint_and_resumes(
     assert lines_of(run)[-1]["algorithm"]["number"] == 0.5 * (1 + 2 + 3)
     assert summary["complete"] is True
     assert summary["accuracy"] == {"before": 0.5, "after": 0.5, "n": 4}
-    assert watch.of("rollout").count("report") == 4  # only after: what was measured before is kept
+    assert watch.of("rollout").count("report") == 4  # only after: the measurement before training is kept
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["recipe"] == "toy"
     assert len(manifest["resumed"]) == 1
@@ -274,7 +274,7 @@ def test_an_extended_run_drops_its_former_end(model: ModelServer, toy_plan: Make
     steps = summary["steps"]
     with pytest.raises(ConfigError, match=f"has {steps} steps already, and is to have 1 in all"):
         train(resume_plan(run, overrides=["algorithm.steps=1"]), resume=run)
-    assert resume_plan(run).configs["algorithm"].steps == 4  # what could not start has changed nothing
+    assert resume_plan(run).configs["algorithm"].steps == 4  # the failed start has changed nothing
 
 
 def test_the_first_validation_of_a_resumed_run_is_not_its_start(
@@ -285,7 +285,7 @@ def test_the_first_validation_of_a_resumed_run_is_not_its_start(
     run = tmp_path / "runs" / "toy"
     start = json.loads((run / "summary.json").read_text())["validation_before"]
     assert start == 0.5
-    # Of other tasks the accuracy is another; in a resumed run it is the checkpoint's.
+    # The accuracy on other tasks differs; in a resumed run it is the checkpoint's.
     train(resume_plan(run, overrides=["algorithm.steps=2", "run.validation_tasks=1"]), resume=run)
     assert lines_of(run)[-1]["validation_accuracy"] != start
     assert json.loads((run / "summary.json").read_text())["validation_before"] == start
@@ -390,7 +390,7 @@ def test_a_second_interrupt_ends_immediately_whatever_the_agents_do(
 
 
 def test_lone_surrogates_and_unserializable_details_do_not_end_a_run(toy_plan: MakePlan, tmp_path: Path) -> None:
-    """A lone surrogate, which UTF-8 cannot hold, in answers, messages, spans and a score's details."""
+    """A lone surrogate, which UTF-8 cannot encode, in answers, messages, spans and a score's details."""
     import pandas as pd
 
     plan = toy_plan(
@@ -405,7 +405,7 @@ def test_lone_surrogates_and_unserializable_details_do_not_end_a_run(toy_plan: M
     assert {"half \ufffd": ["\ufffd", "whole \U0001f600", "é\u2028"]} in answers
     details = {str(json.loads(d)) for d in rows["details"]}
     assert "{'half': '\ufffd'}" in details
-    assert any("('a', 1)" in d for d in details)  # what is no JSON is described
+    assert any("('a', 1)" in d for d in details)  # values other than JSON are described
     assert "half" in (tmp_path / "runs" / "toy" / "report.html").read_text("utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Splits: every row is checked before anything starts, and the message says what is wrong."""
+"""Splits: every row is checked before the run starts, and the message says what is wrong."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_wrong_row_ends_the_run_before_it_begins(
     with pytest.raises(AgentrigError) as caught:
         train(plan)
     assert said in str(caught.value)
-    if "get the rows" not in body:  # a task set's own words stand as they are
+    if "get the rows" not in body:  # the task set's own message is not changed
         assert "task set own" in str(caught.value)
         assert "split train" in str(caught.value) or 'split "train"' in str(caught.value)
     assert not (tmp_path / "runs").exists()

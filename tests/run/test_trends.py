@@ -1,4 +1,4 @@
-"""What ends a run when it stays for several steps, and that a resumed run counts as an unbroken one does."""
+"""Guards over several steps; a resumed run counts like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MakePlan = Callable[..., Plan]
 
 
 def line(step: int, reward: float = 0.5, std: float = 0.5, **figures: float) -> dict[str, Any]:
-    """A line of metrics; one and the same reward where `std` is 0, correct where that is 1."""
+    """A line of metrics: all rewards are equal if `std` is 0, and correct if the reward is 1."""
     return {
         "step": step,
         "reward": reward,
@@ -35,7 +35,7 @@ def line(step: int, reward: float = 0.5, std: float = 0.5, **figures: float) -> 
 
 
 def followed(lines: Sequence[dict[str, Any]]) -> Guards:
-    """Return the guards of a run that had these steps, each checked when it ended."""
+    """Return the guards of a run after these steps, each of which was checked at its end."""
     guards = Guards()
     for each in lines:
         guards.add(each)
@@ -106,13 +106,13 @@ def test_equal_rewards_end_a_run_in_its_first_step_or_if_repeated() -> None:
 # --- whole runs -----------------------------------------------------------------------------------
 
 MIXED, RIGHT, WRONG = ("", ""), ("even", ""), ("", "even")
-"""What the agents of even and of odd numbers do: the model says `odd` to all."""
+"""The behavior of the agents for even and odd numbers: the model always answers `odd`."""
 
 SMALL = ["run.validation_tasks=1", "run.report_tasks=2"]
 
 
 def tasks_of(*steps: tuple[str, str]) -> str:
-    """Return the setting that makes the rollouts of steps 1 to 4 come out so."""
+    """Return the setting that gives the rollouts of steps 1 to 4 these results."""
     do = [""] * 24
     for step, (even, odd) in enumerate(steps, 1):
         for i in range(6):
@@ -121,7 +121,7 @@ def tasks_of(*steps: tuple[str, str]) -> str:
 
 
 def resumed_after(make: MakePlan, step: int, *setting: str) -> dict[str, Any]:
-    """Run until a step has ended, break off there, and go on; return the summary of the end."""
+    """Run until a step has ended, interrupt, and resume; return the final summary."""
     plan = make(*setting, f"algorithm.cut_after={step}")
     with pytest.raises(ConnectionAbortedError):
         train(plan)
@@ -168,11 +168,11 @@ def test_a_run_that_has_solved_its_tasks_ends_normally(
     run = tmp_path / "runs" / "toy"
     assert (run / "report.html").is_file()
 
-    # Broken off between the last step and what is measured after it, it has nothing left but that.
+    # Interrupted between the last step and the measurement after it, only that measurement is left.
     (run / "summary.json").unlink()
     again = train(resume_plan(run), resume=run)
     assert (again["steps"], again["solved"], again["accuracy"]) == (4, True, summary["accuracy"])
 
-    # Made longer, it trains on.
+    # With more steps it continues training.
     longer = train(resume_plan(run, overrides=["algorithm.steps=6", "algorithm.change=1.0"]), resume=run)
     assert (longer["steps"], longer["solved"]) == (6, False)

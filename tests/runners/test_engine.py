@@ -33,7 +33,7 @@ def tasks_of(*dos: str, **more: Any) -> list[Task]:
 
 @pytest.fixture
 def roll(model: ModelServer, toy_plan: Callable[..., Plan]) -> Roll:
-    """Bring everything up, run one batch, take everything down."""
+    """Start everything, run one batch, and stop everything."""
 
     def run(
         tasks: Sequence[Task],
@@ -102,7 +102,7 @@ def test_groups_are_adjacent_scored_and_adapted(model: ModelServer, roll: Roll) 
         assert triplet.node == "write_query"
         assert r.duration_s > 0
         assert r.reward_s >= 0
-    assert left == [0, 0]  # the store has forgotten them
+    assert left == [0, 0]  # the store has deleted them
 
 
 def test_failures_are_data(roll: Roll) -> None:

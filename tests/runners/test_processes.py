@@ -1,4 +1,4 @@
-"""Runner processes: typed failures, deadlines, deaths; nothing is lost and nothing counted twice."""
+"""Runner processes: typed failures, deadlines, crashes; nothing is lost and nothing counted twice."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def start(toy_file: str) -> Iterator[Start]:
 
 
 def drain(pool: Pool, n: int, *, timeout_s: float = 30.0) -> list[Result]:
-    """Return n results; more of them would be a bug, so look for a moment longer."""
+    """Return n results, and wait a moment longer, because more of them would be a bug."""
     found: list[Result] = []
     end = time.monotonic() + timeout_s
     while len(found) < n and time.monotonic() < end:
@@ -146,7 +146,7 @@ def test_answers_that_cannot_be_sent_fail_immediately(model: ModelServer, start:
     before = time.monotonic()
     submit(pool, jobs(model, *odd))
     found = {odd[int(r.id[4:])]: r.outcome for r in drain(pool, len(odd), timeout_s=60)}
-    assert time.monotonic() - before < 60  # no rollout waited for its deadline, and both threads live on
+    assert time.monotonic() - before < 60  # no rollout waited for its deadline, and both threads are alive
     assert {do: outcome.failure for do, outcome in found.items()} == {
         "unwritable": "bad-answer",
         "nested": "bad-answer",
@@ -187,7 +187,7 @@ def test_a_stuck_rollout_ends_at_its_deadline_and_the_others_continue(model: Mod
 
 def test_other_rollouts_of_a_killed_runner_do_not_count_as_lost(model: ModelServer, start: Start) -> None:
     pool = start(deadline_s=3.0, retries=0, threads=2)
-    # Slow ones are under way whenever a hanging one is killed; with no retries any count against them would show.
+    # Slow ones are running whenever a hanging one is killed; without retries, counting them as lost would fail them.
     submit(pool, jobs(model, "hang", "slow", "slow", "hang", "slow", "slow"))
     results = drain(pool, 6)
     assert sorted(r.id for r in results) == [f"job-{i}" for i in range(6)]
@@ -254,7 +254,7 @@ def test_an_agent_whose_build_hangs_is_reported(start: Start, monkeypatch: pytes
 
 
 def test_the_first_runner_shows_early_whether_the_agent_can_be_built(model: ModelServer, toy_file: str) -> None:
-    """It is kept: `start` adds the others to it."""
+    """It stays: `start` adds the others."""
 
     def pool(agent: str, **config: Any) -> Pool:
         plan = AgentPlan(name=agent, config=config, files=(toy_file,))

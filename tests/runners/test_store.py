@@ -1,4 +1,4 @@
-"""The store of a run forgets rollouts entirely: long runs stay flat."""
+"""The store deletes rollouts completely, so that memory does not grow in long runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrig.runners.runtime import Store
 
 
 def kept(value: Any, sought: str, seen: set[int], path: str) -> Iterator[str]:
-    """Yield the paths below an object, through attributes and containers, at which a text turns up."""
+    """Yield the paths below an object, through attributes and containers, to values that contain a text."""
     if isinstance(value, str):  # one text may be in many places
         if sought in value:
             yield path
@@ -45,6 +45,6 @@ def test_nothing_is_left_of_a_deleted_rollout() -> None:
         return before, after, len(await store.query_rollouts())
 
     before, after, left = asyncio.run(use())
-    assert len(before) > 3, "the search sees nothing of the store: it has changed"
+    assert len(before) > 3, "the search finds nothing in the store: its attributes have changed"
     assert not after
     assert left == 1

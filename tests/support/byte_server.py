@@ -1,4 +1,4 @@
-"""A real HTTP server that answers every POST with the very bytes that a test gave it, chunk by chunk."""
+"""A real HTTP server that answers every POST with the given bytes, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from local_server import LocalServer, QuietHandler, serving
 
 
 class ByteServer(LocalServer):
-    """Sends `chunks` as the chunks of a chunked reply; `cut` leaves out the last one, as a server that dies does."""
+    """Sends `chunks` as a chunked reply; `cut` leaves out the terminator, like a server that dies."""
 
     def __init__(self) -> None:
         super().__init__(_Handler)

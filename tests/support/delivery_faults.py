@@ -1,4 +1,4 @@
-"""Silent faults between what was trained and what answers: each with where it is planted and what must name it."""
+"""Silent faults between training and serving, each with its code and with the message that must name it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Fault:
 
     Attributes:
         stage: Which stage is at fault.
-        where: The process that it is planted in: the run's, or the server's.
+        where: The process in which it is planted: the run's or the server's.
         code: Python that plants it, run before the run starts or at the start of the server process.
         names: A regular expression that the run's error must match: what differs, and where.
         step: The last step by which it must be named.
-        settings: Of the algorithm.
+        settings: Settings of the algorithm.
     """
 
     stage: Literal["transfer", "sampling", "adapting"]
@@ -369,4 +369,4 @@ def CHANGE(t):
         names=CALLS,
     ),
 }
-"""Description of what is planted, to the fault."""
+"""Description to fault."""

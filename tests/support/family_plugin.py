@@ -1,11 +1,11 @@
-"""An agent that leaves processes behind, and one whose runners cannot be forked; with a module beside this file."""
+"""An agent that leaves processes behind, and one whose runners cannot be forked."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-import beside  # what a user's own plugin does
+import beside  # as a user's own plugin does
 
 from agentrig import AgentSpec, hookimpl
 
@@ -13,7 +13,7 @@ DETACH = "import os, sys, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fo
 
 
 def parent(task_input, endpoint):
-    """Start a child, and a grandchild that leaves session and parents, and answer."""
+    """Start a child, and a detached grandchild in a session of its own, and answer."""
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     subprocess.run([sys.executable, "-c", DETACH], check=True)
     return beside.ANSWER

@@ -1,6 +1,6 @@
-"""What users have written for Agent Lightning 0.3, unchanged, and the one line that each needs here.
+"""Unchanged code for Agent Lightning 0.3, and the one line that each class needs here.
 
-Only the lines of `register_*` know agentrig.
+Only the functions `register_*` use agentrig.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AsyncParity(LitAgent):
 
 
 class Emitting(Parity):
-    """Emits its reward and returns nothing; so agents are written whose tracer files it."""
+    """Emits its reward and returns nothing, as agents do whose tracer records it."""
 
     def rollout(self, task, resources, rollout):
         value = super().rollout(task, resources, rollout)
@@ -59,7 +59,7 @@ class Emitting(Parity):
 
 
 class Failing(LitAgent):
-    """Tries the network, which shows that the tests would see it; then raises."""
+    """Tries the network, to show that the tests would find it; then raises."""
 
     def rollout(self, task, resources, rollout):
         with contextlib.suppress(OSError):

@@ -40,7 +40,7 @@ sys.addaudithook(watch)
 
 
 class Watch:
-    """Writes down what observers are told."""
+    """Records what observers get."""
 
     def __init__(self) -> None:
         self.told: list[list[object]] = []

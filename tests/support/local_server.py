@@ -1,4 +1,4 @@
-"""A real HTTP server in a thread: what the servers that stand in for a model have in common."""
+"""A real HTTP server in a thread: the base of the tests' model servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LocalServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that are killed hang up; nothing to say about that."""
+        """Ignore errors of connections: clients that are killed hang up."""
 
 
 class QuietHandler(BaseHTTPRequestHandler):

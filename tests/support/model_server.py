@@ -1,7 +1,7 @@
-"""A small OpenAI-compatible model server in a thread, which keeps what it was asked.
+"""A small OpenAI-compatible model server in a thread, which records its requests.
 
-It stands in for the model only. Token ids are the bytes of the prompt and of the reply. What it does can be
-asked for in the last message: `[status=503]`, `[sleep=0.5]`, `[no-ids]`, `[reply=SELECT 1]`.
+It replaces the model only. Token ids are the bytes of the prompt and of the reply. The last message can change what it
+does: `[status=503]`, `[sleep=0.5]`, `[no-ids]`, `[reply=SELECT 1]`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WISH = re.compile(r"\[([a-z-]+)(?:=([^\]]*))?\]")
 
 
 class ModelServer(LocalServer):
-    """Answers `odd` unless a message asks for something else; `requests` holds path, headers and body of each POST."""
+    """Answers `odd` unless a message changes it; `requests` has path, headers and body of each POST."""
 
     def __init__(self) -> None:
         super().__init__(_Handler)

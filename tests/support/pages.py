@@ -35,12 +35,12 @@ PROGRAMS = (
     "vllm",
     "modelscope",
 )
-"""What a line of a block without a language must begin with for the block to be taken for commands."""
+"""Programs: a block without a language whose first line begins with one of them is a block of commands."""
 
 
 @attrs.frozen(kw_only=True)
 class Block:
-    """A fenced block: its page, the line that it begins at, its language (empty for none) and its text."""
+    """A fenced block: its page, its first line's number, its language (empty for none) and its text."""
 
     page: Path
     line: int
@@ -54,7 +54,7 @@ class Block:
 
     @property
     def is_shell(self) -> bool:
-        """Whether it holds commands: it says so, or it has no language and its first line begins with a program."""
+        """Whether it has commands: by its language, or without one by a first line that begins with a program."""
         if self.language in ("bash", "sh", "console"):
             return True
         first = next(iter(self.lines()), "").split(" ")[0]

@@ -1,4 +1,4 @@
-"""Runs of the embedded algorithm for the tests of proofs: tiny model, real server process, real adapter, real files."""
+"""Runs of the embedded algorithm for the tests of proofs, with a tiny model and real server, adapter and files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tiny() -> Any:
 
 
 class ProofSession:
-    """A session whose agents ask the real server once; recorded as the tracer records, adapted by the real adapter."""
+    """A session whose agents call the real server once, with traces as the tracer records them and the real adapter."""
 
     def __init__(self, directory: Path, *, checkpoint: Path | None = None, first_step: int = 1, words: int = 1) -> None:
         self.train_tasks = [Task(id=str(i), input={"question": f"name {i} " + "count " * words}) for i in range(6)]
@@ -63,7 +63,7 @@ class ProofSession:
         return self.steps
 
     def plan_steps(self, steps: int) -> None:
-        """Take note of nothing."""
+        """Do nothing."""
 
     def rollouts(self, tasks: Any, *, n: int, endpoint: Any, step: int, mode: Any = "train", **_: Any) -> list[Rollout]:
         (endpoint,) = endpoint
@@ -136,14 +136,14 @@ def run(directory: Path, model: Path, session: ProofSession | None = None, **set
 
 
 class Backend:
-    """An address that a balancer passes requests on to, with its key."""
+    """A server behind a balancer: its address and key."""
 
     def __init__(self, base_url: str, api_key: str) -> None:
         self.base_url, self.api_key = base_url, api_key
 
 
 class Balancer(ThreadingHTTPServer):
-    """A real load balancer: each connection goes to the next backend. `refuse` names paths that it does not know."""
+    """A real load balancer: each connection goes to the next backend. `refuse` names paths that it answers with 404."""
 
     daemon_threads = True
 

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = re.compile(r"(?:plugins/[^/]+/)?src/((?:\w+/)*\w+)\.py")
 NOT_API = {"log", "logger"}
-"""Names that a module has for itself."""
+"""Names that are not part of the API."""
 
 
 def git(*arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""Training steps over rollouts that were recorded before: a run's own session, engine, adapter, `grpo` and learner.
+"""Training steps over recorded rollouts, with a run's own session, engine, adapter, `grpo` and learner.
 
 Only the agents and the model server are left out, so that a step takes a moment and a fault can be planted anywhere.
 """
@@ -39,7 +39,7 @@ ENDPOINT = Endpoint(base_url="http://127.0.0.1:9/v1", model="m", sampling={})
 
 
 class Recorded:
-    """Stands where the runtime is: its rollouts have all been recorded."""
+    """Replaces the runtime: all its rollouts are recorded."""
 
     def __init__(self, *, logprobs: bool) -> None:
         self.results: queue.Queue[Any] = queue.Queue()

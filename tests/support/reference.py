@@ -46,7 +46,7 @@ def table(head: str, rows: Mapping[str, str]) -> Iterator[str]:
 
 
 def fields(cls: type) -> dict[str, str]:
-    """Return an object's fields with their words; an undescribed one is an error."""
+    """Return an object's fields with their descriptions; a field without one is an error."""
     words = described(cls)
     names = [f.name for f in attrs.fields(cls)] if attrs.has(cls) else list(inspect.get_annotations(cls))
     names += [n for n, v in vars(cls).items() if isinstance(v, property)]

@@ -1,4 +1,4 @@
-"""Finished rollouts, made by hand, for the tests of what judges them."""
+"""Finished rollouts, made by hand, for the tests of guards, credit and figures."""
 
 from __future__ import annotations
 

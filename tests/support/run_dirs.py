@@ -1,4 +1,4 @@
-"""Run directories as a run writes them: real Parquet by the run's own writer, traces as the tracer records them."""
+"""Run directories as a run writes them: Parquet by the run's own writer, traces as the tracer records them."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def write_run(
     lr: float = 3e-4,
     device: str = "cpu",
 ) -> Path:
-    """Write a run directory whose accuracy climbs from about 0.3 by `lift`."""
+    """Write a run directory whose accuracy rises from about 0.3 by `lift`."""
     draw = random.Random(seed)
     run = RunDirectory(path)
     config = {
@@ -186,7 +186,7 @@ def write_run(
             )
             for i in range(16)
         ]
-        # the audit parts from the reward on one rollout of the last step
+        # audit and reward disagree on one rollout of the last step
         audits = {r.id: r.score for r in rollouts if r.score is not None} if audit else {}
         if audit and step == steps:
             audits[rollouts[3].id] = Score(status="ok", value=0.5, details={"reason": "reads no table"})

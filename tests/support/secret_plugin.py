@@ -1,4 +1,4 @@
-"""An agent that has a secret and declares variables, and tells what it sees; for the recipe `toy`."""
+"""An agent with a secret and declared variables that writes down what it sees, for the recipe `toy`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def build(config):
 
 
 def build_eager(config):
-    """Ask for a variable that it does not declare."""
+    """Read a variable that it does not declare."""
     return os.environ["TOY_UNDECLARED"]
 
 

@@ -1,4 +1,4 @@
-"""A whole set of small components in one plugin file: what the tests of the core run.
+"""A set of small components in one plugin file, for the tests of the core.
 
 The tasks are numbers; the agent asks the model whether its number is odd and returns the reply; the model
 server of the tests says `odd` to all, so that half of the tasks are answered well. What else an agent may do
@@ -43,7 +43,7 @@ SECRET = re.compile(r"gold-[0-9a-f]{12}")
 
 
 def secret(number):
-    """What only the reward may see. It is computed, so that no copy of it is in this file."""
+    """The private part of a task. It is computed, so that this file has no copy of it."""
     return "-".join(("gold", hashlib.sha256(str(number).encode()).hexdigest()[:12]))
 
 
@@ -92,7 +92,7 @@ def ask(endpoint, content):
 
 
 def misbehave(do, task_input):
-    """Do what the task says, instead of what an agent should."""
+    """Misbehave as the task says."""
     mark = Path(task_input.get("marker") or os.devnull) / f"seen-{task_input.get('number')}"
     if do == "raise":
         raise ValueError("this agent cannot count")
@@ -120,7 +120,7 @@ class Unwritable(dict):
 
 
 class Speechless(Exception):
-    """An exception without words."""
+    """An exception whose message cannot be read."""
 
     def __str__(self):
         """Raise."""
@@ -136,7 +136,7 @@ def nested(depth):
 
 
 def unsendable():
-    """Record something that no pipe takes."""
+    """Record something that cannot be pickled."""
     from agentrig.tracing.recorder import current
 
     current().add("note", time.time(), {"lambda": lambda: 0})
@@ -144,12 +144,12 @@ def unsendable():
 
 
 def speechless():
-    """Raise an exception that cannot be printed."""
+    """Raise an exception that cannot be formatted."""
     raise Speechless
 
 
 def long_kind():
-    """Fail with a kind that is a text."""
+    """Fail with a kind that is a long text."""
     raise AgentFailure("the plan is missing", kind="a very long text about what went wrong, \ud800 and where, " * 9)
 
 
@@ -182,7 +182,7 @@ def toy_agent(task_input, endpoint):
 
 
 def spy(task_input, endpoint):
-    """Return everything that this process holds: its arguments, and whatever looks like a gold answer in memory."""
+    """Return what this process has: its arguments, and everything in memory that looks like a gold answer."""
     ask(endpoint, "hello")
     seen = set()
     for thing in gc.get_objects():
@@ -193,7 +193,7 @@ def spy(task_input, endpoint):
 
 
 class SharedClient:
-    """An `async` agent that keeps one client for all of its rollouts, as people write them."""
+    """An `async` agent with one client for all rollouts, as in typical code."""
 
     def __init__(self):
         self.client = None
@@ -234,12 +234,12 @@ class RewardConfig:
     wrong: float = setting(0.0, help="the value of a wrong answer")
     says: bool = setting(False, help="say itself what is correct")
     invalid: bool = setting(False, help="judge nothing")
-    odd: bool = setting(False, help="explain the verdict by what no file can hold")
+    odd: bool = setting(False, help="add details to the score that no file can store")
 
 
 @attrs.frozen
 class ToyReward:
-    """Is the parity right?"""
+    """1 if the parity is right."""
 
     config: RewardConfig
 
@@ -363,7 +363,7 @@ class Number:
 
 @attrs.frozen(kw_only=True)
 class BrokenAccelerator(Hardware):
-    """An accelerator that is there, but broken."""
+    """An accelerator that exists but is broken."""
 
     name: str = "toy-npu"
     torch_device: str = "npu"
@@ -406,7 +406,7 @@ def register_algorithms():
     yield AlgorithmSpec(name="toy-number", summary="Learns a number.", config=NumberConfig, build=Number)
 
 
-if os.environ.get("TOY_HARDWARE"):  # not for every test: `auto` would find it
+if os.environ.get("TOY_HARDWARE"):  # only in some tests: `auto` would find it
 
     @hookimpl
     def register_hardware():

@@ -1,4 +1,4 @@
-"""A plugin file: an agent with two nodes that also calls another server, fails at calls, and fails itself."""
+"""A plugin file: an agent with two nodes that also calls another server, has failing calls, and fails itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrig import AgentFailure, AgentSpec, hookimpl
 
 
 def two_nodes(task_input, endpoint):
-    """Ask in one node, check in another; tasks differ in what else happens."""
+    """Call the model in one node, check in another; the task decides what else happens."""
     from toy_plugin import ask
 
     number = task_input["number"]

@@ -97,7 +97,7 @@ def test_connections_to_the_models_server_are_counted(
 
 @pytest.fixture
 def words(model: ModelServer, tmp_path: Path, toy_file: str) -> Callable[[str, str], list[str]]:
-    """Return the words of a command whose agent asks through a library."""
+    """Return the arguments of a command whose agent uses a library."""
 
     def make(library: str, call: str) -> list[str]:
         file = tmp_path / "asker.py"

@@ -1,4 +1,4 @@
-"""The tracer, under agents as people write them: SDKs, plain httpx, graphs, threads; nothing asked of the agent."""
+"""The tracer with typical agents: SDKs, plain httpx, graphs, threads; the agents need no change."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def client(model: ModelServer) -> Iterator[Any]:
 
 
 def check_call(call: Span) -> None:
-    """A call that is recorded whole: ids, log-probabilities, bodies; and the ids only once."""
+    """Check that a call is recorded completely: ids, log-probabilities, bodies; and the ids only once."""
     attributes = call.attributes
     assert attributes["prompt_token_ids"] == PROMPT_IDS
     assert attributes["response_token_ids"] == list(b"odd")
@@ -71,7 +71,7 @@ def test_the_openai_client(model: ModelServer, client: Any) -> None:
     (body,) = model.bodies()
     assert (body["return_token_ids"], body["logprobs"], body["temperature"]) == (True, True, 0.5)
     assert seen[0].choices[0].message.content == "odd"
-    assert seen[0].choices[0].logprobs is None  # it did not ask for them: it need not parse them
+    assert seen[0].choices[0].logprobs is None  # it did not request them and does not have to parse them
     assert "secret-key" not in str(call.attributes)
 
 
@@ -143,7 +143,7 @@ def test_a_stream_that_breaks_is_an_error_and_trains_nothing(model: ModelServer,
 
 
 def test_calls_to_another_server_are_unchanged_and_not_trained(model: ModelServer, client: Any) -> None:
-    """A judge, say, that the agent asks beside the model that is trained."""
+    """For example a judge that the agent calls in addition to the trained model."""
 
     def agent() -> None:
         client.chat.completions.create(model="judge", messages=MESSAGES, logprobs=True)
@@ -296,7 +296,7 @@ def test_calls_in_a_pool_that_outlives_a_rollout_belong_to_the_caller(model: Mod
 
     with ThreadPoolExecutor(1) as shared:
         first, second = (record(lambda: shared.submit(ask).result()) for _ in range(2))
-        shared.submit(ask).result()  # of no rollout, in a thread that the first one started
+        shared.submit(ask).result()  # outside of a rollout, in a thread that the first one started
         assert shared.submit(current).result() is None
     assert (len(first.llm_calls()), len(second.llm_calls())) == (1, 1)
 
@@ -430,7 +430,7 @@ def test_a_node_that_raises(model: ModelServer) -> None:
 
     trace = record(agent)
     assert next(s.error for s in trace.spans if s.node == "write_query") == "ValueError: no such table"
-    assert trace.nodes(trace.llm_calls()[-1]) == []  # what follows is not under the node that ended
+    assert trace.nodes(trace.llm_calls()[-1]) == []  # later spans are not under the node that ended
 
 
 def test_calls_that_a_node_makes_in_parallel(model: ModelServer) -> None:

@@ -73,7 +73,7 @@ def ask(server: ByteServer, *, asynchronous: bool = False) -> tuple[Span, list[A
     with recording("r", token_ids=True, base_url=server.url) as recorder:
         try:
             asyncio.run(async_agent()) if asynchronous else agent()
-        except Exception as error:  # the client's, for what cannot be read; what is looked at here is the span
+        except Exception as error:  # an error of the client about unreadable data; this test checks the span
             seen.append(error)
     (call,) = [s for s in recorder.trace().spans if s.name == LLM_CALL]
     return call, seen
@@ -85,7 +85,7 @@ def message_of(call: Span) -> dict[str, Any]:
 
 
 SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e"
-"""What `str.splitlines` takes for the end of a line, and server-sent events do not."""
+"""Characters that end a line for `str.splitlines` but not for server-sent events."""
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

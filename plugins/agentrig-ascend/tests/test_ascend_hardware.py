@@ -63,7 +63,7 @@ def test_patches_are_set_up_only_for_the_versions_that_need_them(version: Any, n
 
 
 def test_the_patches_are_imported_in_the_worker(tmp_path: Any, monkeypatch: Any) -> None:
-    """A stand-in package takes vllm-ascend's place and notes that its patches were imported, and in which order."""
+    """A stand-in package replaces vllm-ascend and records which patches were imported, in order."""
     patch = tmp_path / "vllm_ascend" / "patch"
     patch.mkdir(parents=True)
     (tmp_path / "vllm_ascend" / "__init__.py").write_text("seen = []\n")

@@ -1,4 +1,4 @@
-"""A real Ray that is told it has two NPUs: what its workers see, against what the plugin expects."""
+"""A real Ray that is told it has two NPUs: its workers' environment, compared with what the plugin expects."""
 
 import json
 import os
@@ -55,7 +55,7 @@ PATCHES = "import os; os.environ['SET_UP'] = os.environ.get('SET_UP', '') + {nam
 
 
 def stand_ins(folder: Path) -> None:
-    """Write a set-up hook that is there before, and a vllm_ascend with patches; each notes that it was there."""
+    """Write an existing set-up hook, and a vllm_ascend with patches; each records its call."""
     patch = folder / "vllm_ascend" / "patch"
     patch.mkdir(parents=True)
     (folder / "vllm_ascend" / "__init__.py").touch()

@@ -29,7 +29,7 @@ def package(wheel: Any, stack: Stack) -> Path:
 
 @pytest.fixture
 def doctor(wheel: Any, monkeypatch: Any) -> Any:
-    """Return a function that has the doctor look at the recipe `npu` with exactly the versions of a stack installed."""
+    """Return a function that runs the doctor on the recipe `npu` with exactly the versions of a stack installed."""
 
     def look(stack: Stack) -> list[Finding]:
         root = package(wheel, stack)

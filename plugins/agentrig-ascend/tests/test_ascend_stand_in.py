@@ -1,4 +1,4 @@
-"""The control paths, driven by a stand-in for torch_npu in a process of its own; nothing is computed on it."""
+"""The control paths with a stand-in for torch_npu, in a separate process; nothing is computed on it."""
 
 import json
 import os
@@ -146,7 +146,7 @@ print(json.dumps([[f.check, f.result, f.evidence] for check in checks for f in c
     assert "can use npu, 2 device(s)" in results["torch"][1]
     assert results["torch_npu"] == ("ok", "torch_npu 2.13.0 loads; 2 device(s)")
     assert results["CANN"] == ("ok", f"9.1.0 at {cann}")
-    # The two that this host really lacks are found.
+    # The two that this host lacks are found.
     assert results["CANN nnal"][0] == "warning"
     assert results["NPU driver"][0] == "problem"
 

@@ -1,4 +1,4 @@
-"""The real torch_npu and vllm-ascend, installed where they do not belong: the doctor must find them."""
+"""The real torch_npu and vllm-ascend, installed where they must not be: the doctor must find them."""
 
 import json
 import os

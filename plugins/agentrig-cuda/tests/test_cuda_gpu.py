@@ -1,4 +1,4 @@
-"""On a host with an NVIDIA GPU: the probe and the doctor are right about it, and find what is broken on purpose."""
+"""On a host with an NVIDIA GPU: the probe and the doctor describe it correctly, and find planted faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from agentrig_cuda import Cuda
 from agentrig_cuda.probe import device_files
 
-# A host with a broken driver must not pass by being skipped.
+# A host with a broken driver must fail and not be skipped.
 HINTS = bool(device_files()) or shutil.which("nvidia-smi") is not None
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HINTS, reason="needs an NVIDIA GPU")]
 
@@ -42,7 +42,7 @@ def test_the_probe_says_what_torch_says() -> None:
     for index, device in enumerate(probe.devices):
         properties = torch.cuda.get_device_properties(index)
         assert device.name == properties.name
-        # The driver counts what it keeps for itself, torch does not.
+        # The driver counts reserved memory, torch does not.
         assert device.memory is not None
         assert 0 <= device.memory - properties.total_memory < 0.05 * device.memory
 

@@ -16,7 +16,7 @@ from agentrig.settings import structure
 
 
 def install(folder: Any, name: Any, version: Any, *, entry_points: Any = "", modules: Any = None) -> Any:
-    """Put a distribution that does nothing on a path: metadata and modules, as an installer leaves them."""
+    """Put an empty distribution on a path: metadata and modules, as an installer writes them."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

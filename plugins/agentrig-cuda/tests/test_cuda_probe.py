@@ -12,7 +12,7 @@ TWO = """\
 
 @pytest.fixture
 def host(tmp_path: Any) -> Any:
-    """A host with its own /dev and its own PATH; `host(smi=...)` puts an nvidia-smi on it."""
+    """A host with its own /dev and PATH; `host(smi=...)` adds an nvidia-smi."""
 
     def make(*, files: Any = (), smi: Any = None, status: Any = 0, **environ: Any) -> Any:
         dev, path = tmp_path / "dev", tmp_path / "bin"

@@ -1,4 +1,4 @@
-"""A tiny tokenizer and tiny random models, made once for all tests of agentrig-grpo."""
+"""A tiny tokenizer and tiny random models for the tests of agentrig-grpo."""
 
 from __future__ import annotations
 

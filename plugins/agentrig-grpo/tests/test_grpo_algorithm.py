@@ -30,7 +30,7 @@ def only(endpoints):
 
 
 class FakeSession:
-    """A session whose agent asks once and is paid for each TARGET token; over the real server."""
+    """A session whose agent calls the real server once; the reward counts TARGET tokens."""
 
     def __init__(self, directory, *, checkpoint=None, first_step=1, stop_after=None):
         self.train_tasks = [Task(id=str(i), input={"question": f"name {i}"}) for i in range(12)]
@@ -139,7 +139,7 @@ def test_a_model_learns_through_the_whole_loop(model_dir, tmp_path):
     for line in session.lines:
         figures = "loss clip_fraction ratio_mean ratio_max entropy kl grad_norm lr weight_change trained_tokens"
         assert not set(figures.split()) - set(line)
-        if not line["updates"]:  # every group was of one mind: there was nothing left to learn
+        if not line["updates"]:  # every group had equal rewards: nothing was left to learn
             continue
         assert line["learner_tokens_per_s"] > 0
         assert line["ratio_max"] == pytest.approx(1.0, abs=2e-3), "the server samples with the learner's weights"
@@ -149,7 +149,7 @@ def test_a_model_learns_through_the_whole_loop(model_dir, tmp_path):
     assert len(learned) >= 5
     assert learned[-1]["entropy"] < learned[0]["entropy"]
 
-    # Other loaders take the checkpoint, and it is what was reported.
+    # Other loaders can load the checkpoint, and it has the reported accuracy.
     directory = session.saved[10]
     tokenizer, model = AutoTokenizer.from_pretrained(directory), AutoModelForCausalLM.from_pretrained(directory)
     config = json.loads((directory / "tokenizer_config.json").read_text())
@@ -197,7 +197,7 @@ def test_a_checkpoint_that_is_cut_off_is_named_before_anything_starts(model_dir,
 
 
 class LongPrompts(FakeSession):
-    """Tasks whose prompts are longer than what the server's cache holds at first."""
+    """Tasks whose prompts are longer than the server's initial cache."""
 
     def __init__(self, directory, **more):
         super().__init__(directory, **more)
@@ -208,7 +208,7 @@ class LongPrompts(FakeSession):
         assert all(300 < len(t.prompt_ids) < 500 for t in rollout.triplets)
         if rollout.score is None:
             return rollout
-        ids = rollout.triplets[0].response_ids  # a share that hardly ever is the same for a whole group
+        ids = rollout.triplets[0].response_ids  # a share that is rarely equal in a whole group
         return attrs.evolve(rollout, score=Score.ok(sum(i % 2 for i in ids) / len(ids)))
 
 
@@ -331,7 +331,7 @@ def test_each_trained_call_gets_its_rollouts_advantage(model_dir):
 
     rollouts = [rollout(0, 0.0, 6), rollout(1, 1.0, 1), rollout(2, 1.0, 2, failed=True)]
     samples = Grpo(config_of(model_dir)).samples(rollouts)
-    # A baseline over calls would be 1/7, and the busy rollout would hardly be blamed.
+    # A baseline over calls would be 1/7, and the rollout with many calls would hardly get a negative advantage.
     assert [(s.rollout, s.advantage) for s in samples] == [(0, -0.5)] * 6 + [(1, 0.5)]
 
 

@@ -1,4 +1,4 @@
-"""Forests: every shared token is computed once, and the numbers are those of one sample at a time."""
+"""Forests: every shared token is computed once, and the results equal those of one sample at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrig.forest.segments import grow, packs, rows
 
 @st.composite
 def samples_of_a_step(draw, most=12):
-    """Calls of groups, of conversations of several turns, and calls that are equal or begin like others."""
+    """Calls of groups, of conversations with several turns, and calls that are equal or share a prefix."""
     rng = random.Random(draw(st.integers(0, 1 << 30)))
 
     def tokens(low, high):
@@ -99,7 +99,7 @@ def check_equal(model, plain, samples, budget):
     """Compare log-probabilities and gradients with those of one sample at a time."""
     ours, theirs = scored(model, samples, budget), apart(plain, samples)
     generator = torch.Generator().manual_seed(budget)
-    # All positive: with both signs, equal calls would cancel and leave rounding alone to be compared.
+    # All positive: with both signs, equal calls would cancel, and only rounding errors would be compared.
     weights = [0.5 + torch.rand(len(t), generator=generator) for t in theirs]
     for logprobs, m in ((ours, model), (theirs, plain)):
         m.zero_grad()
@@ -108,7 +108,7 @@ def check_equal(model, plain, samples, budget):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
     whole = float(torch.stack([p.grad.norm() for p in plain.parameters()]).norm())
     for (name, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
-        scale = max(float(b.grad.norm()), whole / 100)  # a tensor whose gradient is as good as 0 is rounding itself
+        scale = max(float(b.grad.norm()), whole / 100)  # a gradient near 0 is only rounding error
         assert float((a.grad - b.grad).norm()) <= 1e-5 * scale, name
 
 
@@ -116,7 +116,7 @@ def check_equal(model, plain, samples, budget):
     ("kind", "block"), [("qwen2", 2), ("qwen2", 7), ("qwen2", 512), ("qwen3", 7), ("llama", 7), ("mistral", 7)]
 )
 def test_log_probs_and_gradients_equal_one_sample_at_a_time(make_model, monkeypatch, kind, block):
-    monkeypatch.setattr(attention, "BLOCK", block)  # long segments are cut, and subtrees put together
+    monkeypatch.setattr(attention, "BLOCK", block)  # long segments are split, and subtrees are joined
     more = {"sliding_window": None} if kind == "mistral" else {}
     model, plain = make_model(kind, **more), make_model(kind, **more)
     assert scoring.prepare(model)

@@ -1,4 +1,4 @@
-"""What only a CUDA device shows; skipped without one."""
+"""Tests that need a CUDA device."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_an_update_is_that_of_a_loop_over_tokens(make_model, loss, kl_loss_coef)
     model, by_hand = make_model(), make_model()
     samples = samples_of()
     learner = learner_of(model, loss_agg_mode=loss, kl_loss_coef=kl_loss_coef, temperature=0.9, max_grad_norm=0.5)
-    with torch.no_grad():  # a policy that has moved away from its reference
+    with torch.no_grad():  # a policy that differs from its reference
         for m in (model, by_hand):
             m.model.norm.weight.mul_(1.1)
     metrics = learner.update(samples, step=1)
@@ -175,7 +175,7 @@ def test_lora_trains_adapters_only_and_its_merge_is_the_model(make_model):
 
 
 def with_adapters(model, value=None):
-    """Return the model with LoRA on its linear layers, the second factor random or of one value."""
+    """Return the model with LoRA on its linear layers; the second factor is random or constant."""
     wrapped = learner_of(model, lora_rank=2).model
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
@@ -297,7 +297,7 @@ def test_gradient_checkpointing_changes_nothing(make_model):
 
 
 def test_golden_losses(make_model):
-    """Three updates on fixed triplets give the numbers that were stored when this was right."""
+    """Three updates on fixed triplets give the stored numbers."""
     learner = Learner(
         make_model(vocab=64, hidden=16, layers=2),
         GrpoConfig(lr=3e-3, ppo_epochs=1, negative_scale=0.5, kl_loss_coef=0.05, tokens_per_batch=128),

@@ -1,4 +1,4 @@
-"""Prompts and answers of every length, through sampling, learning and new weights, beside transformers."""
+"""Prompts and answers of every length, through sampling, learning and new weights, compared with transformers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def assert_sampled_as_by_transformers(requests, model, exact):
             torch.testing.assert_close(a, b, atol=1e-3, rtol=0)
         assert rms([a - b for a, b in zip(ours, theirs, strict=True)]) < 5e-5
         return
-    # In bf16 each of the two rounds in its own places: neither is to be further from the truth than the other.
+    # In bf16 each of the two rounds in different places: neither may be further from the exact result than the other.
     truth = [logprobs_of(exact, r) for r in requests]
     theirs_off = rms([b - c for b, c in zip(theirs, truth, strict=True)])
     assert rms([a - c for a, c in zip(ours, truth, strict=True)]) < 1.5 * theirs_off

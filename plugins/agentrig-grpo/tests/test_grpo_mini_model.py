@@ -1,4 +1,4 @@
-"""The shipped starting model: small, loadable anywhere, and asked at run time exactly as it was taught."""
+"""The shipped starting model: small, loadable anywhere, and prompted at run time exactly as in training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def scripts() -> Any:
-    """The training scripts as modules; they are no package."""
+    """The training scripts as modules; they are not a package."""
     sys.path.insert(0, str(TRAINING))
     try:
         import tokenizer as tokenizer_script

@@ -1,4 +1,4 @@
-"""Rows with padding, for models whose tokens cannot be shared, and the log-probabilities themselves."""
+"""Rows with padding, for models whose tokens cannot be shared, and log-probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may come in, and what may keep the server waiting: a real server process, real sockets."""
+"""Access to the server, and clients that keep it waiting: a real server process, real sockets."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_incomplete_requests_are_closed(server):
     assert kept.post(f"{server.base_url}/chat/completions", json=BODY).status_code == 200
     (idle,) = kept._transport._pool.connections
     start = time.monotonic()
-    while time.monotonic() - start < ARRIVAL_S - 10:  # a byte now and then buys no time
+    while time.monotonic() - start < ARRIVAL_S - 10:  # single bytes do not extend the time limit
         for line in lines[1:3]:
             line.sendall(b"x")
         time.sleep(1)
@@ -188,7 +188,7 @@ def test_incomplete_requests_are_closed(server):
 
 
 class Line:
-    """Stands for a connection where only its end is looked at."""
+    """Replaces a connection: only records that it was closed."""
 
     def __init__(self):
         self.transport, self.ended = self, False

@@ -132,7 +132,7 @@ def test_the_cache_grows_with_the_requests_and_shrinks_again(make_model):
     assert first == 8 * 256 * decoder.token_bytes
     decoder.append(decoder.prefill([[5] * 600] * 2))
     decoder.step([8, 9])
-    assert held() <= 8 * 2 * 600 * decoder.token_bytes, "the rows that nobody asked for take nothing"
+    assert held() <= 8 * 2 * 600 * decoder.token_bytes, "unused rows take no memory"
     decoder.append(decoder.prefill([[5, 6]] * 20))
     assert held() >= 22 * 600 * decoder.token_bytes
     decoder.clear()
@@ -146,7 +146,7 @@ def test_a_prompt_reports_its_memory(make_model, kind):
     decoder = decoder_of(model) if kind == "qwen2" else TransformersDecoder(model, device="cpu")
     short, long = decoder.prefill([[5] * 50, [5] * 150])
     assert long.nbytes - short.nbytes == 100 * decoder.token_bytes
-    # Logits of the last token only: with all tokens' the prompt would hold ten times as much.
+    # Logits of the last token only: with those of all tokens the prompt would take ten times as much memory.
     assert 300 * 4 <= short.nbytes - 50 * decoder.token_bytes <= 300 * 4 + 64
 
 

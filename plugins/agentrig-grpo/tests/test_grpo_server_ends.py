@@ -1,4 +1,4 @@
-"""The server ends with its run and when the run stops it, whatever it does, and nothing of it stays."""
+"""The server ends with its run or when the run stops it, whatever it is doing, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def hold(folder):
 
 @pytest.fixture
 def stuck(tmp_path):
-    """Return a folder by which a server's interpreter can be brought to a halt."""
+    """Return a folder with which a test can make a server's interpreter hang."""
     folder = tmp_path / "stuck"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(STUCK)
@@ -76,7 +76,7 @@ def stuck(tmp_path):
 
 
 def started(model_dir, **environment):
-    """Start a server in a process of its own; returns that process and the server's id."""
+    """Start a server from a separate process; return that process and the server's id."""
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(model_dir)],
         stdout=subprocess.PIPE,
@@ -107,7 +107,7 @@ def test_the_server_ends_with_its_parent(model_dir, stuck, halted):
 
 
 def test_a_server_whose_interpreter_hangs_can_be_stopped(model_dir, stuck, monkeypatch):
-    monkeypatch.delenv("PYTHONPATH", raising=False)  # whose value would win
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # the environment variable would take precedence
     environment = {"PYTHONPATH": str(stuck)}
     server = LLMServer(ServerSettings(model=str(model_dir), name="x", slots=1), environment=environment)
     server.start()

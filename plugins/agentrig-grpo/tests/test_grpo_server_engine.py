@@ -61,7 +61,7 @@ def test_a_seeded_request_does_not_depend_on_its_batch(engine_of):
 
     alone = [run(engine_of(), [r])[0] for r in asked()]
     assert run(engine_of(slots=12), asked()) == alone
-    # Three rows only, in another order: they join and leave all the time.
+    # Three rows only, in another order: requests join and leave all the time.
     assert run(engine_of(slots=3), asked()[::-1]) == alone[::-1]
     assert len({tuple(t) for t in alone}) > 6
 

@@ -1,4 +1,4 @@
-"""Requests that no well-meaning client sends: each is refused immediately with a message, and the server continues."""
+"""Malformed and extreme requests: each is refused immediately with a message, and the server continues."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def body(**change):
 
 
 def field(name, value):
-    """Return a body with a field as it is written here, JSON or not."""
+    """Return a body with a field as raw text, valid JSON or not."""
     rest = json.dumps({k: v for k, v in BODY.items() if k != name})
     return f'{rest[:-1]}, "{name}": {value}}}'.encode()
 
@@ -108,7 +108,7 @@ def test_a_pair_of_surrogates_is_text(client):
 
 
 def test_prompts_are_tokenized_beside_the_event_loop(tokenizer):
-    """While one prompt is tokenized for long, other requests are served; a request for the same prompt waits for it."""
+    """While a long prompt is tokenized, other requests are served; a request with the same prompt waits."""
     held, calls = threading.Event(), []
 
     class Slow(Chat):
@@ -149,7 +149,7 @@ def test_a_prompt_that_is_far_too_long_is_not_tokenized_to_its_end(tokenizer, mo
         chat.render(long, 128)
     assert sizes == []
     monkeypatch.setattr(chat, "_longest", 1_000_000)
-    with pytest.raises(TooLong):  # its beginning alone has twice as many tokens
+    with pytest.raises(TooLong):  # its start already has twice as many tokens
         chat.render(long, 128)
     assert sizes == [128 * 16]
     ids = chat.render(chat.conversation(MESSAGES), 128)

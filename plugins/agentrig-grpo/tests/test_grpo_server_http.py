@@ -95,7 +95,7 @@ def test_concurrent_requests_get_the_replies_of_single_ones(client, server):
         assert list(pool.map(one, range(20))) == alone
     after = server.health()["counts"]
     assert after["prefills"] == before["prefills"], "the prompt was there already"
-    assert after["steps"] - before["steps"] < 20 * 12, "they ran side by side"
+    assert after["steps"] - before["steps"] < 20 * 12, "they ran in one batch"
 
 
 def test_a_stream_has_the_content_of_the_whole_reply(client):

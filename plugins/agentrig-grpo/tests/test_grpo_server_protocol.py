@@ -1,4 +1,4 @@
-"""A request's body, field by field: what is taken as it is, and what is refused under which name."""
+"""A request's body, field by field: what is accepted, and which name an error has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New weights over the channel: all or none, for both decoders, with a real server process."""
+"""New weights over the channel: all or none are loaded, for both decoders, with a real server process."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_transfers_leave_no_file_and_no_memory_behind(served):
         server.swap(checkpoint.weights(make(version)), version)
     assert (descriptors(os.getpid()), descriptors(server.pid)) == before
     assert not any(name.startswith("agentrig") for name in set(os.listdir("/dev/shm")) - named)
-    end = time.monotonic() + 10  # the task that took the weights lets go of them a moment after it has answered
+    end = time.monotonic() + 10  # the task that loaded the weights releases them shortly after its answer
     while mapped(server.pid) and time.monotonic() < end:
         time.sleep(0.05)
     assert mapped(os.getpid()) == mapped(server.pid) == 0

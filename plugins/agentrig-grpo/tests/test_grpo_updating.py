@@ -1,4 +1,4 @@
-"""Silent faults of an update, planted where they would happen: each is named within two steps; healthy runs are not."""
+"""Silent faults of an update, each named within two steps; healthy runs raise nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Plant = Callable[[Learner, pytest.MonkeyPatch], None]
 
 
 def samples_of(model, step):
-    """Return calls as a server with the model's weights samples them."""
+    """Return calls as sampled by a server with the model's weights."""
     rng = random.Random(step)
     made = []
     for i in range(12):

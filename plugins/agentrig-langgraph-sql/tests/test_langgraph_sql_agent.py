@@ -125,7 +125,7 @@ def test_a_database_that_is_gone_is_a_typed_failure(chat_server: Any, tmp_path: 
 def test_a_failing_model_is_an_error_and_no_answer(chat_server: Any, zoo: Path) -> None:
     agent = SqlAgent(SqlAgentConfig(max_retries=0))
     chat_server.replies = [(500, b'{"error": {"message": "out of memory"}}')]
-    with pytest.raises(openai.InternalServerError):  # the core counts the openai package's errors as llm-error
+    with pytest.raises(openai.InternalServerError):  # the core counts errors of the openai package as llm-error
         agent(task_about(zoo), endpoint_at(chat_server))
     chat_server.replies = [(200, b"<html></html>")]
     with pytest.raises(AgentFailure, match="not a chat completion") as failure:
@@ -208,5 +208,5 @@ def test_a_rollout_is_cheap(chat_server: Any, zoo: Path) -> None:
     chat_server.replies = lambda request: ACCEPTED["VERDICT" in request["messages"][0]["content"]]
     command = [sys.executable, "-c", ROLLOUTS, chat_server.url, json.dumps(task_about(zoo))]
     run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-    # CPU milliseconds a rollout: about 9 on an otherwise idle core; the bound leaves room for a busy machine.
+    # CPU milliseconds a rollout: about 9 on an idle core; the bound allows for a busy machine.
     assert float(run.stdout) < 20

@@ -143,7 +143,7 @@ def test_a_missing_or_damaged_file_is_the_environments_fault(zoo: Path, tmp_path
 def test_a_locked_database_does_not_block_the_agent(zoo: Path) -> None:
     writer = sqlite3.connect(zoo, isolation_level=None)
     writer.execute("BEGIN EXCLUSIVE")
-    writer.execute("DELETE FROM animal")  # is not in the file yet
+    writer.execute("DELETE FROM animal")  # the change is not in the file yet
     try:
         assert run_query(zoo, "SELECT count(*) FROM animal", timeout_s=2.0).rows == [(4,)]
     finally:
@@ -175,7 +175,7 @@ def test_changes_in_a_write_ahead_log_are_not_silently_missed(zoo: Path) -> None
         with pytest.raises(DatabaseBroken, match="wal"), connect(zoo):
             pass
     finally:
-        writer.close()  # the last one to leave writes the log into the file
+        writer.close()  # closing the last connection writes the log into the file
     assert run_query(zoo, "SELECT count(*) FROM animal").rows == [(3,)]
 
 
@@ -193,7 +193,7 @@ TEXT8M = "replace(hex(zeroblob(4000000)), '00', 'aa')"
     ],
 )
 def test_one_slow_call_of_a_function_is_stopped_too(zoo: Path, query: str) -> None:
-    """SQLite looks at no clock inside one call; the sandbox's worker process is ended."""
+    """SQLite does not check the time within one call; the sandbox's worker process is killed."""
     start = time.monotonic()
     text = run_query(zoo, query, timeout_s=0.5).text(200)
     assert time.monotonic() - start < 0.5 + 1.5
@@ -202,9 +202,9 @@ def test_one_slow_call_of_a_function_is_stopped_too(zoo: Path, query: str) -> No
 
 
 def largest_temporary_file(done: threading.Event) -> int:
-    """Return the size in bytes of the largest of SQLite's temporary files, which have no name but in /proc.
+    """Return the size in bytes of the largest of SQLite's temporary files, which only /proc lists.
 
-    Only this process and those below it are looked at: other tests may run at the same time.
+    Only this process and its descendants are checked: other tests may run at the same time.
     """
     largest, links = 0, list[Path]()
     mine = psutil.Process()
@@ -234,7 +234,7 @@ def test_sorting_writes_no_temporary_file(zoo: Path) -> None:
 def test_a_function_that_is_no_plain_read_is_refused(zoo: Path) -> None:
     assert run_query(zoo, "SELECT fts3_tokenizer('simple')").text() in (
         "Error: only a SELECT that reads the tables is allowed",
-        "Error: no such function: fts3_tokenizer",  # of a library without it
+        "Error: no such function: fts3_tokenizer",  # in builds of SQLite without it
     )
 
 
@@ -253,7 +253,7 @@ def test_an_error_caused_by_a_query_is_not_taken_for_damage(zoo: Path) -> None:
 
 
 def test_workers_end_with_a_runner_that_is_killed(zoo: Path) -> None:
-    """Their pipes close; the one in the middle of a query ends with its budget."""
+    """Their pipes close; a worker that is running a query ends with the query's budget."""
     code = (
         "import sys, threading, time\n"
         "from agentrig_langgraph_sql.database import run_query\n"

@@ -120,7 +120,7 @@ def test_a_table_with_a_value_that_is_too_long_has_no_sample_rows(tmp_path: Path
 @pytest.mark.skipif(importlib.util.find_spec("langchain_community") is None, reason="needs langchain-community")
 @pytest.mark.filterwarnings("ignore")
 def test_sample_rows_are_those_of_langchain(zoo: Path) -> None:
-    """The comments, not the statements around them: those are the database's own here."""
+    """Compare the comments, not the statements around them, which are the database's own here."""
     from langchain_community.utilities import SQLDatabase
 
     connection = sqlite3.connect(zoo)
@@ -152,11 +152,11 @@ def test_a_statement_is_complete_or_left_out_with_a_note(tables: list[Table], li
     assert len(text) <= limit
     statements = [f"{table.sql};" for table in tables]
     if text in ("\n\n".join(statements), "\n".join(table.compact for table in tables)):
-        return  # nothing lost, or nothing but the statements' form
+        return  # nothing is lost, or only the form of the statements
     rest = text
     for statement in sorted(set(statements), key=len, reverse=True):
         rest = rest.replace(statement, "")
-    assert "CREATE TABLE" not in rest  # whatever begins is whole
+    assert "CREATE TABLE" not in rest  # no statement is cut off
     assert "too long" in text or "left out" in text
 
 
@@ -196,7 +196,7 @@ def test_a_sample_row_is_complete_or_left_out(tables: list[Table], data: st.Data
     assert len(text) <= limit
     bare = render([attrs.evolve(table, rows=()) for table in tables], style=style, limit=limit)
     comments = re.findall(r"\n/\*\n(\d) rows from (\w+) table:\n(.*?)\n\*/", text, re.DOTALL)
-    assert re.sub(r"\n/\*\n\d rows from.*?\n\*/", "", text, flags=re.DOTALL) == bare  # rows cost no schema
+    assert re.sub(r"\n/\*\n\d rows from.*?\n\*/", "", text, flags=re.DOTALL) == bare  # rows do not displace the schema
     for n, name, lines in comments:
         table = next(table for table in tables if table.name == name)
         assert table.sample(int(n)).endswith(f"{lines}\n*/")

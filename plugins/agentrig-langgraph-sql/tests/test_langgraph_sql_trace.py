@@ -14,7 +14,7 @@ NO = "VERDICT: INCORRECT"
 
 
 def with_tokens(request: dict[str, Any], text: str) -> tuple[int, bytes]:
-    """Answer as vLLM does when it is asked for token ids."""
+    """Answer as vLLM does if token ids are requested."""
     assert request["return_token_ids"] is True
     logprobs = [{"token": "t", "logprob": -0.5, "bytes": [116], "top_logprobs": []} for _ in text]
     choice = {

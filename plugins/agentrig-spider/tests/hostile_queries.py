@@ -1,7 +1,7 @@
-"""Runs each hostile query in a process of its own and prints, as JSON lines, how it ended; no test itself.
+"""Runs each hostile query in a separate process and prints the results as JSON lines; not a test itself.
 
-Usage: hostile_queries.py BUDGET_S MODE. A query that ends late, or whose gold does, is run up to three times: on a
-loaded machine any process may be kept waiting, though hardly three times by chance. Each line holds the name, the
+Usage: hostile_queries.py BUDGET_S MODE. If a query or its gold ends late, it runs up to three times: on a
+busy machine any process may have to wait, but hardly three times by chance. Each line has the name, the
 status, value and reason of the score, the wall seconds, and the peak memory in MiB of the process and of its worker
 processes together.
 """
@@ -36,7 +36,7 @@ def chain(*, tables: int, levels: int) -> str:
 
 
 def queries(folder: str) -> dict[str, str]:
-    """Return the hostile set; the gold has two columns and so have these, so that width does not end them early."""
+    """Return the hostile queries; they have two columns like the gold, so that their width does not end them early."""
     return {
         "endless recursion": ENDLESS + "SELECT count(*), 1 FROM r",
         "endless rows": ENDLESS + "SELECT i, i FROM r",
@@ -123,7 +123,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def in_child(match: ExecMatch, title: str, sql: str, gold: str, database: Path) -> dict[str, Any]:
-    """Score one query in a forked process and return what there is to say about it."""
+    """Score one query in a forked process and return the result."""
     reading, writing = os.pipe()
     child = os.fork()
     if child:

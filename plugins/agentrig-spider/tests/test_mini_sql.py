@@ -1,4 +1,4 @@
-"""mini-sql: the same bytes for the same seed, splits that are apart, questions that tell right from wrong."""
+"""mini-sql: equal bytes for equal seeds, disjoint splits, questions that distinguish right queries from wrong ones."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_the_answer_to_another_question_is_rarely_right(splits: dict[str, list[T
 
 @pytest.mark.parametrize("split", ["test", "unseen"])
 def test_a_query_with_one_word_wrong_is_rarely_right(splits: dict[str, list[Task]], split: str) -> None:
-    # Independent of the generator's own filter: any word of the query becomes any other word of the same split's.
+    # Independent of the generator's filter: any word of the query is replaced by any other word of the same split.
     words = Counter(w for t in splits[split] for w in re.findall(r"\w+", t.private["gold"]))
     common = [word for word, _ in words.most_common(60)]
     right = ran = 0
@@ -183,7 +183,7 @@ def test_a_query_with_one_word_wrong_is_rarely_right(splits: dict[str, list[Task
                     ran += 1
                     right += rows == gold
     assert ran > 1000
-    assert right / ran < 0.06  # aliases and `count ( column )` are right for good reason
+    assert right / ran < 0.06  # aliases and `count ( column )` are correct too
 
 
 def test_no_mutant_of_the_generator_is_right(tasks: MiniSql) -> None:

@@ -1,4 +1,4 @@
-"""No query can hurt: each ends in time, in little memory, with a typed score, and changes no file."""
+"""Hostile queries: each ends in time, with little memory, with a typed score, and changes no file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentrig_spider.sandbox import NeedsWorker, fingerprint, open_read_only, po
 BUDGET_S = 0.8
 SCRIPT = Path(__file__).with_name("hostile_queries.py")
 RIGHT = {"40 identical columns"}
-"""Hostile to the matching alone: the answer is right."""
+"""Hostile to the matching only: the answer is right."""
 
 
 @pytest.fixture(scope="module", params=["official", pytest.param("strict", marks=pytest.mark.slow)])
@@ -208,7 +208,7 @@ NO_QUERIES = [
     "ANALYZE",
     "-- nothing",
 ]
-"""SQLite's authorizer hears of hardly any of these, since they find nothing to do."""
+"""SQLite calls its authorizer for hardly any of these, because they have nothing to do."""
 
 
 @pytest.mark.parametrize("sql", NO_QUERIES)
@@ -230,7 +230,7 @@ def test_queries_without_rows_match_an_empty_gold(database: Path, sql: str) -> N
 
 @pytest.mark.alone
 def test_the_budget_holds_with_many_callers_at_once(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many more callers than there are workers; each has an endless query of its own."""
+    """Many more callers than workers; each has its own endless query."""
     monkeypatch.setattr(pool.WORKERS, "_free", threading.BoundedSemaphore(4))
     endless = "WITH RECURSIVE r(i) AS (SELECT {} UNION ALL SELECT i + 1 FROM r) SELECT count(*) FROM r"
     match = ExecMatch(timeout_s=1.0)
@@ -247,7 +247,7 @@ def test_the_budget_holds_with_many_callers_at_once(database: Path, monkeypatch:
         thread.start()
     for thread in threads:
         thread.join()
-    # Half a second is the promise; the rest is for a machine that has others to serve.
+    # The budget is half a second; the rest allows for a busy machine.
     assert max(seconds for seconds, _ in found) < 1.0 + 0.5 + 1.0
     assert {score.status for _, score in found} <= {"timeout", "invalid"}
     assert 4 <= sum(score.status == "timeout" for _, score in found) < 24

@@ -1,4 +1,4 @@
-"""The text that is run, against sqlparse, whose tokens the official evaluator uses."""
+"""The text that is run, compared with sqlparse, whose tokens the official evaluator uses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def assert_same(sql: str) -> None:
         except sqlparse.exceptions.SQLParseError:
             return  # too deep for sqlparse; official_text goes on
     found = official_text(sql)
-    # Space after the first statement says nothing to SQLite.
+    # Space after the first statement means nothing to SQLite.
     assert (found or "").rstrip() == (expected or "").rstrip()
 
 
@@ -124,7 +124,7 @@ HOSTILE = [
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_hostile_text_is_lexed_quickly(piece: str) -> None:
-    """The longest text that is lexed takes a fraction of a second, whatever it holds; a longer one is refused."""
+    """The longest text that is lexed takes a fraction of a second, whatever its content; a longer one is refused."""
     text = "SELECT DISTINCT 1 ;" + piece * MAX_LEXED
     assert official_text(text[:MAX_LEXED]).startswith("SELECT  1 ;")
     with pytest.raises(TooLong, match="comments is 10000"):

@@ -1,4 +1,4 @@
-"""Generated schemas, rows and queries, judged by `ExecMatch` and by a slow implementation of its own.
+"""Generated schemas, rows and queries, judged by `ExecMatch` and by a separate slow implementation.
 
 The slow one searches all permutations of columns, sorts nothing by signature, pools and caches nothing,
 opens the file for each query, and drops DISTINCT with sqlparse.
@@ -23,7 +23,7 @@ Row = tuple[Any, ...]
 
 
 def slow_same(gold: list[Row], predicted: list[Row], ordered: bool) -> bool:
-    """Decide as the issue words it: both empty, or equal under some permutation and the quick reject."""
+    """Decide by the definition: both empty, or equal under some permutation and the quick reject."""
     if not gold and not predicted:
         return True
     if len(gold) != len(predicted) or not gold or len(gold[0]) != len(predicted[0]):
@@ -67,7 +67,7 @@ CELLS = st.one_of(
 
 @st.composite
 def results(draw: st.DrawFn) -> tuple[list[Row], list[Row]]:
-    """Draw a result and one that is the same up to order, or nearly so, or unlike."""
+    """Draw a result and one that is equal up to order, nearly equal, or different."""
     width = draw(st.integers(1, 5))
     cells = draw(st.sampled_from([CELLS, st.integers(0, 1), st.sampled_from([1, 1.0, 10, 10.0])]))
     rows = draw(st.lists(st.tuples(*[cells] * width), max_size=6))
@@ -138,7 +138,7 @@ def test_dozens_of_equal_columns_take_no_time() -> None:
 
 
 def test_columns_that_only_their_rows_distinguish() -> None:
-    # All columns hold the same bag of values; only together do they tell which is which.
+    # All columns have the same bag of values; only their rows distinguish them.
     gold = [tuple((value >> column) & 1 for column in range(12)) for value in range(1, 4096, 7)]
     order = [3, 11, 0, 7, 5, 1, 9, 2, 10, 4, 8, 6]
     moved = [tuple(row[column] for column in order) for row in reversed(gold)]
@@ -165,7 +165,7 @@ def databases(draw: st.DrawFn) -> dict[str, list[Row]]:
 
 @st.composite
 def queries(draw: st.DrawFn) -> str:
-    """Draw a query of the kinds that Spider has, with the official evaluator's quirks in reach."""
+    """Draw a query like Spider's, which may hit the official evaluator's quirks."""
     joined = draw(st.booleans())
     columns = [f"{table}.{name}" for table in ("t", "u") if table == "t" or joined for name in COLUMNS[table]]
     column = st.sampled_from(columns)
@@ -203,7 +203,7 @@ def queries(draw: st.DrawFn) -> str:
 
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[str, str]:
-    """Draw a gold and a prediction: the same, a near miss, or another query."""
+    """Draw a gold query and a prediction: equal, almost equal, or different."""
     gold = draw(queries())
     kind = draw(st.sampled_from(["same", "near", "other"]))
     if kind == "same":
@@ -223,7 +223,7 @@ def pairs(draw: st.DrawFn) -> tuple[str, str]:
 
 
 def slow_verdict(predicted: str, gold: str, path: Path) -> int | None:
-    """Judge by the official steps, word by word; None where the gold fails."""
+    """Judge by the official steps, one by one; None if the gold query fails."""
     import sqlparse
 
     def prepared(sql: str) -> str:

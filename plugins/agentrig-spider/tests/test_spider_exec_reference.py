@@ -33,7 +33,7 @@ EXCEPTIONS: dict[str, tuple[str, float | None]] = {
     "gold_and_pred_error": ("invalid", None),
     "suite_stray_sqlite_file": ("invalid", None),
 }
-"""Cases in which the official code hangs, raises or lets a query write, and the verdict decided on."""
+"""Cases in which the official code hangs, raises or lets a query write, with the verdict chosen here."""
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ def test_gold_against_gold(mode: Any, split: str, failing: int) -> None:
     failed = []
     for row in pyarrow.parquet.read_table(SPIDER / f"{split}.parquet").to_pylist():
         database = folder / row["db_id"] / f"{row['db_id']}.sqlite"
-        # A comment in front keeps the two from being recognised as the same text: both run.
+        # With a comment in front the two are not recognized as the same text, so both run.
         score = match.score(f"/* prediction */ {row['query']}", row["query"], database)
         if score.value != 1.0:
             failed.append((score.status, score.details["reason"]))

@@ -1,4 +1,4 @@
-"""Mode `strict`: what it takes for the same, and what it no longer takes."""
+"""Mode `strict`: which results it accepts as equal, and which it no longer accepts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def value(predicted: str, gold: str, database: Path) -> float | None:
         ("SELECT name, age FROM band ORDER BY 2, name DESC", "SELECT name, age FROM band ORDER BY 2"),
         ("SELECT name, age y FROM band ORDER BY y, 1 DESC", "SELECT name, age AS y FROM band ORDER BY y"),
         ("SELECT name FROM band ORDER BY age * 2, id DESC", "SELECT name FROM band ORDER BY age * 2 LIMIT 10"),
-        # ... of which LIMIT keeps any
+        # ... of which LIMIT may keep any
         ("SELECT name FROM band WHERE name = 'Di'", "SELECT name FROM band ORDER BY age LIMIT 1"),
         ("SELECT name FROM band WHERE name = 'Bo'", "SELECT name FROM band ORDER BY age LIMIT 1"),
         ("SELECT name FROM band WHERE name = 'Bo'", "SELECT name FROM band ORDER BY age LIMIT 1 OFFSET 1"),

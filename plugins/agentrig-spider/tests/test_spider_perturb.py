@@ -1,4 +1,4 @@
-"""Perturbed copies: other rows, the same schema, keys and constraints kept, the same for the same seed."""
+"""Perturbed copies: other rows with the same schema, keys and constraints, and equal copies for equal seeds."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def official(folder: Path) -> Path:
-    """A download in the official form: JSON files and databases, in a folder of their own."""
+    """A download in the official form: JSON files and databases in a folder."""
     root = folder / "spider_data"
     for name in ("band", "shop"):
         (root / "database" / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What the tests of agentrig-verl share: the toy components and the model server of the core's tests, and Ray."""
+"""Settings and fixtures for the tests of agentrig-verl."""
 
 from __future__ import annotations
 

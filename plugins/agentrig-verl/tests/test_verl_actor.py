@@ -1,4 +1,4 @@
-"""How far a step moved the weights, over real processes of a process group."""
+"""The weight change of a step, over the real processes of a process group."""
 
 from __future__ import annotations
 

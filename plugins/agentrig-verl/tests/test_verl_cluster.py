@@ -24,11 +24,11 @@ TOY = str(Path(__file__).resolve().parents[3] / "tests" / "support" / "toy_plugi
 TALKER = str(Path(__file__).parent / "verl_toy.py")
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # of Ray's and verl's own making
+    pytest.mark.filterwarnings("ignore"),  # warnings of Ray and verl
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed; see docs/gpu.md"),
 ]
 GROUP = 4
-# verl's own switch is off here: it would end without the package modelscope.
+# verl's own switch is off here: without the package modelscope verl would fail.
 MODELSCOPE = {
     "VERL_USE_MODELSCOPE": "False",
     "VLLM_USE_MODELSCOPE": "True",
@@ -64,7 +64,7 @@ def ray_cluster(composed):
     from agentrig.plugins.builtin import cpu_spec
 
     patch = pytest.MonkeyPatch()
-    patch.setenv("TOY_NODE_KEY", "secret-of-the-node")  # as a node has it whose Ray was started in a shell with keys
+    patch.setenv("TOY_NODE_KEY", "secret-of-the-node")  # as on a node whose Ray was started in a shell with keys
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
     nodes.add_node(num_cpus=4)
     patch.setenv("RAY_ADDRESS", nodes.address)
@@ -84,7 +84,7 @@ def ray_cluster(composed):
 
 
 class Probe:
-    """An algorithm that gives the session to a test."""
+    """An algorithm that runs a test's function with the session."""
 
     def __init__(self, body, *, on_ray):
         self.body, self.on_ray = body, on_ray
@@ -157,7 +157,7 @@ def replay_buffer(config):
 
 
 def kept(session):
-    """Make a session keep what its rollouts were."""
+    """Make a session record its rollouts."""
     found = []
     original = session.rollouts
 
@@ -171,7 +171,7 @@ def kept(session):
 
 
 def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, servers, monkeypatch):
-    """All rollouts, all tokens, once; the advantages that verl trains with are those over rollouts."""
+    """All rollouts and all tokens are there once; verl trains with the advantages over rollouts."""
     import torch
     import transfer_queue as tq
     from agentrig_verl.manager import CLASS, LoopManager, ManagerContext, manager_context
@@ -226,7 +226,7 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
     run_with(body, "runners.n=3")
     groups = [seen["rollouts"][i * GROUP : (i + 1) * GROUP] for i in range(len(indices))]
 
-    # Identity: verl's rows are the tasks that it drew, in its order; two conversations are two sequences each.
+    # Identity: verl's rows are the tasks that it sampled, in its order; two conversations are two sequences each.
     assert [g[0].task.id for g in groups] == [f"train-{i}" for i in indices]
     want = {f"{u}_{s}_{i}" for u in seen["uids"] for s in range(GROUP) for i in range(2)}
     assert set(seen["real"]) == want
@@ -255,7 +255,7 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
                 key = f"{uid}_{session}_{i}"
                 wanted = spread[session] * seen["masks"][key].float()
                 assert torch.allclose(seen["advantages"][key], wanted, atol=1e-5), key
-    # The ledger: a group has one and the same value, or its calls are trained.
+    # The ledger: all values of a group are equal, or its calls are trained.
     calls, tokens = seen["books"]
     trained = [r for g in groups if len({r.value for r in g}) > 1 for r in g]
     every = sum(len(r.triplets) for r in seen["rollouts"])
@@ -268,7 +268,7 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
     assert padding
     assert all(float(seen["advantages"][k].abs().sum()) == 0 for k in padding)
 
-    # Balance: a group stays with one server, and both servers work; runners are on both nodes.
+    # Balance: a group stays on one server, and both servers are used; runners are on both nodes.
     by_group = defaultdict(set)
     for which, server in enumerate(servers):
         for body_ in server.bodies():
@@ -281,7 +281,7 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
 
 @pytest.mark.slow
 def test_a_dead_runner_is_replaced_and_a_hung_rollout_is_typed(run_with, composed, servers, tmp_path, caplog):
-    """Nothing is lost, nothing counted twice, and what could not be run is no part of a baseline."""
+    """Nothing is lost or counted twice, and rollouts that failed do not enter a baseline."""
     import transfer_queue as tq
     from agentrig_verl.manager import LoopManager, ManagerContext
 
@@ -448,7 +448,7 @@ def test_an_actor_takes_the_cpus_that_runner_cpus_says(ray_cluster):
     end = time.monotonic() + 60
     before = -1.0
     while (now := ray.available_resources()["CPU"]) != before and time.monotonic() < end:
-        before = now  # the actors of earlier tests give theirs back
+        before = now  # the actors of earlier tests release theirs
         time.sleep(2)
     plan = AgentPlan(name="toy-variables", config={}, files=(TOY, TALKER))
     pools = []

@@ -1,4 +1,4 @@
-"""verl's proof of delivery, as far as it needs no GPU: digests of joined layers, the actor's scores, what was sent."""
+"""verl's proof of delivery without a GPU: digests of joined layers, the actor's scores, the sent tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed; see docs/gpu.md"),
-    pytest.mark.filterwarnings("ignore"),  # of verl's own making
+    pytest.mark.filterwarnings("ignore"),  # warnings of verl
 ]
 
 
@@ -25,7 +25,7 @@ def model(**more):
 
 
 def as_vllm(state):
-    """Return weights as vLLM holds them: joined layers, and a vocabulary that is padded to 64."""
+    """Return weights in vLLM's form: joined layers, and a vocabulary that is padded to 64."""
     from agentrig_verl.extension import FUSED
 
     found = dict(state)

@@ -1,4 +1,4 @@
-"""The GPU environment: its lock holds what it was made from, and its script says `ready` only when doctor passed."""
+"""The GPU environment: its lock has every pin, and its script prints `ready` only if the doctor passed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""On a host with an NVIDIA GPU and the GPU environment: what a whole run survives, and what it leaves behind.
+"""On a host with an NVIDIA GPU and the GPU environment: which faults a complete run survives, and its files.
 
-Some eight minutes, nearly all of it three starts of verl and vLLM:
+About eight minutes, most of them for three starts of verl and vLLM:
 
     python -m pytest -m gpu plugins/agentrig-verl/tests/test_verl_gpu.py
 """
@@ -27,7 +27,7 @@ pytestmark = [
 
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 900.0
-"""How long verl and vLLM may take until the first step has ended."""
+"""Seconds that verl and vLLM may take until the first step has ended."""
 
 TASKS, GROUP, STEPS = 16, 4, 8
 KEYS = {
@@ -37,7 +37,7 @@ KEYS = {
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 64,
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 64,
     "actor_rollout_ref.rollout.gpu_memory_utilization": 0.1,
-    # vLLM takes the cache as given and does not measure: other runs may share the GPU.
+    # vLLM gets the size of its cache and does not measure: other runs may share the GPU.
     "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": 2 << 30,
     "ray_kwargs.ray_init.num_cpus": 16,
     "trainer.total_training_steps": STEPS,
@@ -48,7 +48,7 @@ KEYS = {
 
 
 class Run:
-    """A run in processes of its own, apart from other runs by Ray's folder."""
+    """A run in separate processes; its Ray folder separates it from other runs."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "run"
@@ -96,7 +96,7 @@ class Run:
         return found
 
     def kill(self) -> None:
-        """Kill all of it at once, as a machine that loses power does."""
+        """Kill all processes at once, as a power failure does."""
         for _ in range(20):
             members = self.members()
             for pid in members:
@@ -146,14 +146,14 @@ def test_a_killed_run_and_a_killed_server_lose_and_repeat_no_step(run: Run) -> N
     before = {step: drawn(run, step) for step in (1, 2, 3)}
     assert (run.path / "checkpoints" / "latest").read_text().strip() == "step-00002"
 
-    # It goes on from step 2, and draws for step 3 what it had drawn.
+    # It continues from step 2, and samples the same tasks for step 3.
     run.start("--resume", str(run.path))
     run.wait_for_step(4)
     steps = run.steps()
     assert steps == list(range(1, len(steps) + 1)), "a step is missing, or there twice"
     assert {step: drawn(run, step) for step in (1, 2, 3)} == before
 
-    # The model server dies: the run ends by itself, and says what died and how to go on.
+    # The model server dies: the run ends by itself, and says what died and how to resume.
     servers = run.members("EngineCore") or run.members("vLLMHttpServer")
     assert servers, "no process of vLLM was found"
     for pid in servers:
@@ -167,7 +167,7 @@ def test_a_killed_run_and_a_killed_server_lose_and_repeat_no_step(run: Run) -> N
     assert learned == list(range(1, len(learned) + 1))
     run.kill()
 
-    # And it goes on to its end.
+    # The resumed run reaches its end.
     run.start("--resume", str(run.path))
     assert run.process is not None
     assert run.process.wait(timeout=900) == 0, run.tail()
@@ -177,7 +177,7 @@ def test_a_killed_run_and_a_killed_server_lose_and_repeat_no_step(run: Run) -> N
     measured = [p.name for p in (run.path / "rollouts").glob("validation-*")]
     assert measured == ["validation-00000.parquet"], "a resumed run's start is not measured again"
 
-    # What it leaves is a Hugging Face directory.
+    # Its checkpoint is a Hugging Face directory.
     exported = run.path.parent / "exported"
     done = subprocess.run(
         [sys.executable, "-m", "agentrig", "export", str(run.path), str(exported)],
@@ -221,7 +221,7 @@ STALE = """
 from agentrig_verl.extension import DigestExtension
 
 class Stale(DigestExtension):
-    '''A server that takes the weights that the run starts with, and no others.'''
+    '''A server that loads only the weights with which the run starts.'''
 
     seen = 0
 

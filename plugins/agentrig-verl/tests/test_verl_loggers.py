@@ -23,7 +23,7 @@ pytestmark = [
         importlib.util.find_spec("verl") is None or importlib.util.find_spec("tensordict") is None,
         reason="verl is not installed; see docs/gpu.md",
     ),
-    pytest.mark.filterwarnings("ignore"),  # of verl's and the loggers' own making
+    pytest.mark.filterwarnings("ignore"),  # warnings of verl and the loggers
 ]
 
 OWN = ("WANDB_", "SWANLAB_", "TENSORBOARD_")
@@ -49,12 +49,12 @@ with logging_into(pathlib.Path(directory)):
 tracking.finish(exit_code=exit_code)
 print("finished", *asked)
 """
-"""What verl's trainer does with its loggers, and what agentrig does around it."""
+"""How verl's trainer uses its loggers, and how agentrig wraps them."""
 
 
 @pytest.fixture
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is logged in, no logger has a setting of its own, and no proxy leads out."""
+    """Remove all logins, settings of loggers, and proxies."""
     for name in [n for n in os.environ if n.startswith(OWN)]:
         monkeypatch.delenv(name)
     (tmp_path / "home").mkdir()
@@ -69,7 +69,7 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def track(clean: None, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Log two steps with verl's tracking in a process of its own: the loggers keep settings and hooks for its life."""
+    """Log two steps with verl's tracking in a separate process: the loggers keep settings and hooks until it ends."""
 
     def run(
         name: str, *, exit_code: int = 0, interrupted: bool = False, taken_back: bool = False, **environ: str
@@ -106,7 +106,7 @@ def records(path: Path, kind: Any) -> Iterator[Any]:
 
 
 def written(tmp_path: Path, pattern: str) -> Path:
-    """Return the one file of the run, when nothing lies in the working directory."""
+    """Return the only file of the run; the working directory must be empty."""
     assert list((tmp_path / "cwd").iterdir()) == []
     (found,) = (tmp_path / "run").glob(pattern)
     return found
@@ -174,7 +174,7 @@ def test_swanlab_takes_ctrl_c_and_fails_at_the_next_step_unless_it_is_taken_back
     ("name", "told"), [("wandb", "No API key configured"), ("swanlab", "no TTY is available for interactive login")]
 )
 def test_a_logger_without_a_login_fails_at_the_start(track, name, told):
-    # With a terminal both ask for a key there, and wait: a run would stand still after its first measurement.
+    # On a terminal both ask for a key and wait: a run would block after its first measurement.
     done = track(name)
     assert done.returncode == 1
     assert told in done.stderr

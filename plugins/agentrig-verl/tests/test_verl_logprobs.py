@@ -1,4 +1,4 @@
-"""The log-probabilities that stand in for flash-attn's: the same numbers and gradients as verl's own, in one go."""
+"""The log-probabilities that replace flash-attn's: the same numbers and gradients as verl's own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_shape_of_the_labels_is_kept():
     torch.testing.assert_close(found.view(-1), token_logprobs(logits, labels))
 
 
-@pytest.mark.filterwarnings("ignore")  # of verl's own making
+@pytest.mark.filterwarnings("ignore")  # warnings of verl
 def test_verls_engine_uses_them_where_it_has_no_kernel(needs_verl, monkeypatch):
     from verl.utils import torch_functional
     from verl.workers.engine.fsdp import transformer_impl

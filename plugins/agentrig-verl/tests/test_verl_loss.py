@@ -1,6 +1,6 @@
-"""Merged calls in verl's own FSDP engine and PPO loss: loss and gradients are those of the separate calls.
+"""Merged calls in verl's own FSDP engine and PPO loss: loss and gradients equal those of the separate calls.
 
-The engine is the one that trains, here with FSDP2 over one process on the CPU: micro-batches, forward, loss, backward.
+The engine is that of training, here with FSDP2 over one process on the CPU: micro-batches, forward, loss, backward.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentrig import Triplet
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Rollout
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of verl's and torch's own making
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of verl and torch
 
 VOCABULARY = 32
 TALKS = {"aababa": 1.0, "abcacbA": 0.0, "abab": 0.25, "abBbaA": 1.0}
@@ -47,7 +47,7 @@ def engine(needs_verl: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.3,
     )  # fmt: skip
     Qwen2ForCausalLM(config).save_pretrained(folder)
-    # verl has no platform for CPUs, but asks for nothing more than these
+    # verl has no platform for CPUs, and needs only these methods
     cpu: Any = SimpleNamespace(device_name="cpu", current_device=lambda: "cpu", device_module=torch.cpu)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
     with pytest.MonkeyPatch.context() as patch:
@@ -87,7 +87,7 @@ def group_of(talks: dict[str, float]) -> list[Rollout]:
 
 @contextmanager
 def elsewhere(engine: Any) -> Iterator[None]:
-    """Move the weights, and back again."""
+    """Change the weights, and restore them."""
     chance = torch.Generator().manual_seed(2)
     parameters = list(engine.module.parameters())
     kept = [p.detach().clone() for p in parameters]
@@ -102,7 +102,7 @@ def elsewhere(engine: Any) -> Iterator[None]:
 def batch_of(
     engine: Any, trajectories: Sequence[Trajectory], *, packed: bool, old: str = "recomputed", padding: int = 0
 ) -> Any:
-    """Return what verl's trainer hands to its engine for an update."""
+    """Return the batch that verl's trainer gives to its engine for an update."""
     from agentrig_verl import trainer as ours
     from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
     from verl.utils import tensordict_utils

@@ -19,7 +19,7 @@ def triplet(prompt, response, start=0.0):
 
 
 def learned(segments):
-    """Brute force: every trained token with all that the model saw before it, and its log-probability."""
+    """Brute force: every trained token with all tokens before it, and its log-probability."""
     found = Counter()
     for s in segments:
         for i, (token, trained) in enumerate(zip(s.response_ids, s.mask, strict=True)):
@@ -30,7 +30,7 @@ def learned(segments):
 
 @st.composite
 def conversations(draw):
-    """Calls of an agent that continues any of its earlier calls, or starts a new conversation, over few tokens."""
+    """Calls of an agent that continues one of its earlier calls or starts a new conversation, over few tokens."""
     tokens = st.lists(st.integers(0, 2), min_size=1, max_size=4)
     calls = []
     for number in range(draw(st.integers(0, 8))):

@@ -1,4 +1,4 @@
-"""Models from ModelScope: verl's and vLLM's switches, the cache, and where the doctor looks."""
+"""Models from ModelScope: verl's and vLLM's switches, the cache, and the doctor's checks."""
 
 import socket
 
@@ -12,7 +12,7 @@ from agentrig.plugins.loading import load
 
 
 def only(findings, result):
-    """Return the single finding, which has that result."""
+    """Return the only finding, which must have that result."""
     (found,) = findings
     assert found.result == result, found
     return found
@@ -22,7 +22,7 @@ ON = {"VERL_USE_MODELSCOPE": "True", "VLLM_USE_MODELSCOPE": "true"}
 
 
 def of_verl(model, environ):
-    """The doctor's view of a run of verl with a model that is a name, before modelscope is looked for."""
+    """The doctor's situation for a run of verl whose model is a name, before modelscope is searched for."""
     plan = resolve("fast", overrides=[f"algorithm.model={model}"], uses={"hardware": "cuda"})
     return Situation(hardware=Cpu(), plan=plan, environ=environ)
 

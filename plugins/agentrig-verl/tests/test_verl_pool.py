@@ -1,4 +1,4 @@
-"""The pool that stands still until the algorithm places it; what runs on Ray is in test_verl_cluster.py."""
+"""The pool that waits until the algorithm places it; test_verl_cluster.py runs it on Ray."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrig.runners.jobs import AgentPlan, Job
 
 
 class Inner:
-    """Stands for a pool of runners."""
+    """Replaces a pool of runners."""
 
     room, pending, replaced = 3, 2, 1
 
@@ -25,7 +25,7 @@ class Inner:
 
 
 class Vanishing(PlacedPool):
-    """As if another thread withdrew the runners right after the first look at them."""
+    """Withdraws the runners after the first read, as another thread might."""
 
     looks = 0
 

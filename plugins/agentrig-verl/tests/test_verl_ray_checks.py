@@ -1,4 +1,4 @@
-"""What the doctor finds of Ray, verl and vLLM."""
+"""The doctor's checks of Ray, verl and vLLM."""
 
 import os
 import resource
@@ -38,7 +38,7 @@ def fake_distribution(folder, name, version, requires=()):
 
 
 def test_verl_is_asked_whether_it_accepts_this_vllm(tmp_path):
-    """A stand-in verl whose own gate refuses, as verl's does, by an exception at import."""
+    """A stand-in for verl that refuses, as verl does, by an exception at import."""
     fake_distribution(tmp_path, "verl", "0.9.1")
     fake_distribution(tmp_path, "vllm", "0.10.0")
     gate = tmp_path / "verl" / "third_party" / "vllm"
@@ -57,7 +57,7 @@ def test_verl_is_asked_whether_it_accepts_this_vllm(tmp_path):
 
 @pytest.mark.slow
 def test_the_real_verl_refuses_a_vllm_that_is_too_old(tmp_path):
-    """verl's own gate reads vLLM's version from its metadata, so metadata is all that vLLM needs here."""
+    """verl's own check reads vLLM's version from its metadata, so vLLM needs only metadata here."""
     pytest.importorskip("verl", reason="verl is not installed")
     fake_distribution(tmp_path, "vllm", "0.10.0")
     versions = {**installed(["verl"]), "vllm": "0.10.0"}
@@ -68,9 +68,9 @@ def test_the_real_verl_refuses_a_vllm_that_is_too_old(tmp_path):
 
 @pytest.fixture
 def ray_head(tmp_path):
-    """A process that is called gcs_server and has an environment of its own; it takes a head's place.
+    """A process named gcs_server with its own environment; it replaces a head of Ray.
 
-    The folder `proc` shows these processes only: a cluster that really runs on this host is no matter.
+    The folder `proc` lists only these processes, so real clusters on this host do not matter.
     """
     started = []
     (tmp_path / "proc").mkdir()

@@ -1,4 +1,4 @@
-"""verl's configuration, composed from the real YAML of the installed verl."""
+"""verl's configuration, composed from the YAML of the installed verl."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "gpu.md"
 
 needs_yaml = pytest.mark.skipif(not schema.installed(), reason="verl is not installed; see docs/gpu.md")
 needs_all = pytest.mark.skipif(importlib.util.find_spec("tensordict") is None, reason="tensordict is not installed")
-quiet = pytest.mark.filterwarnings("ignore")  # of verl's own making
+quiet = pytest.mark.filterwarnings("ignore")  # warnings of verl
 
 
 @needs_yaml
@@ -284,7 +284,7 @@ def test_loggers_are_checked_before_anything_starts(composed, tmp_path, monkeypa
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    # A package of that name, for whether W&B itself is installed does not matter here.
+    # A package of that name: W&B itself need not be installed.
     (tmp_path / "wandb.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     config = composed(**{key: '["wandb"]'})

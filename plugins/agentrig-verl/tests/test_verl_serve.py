@@ -1,4 +1,4 @@
-"""vLLM's server around a checkpoint. vLLM itself needs a GPU: its place is taken by a program of the same name."""
+"""vLLM's server for a checkpoint. vLLM itself needs a GPU: a program of the same name replaces it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is imported from verl is found in its source without importing it."""
+"""Names that are imported from verl are found in its source without importing it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_what_the_plugin_imports_is_read_from_its_own_source() -> None:
     assert all(module.partition(".")[0] == "verl" for module in wanted)
 
 
-@pytest.mark.filterwarnings("ignore")  # of verl's own making
+@pytest.mark.filterwarnings("ignore")  # warnings of verl
 @pytest.mark.usefixtures("needs_verl")
 def test_the_installed_verl_has_every_name_and_importing_agrees() -> None:
     assert symbols.lacking() == []

@@ -1,4 +1,4 @@
-"""A tokenizer that transformers would replace is noticed, and one of the family's own is not."""
+"""A tokenizer that transformers would replace is detected; the family's own tokenizer is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of a step's end in verl's own training loop; what computes is left out, for it needs a GPU."""
+"""The order of events at a step's end in verl's own training loop; computations need a GPU and are left out."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ pytestmark = [
         importlib.util.find_spec("verl") is None or importlib.util.find_spec("tensordict") is None,
         reason="verl is not installed; see docs/gpu.md",
     ),
-    pytest.mark.filterwarnings("ignore"),  # of verl's own making
+    pytest.mark.filterwarnings("ignore"),  # warnings of verl
 ]
 
 
 class PowerCut(BaseException):
-    """Ends the process at a place of the test's choice."""
+    """Ends the process at a place that the test chooses."""
 
 
 class Session:
-    """What the trainer asks of a session, on a real run directory."""
+    """The parts of a session that the trainer uses, on a real run directory."""
 
     def __init__(
         self, run: RunDirectory, *, cut: str = "", stop_after: int = 0, solved_by: int = 0, already: bool = False
@@ -109,7 +109,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             setattr(trainer, name, lambda *a: None)
         trainer._consume_sync_metrics = dict
 
-        def step(metrics: Any, times: Any) -> Any:  # the tasks may be solved as soon as they were rolled out
+        def step(metrics: Any, times: Any) -> Any:  # the tasks may be solved after the rollouts
             session.solved = trainer.global_steps == session.solved_by
             return SimpleNamespace(keys=[], tags=[], partition_id="train")
 
@@ -125,7 +125,9 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_checkpoint_is_found_only_with_its_line_of_metrics(train: Any, capsys: pytest.CaptureFixture[str]) -> None:
     session, run = train()
-    assert "Training Progress" not in capsys.readouterr().err  # verl's bar, beside the run's own display
+    assert (
+        "Training Progress" not in capsys.readouterr().err
+    )  # verl's progress bar, in addition to the run's own display
     assert session.calls == [
         "before", "validate 1", "end 1", "validate 2", "end 2", "file 2", "validate 3", "end 3", "file 3", "after",
     ]  # fmt: skip
@@ -140,7 +142,7 @@ def test_a_checkpoint_is_found_only_with_its_line_of_metrics(train: Any, capsys:
 def test_a_run_that_is_killed_at_a_checkpoint_loses_no_line(train: Any, cut: str) -> None:
     session, run = train(cut=cut)
     assert session.calls[-1] == "cut"
-    assert run.latest_checkpoint() == (None, 0)  # step 2 is done again, all of it
+    assert run.latest_checkpoint() == (None, 0)  # step 2 is repeated completely
 
 
 def test_the_end_has_a_checkpoint_with_any_save_freq(train: Any) -> None:
@@ -185,7 +187,7 @@ def test_steps_without_any_advantage_end_the_run(monkeypatch: pytest.MonkeyPatch
 
     expected = r"step 7: for 3 steps, all rollouts of each task had the same reward"
     step(0.0)
-    with pytest.raises(RunStopped, match=expected):  # a resumed run goes on counting
+    with pytest.raises(RunStopped, match=expected):  # a resumed run continues counting
         step(0.0)
     for advantage in (0.5, 0.0, 0.0):
         step(advantage)
@@ -249,7 +251,7 @@ def test_the_kl_metric_has_the_name_of_its_estimate() -> None:
 
     old, new = torch.tensor([[-1.0, -2.0, -3.0]]), torch.tensor([[-1.5, -1.8, -9.0]])
     mask = torch.tensor([[1.0, 1.0, 0.0]])
-    with warnings.catch_warnings(action="ignore"):  # verl calls this form of its function deprecated
+    with warnings.catch_warnings(action="ignore"):  # verl deprecates this form of its function
         ppo_kl = compute_policy_loss(old, new, torch.ones_like(old), mask, cliprange=0.2)[2]
     figures = step_figures({"actor/ppo_kl": float(ppo_kl)}, padding=0)
     assert figures["kl_k1"] == pytest.approx((0.5 - 0.2) / 2)

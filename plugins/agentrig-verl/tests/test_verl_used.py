@@ -1,4 +1,4 @@
-"""The ledger with verl: merged rows, padding, and faults planted in what the actor gets, on verl's own tensors."""
+"""The ledger with verl: merged rows, padding, and faults planted in the actor's input, on verl's own tensors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from agentrig.rollouts import Rollout
 from agentrig.run.ledger import Books, Ledger
 from agentrig.traces import LLM_CALL
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of verl's own making
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of verl
 
 TALKS = {"g": [("aaa", 1.0), ("abab", 0.0), ("a", 0.5), ("ab", None)], "same": [("aa", 1.0), ("b", 1.0)]}
-"""By group, the calls of each rollout and its reward: calls of one letter go on with one conversation."""
+"""The calls of each rollout and its reward, by group: calls with the same letter continue one conversation."""
 
 
 def rollout_of(i: int, group: str, talk: str, value: float | None) -> Rollout:
-    """Return a rollout whose conversations grow by three given and two sampled tokens a call."""
+    """Return a rollout whose conversations grow by three given and two sampled tokens per call."""
     told: dict[str, list[int]] = {}
     spans = [Span(id="root", parent=None, name="rollout", start=0.0, end=1.0)]
     for n, name in enumerate(talk):
@@ -57,7 +57,7 @@ def books(
     rejects: str | None = None,
     negative_scale: float = 1.0,
 ) -> Books:
-    """Close the books of one step: real trajectories as verl's tensors, the trainer's advantages, the run's ledger."""
+    """Close the books of one step: trajectories as verl's tensors, the trainer's advantages, the run's ledger."""
     from agentrig_verl import trainer as ours
     from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
     from verl.utils import tensordict_utils

@@ -1,4 +1,4 @@
-"""What the doctor is told of a recipe's memory."""
+"""The memory that the doctor expects for a recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plugin file for the tests: agents that talk in one or two conversations, and answer by chance."""
+"""A plugin file for the tests: agents with one or two conversations, and random answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ask(endpoint, messages):
 
 
 def talker(task_input, endpoint):
-    """Hold two conversations side by side, one turn to three each, and answer odd or even by chance."""
+    """Have two parallel conversations of one to three turns, and answer odd or even at random."""
     from toy_plugin import misbehave
 
     misbehave(task_input.get("do", ""), task_input)

@@ -1,7 +1,7 @@
-"""What each key of a run file does: how a test flips it, and what must then be seen.
+"""The effect of each key of a run file: two values, and the difference that must be observed.
 
-A table lists the keys of one component. `Flip` gives a key two values, looks at the real component with each, and says
-how the second look must differ from the first. The same rule must refuse two equal looks: a key without an effect
+A table lists the keys of one component. `Flip` gives a key two values, observes the component with each, and states
+how the two observations must differ. The same rule must refuse two equal observations: a key without an effect
 cannot pass.
 """
 
@@ -37,7 +37,7 @@ class Flip:
         b: The second value.
         look: Gets a component's settings, and returns what was observed with them.
         shows: Whether the observations with `a` and `b` differ as the key's help says.
-        beside: Further settings of that component, the same for both looks.
+        beside: Further settings of that component, the same for both values.
     """
 
     a: Any
@@ -47,7 +47,7 @@ class Flip:
     beside: Settings = attrs.field(factory=dict)
 
     def check(self, place: str, key: str) -> None:
-        """Flip the key; raise `AssertionError` where it has no effect, or another than it claims."""
+        """Try both values; raise `AssertionError` if the key has no effect, or another one than its help says."""
         config = configs()[place]
         for value in (self.a, self.b):
             structure(config, {**self.beside, key: value}, owner=place, section=place.split(".")[0])
@@ -62,11 +62,11 @@ class Flip:
 
 @attrs.frozen
 class Elsewhere:
-    """A key whose effect shows only where it can't be looked at here.
+    """A key whose effect cannot be observed here.
 
     Attributes:
         test: The test that shows it: `FILE::FUNCTION`, from the root of the repository.
-        reason: Why it can't be shown here.
+        reason: Why it cannot be observed here.
     """
 
     test: str
@@ -83,10 +83,10 @@ class Elsewhere:
 
 
 class Together:
-    """Keys that share one set-up: it runs twice, with every key's first and with every key's second value.
+    """Keys that share a set-up, which runs twice: with every key's first value and with every key's second value.
 
     Args:
-        run: Gets the settings, and returns what all looks are taken from.
+        run: Gets the settings, and returns the result that all looks use.
         base: Settings of both runs.
     """
 
@@ -106,7 +106,7 @@ class Together:
 
 @cache
 def folder() -> Path:
-    """Return a folder for what looks write; it goes with this process."""
+    """Return a folder for the files of looks; it is removed with this process."""
     made = Path(tempfile.mkdtemp(prefix="agentrig-effects-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made

@@ -1,4 +1,4 @@
-"""The keys of `langgraph-sql`: looked at in what the agent asks a model server, with real databases and queries."""
+"""The keys of `langgraph-sql`, observed in the agent's requests to a model server, with real databases and queries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUERY = "SELECT name FROM animal"
 
 @attrs.frozen
 class Asked:
-    """What one question made the agent send, and how it ended."""
+    """The requests of the agent for one question, and its answer."""
 
     bodies: Sequence[dict[str, Any]] = attrs.field(repr=False)
     texts: Sequence[str]
@@ -46,7 +46,7 @@ def zoo() -> str:
 
 
 def ask(reply: str = QUERY, wish: str = "", **beside: Any) -> Any:
-    """Return a look: what the agent asks when the model always gives this reply."""
+    """Return a look: the agent's requests when the model always gives this reply."""
 
     def look(settings: Settings) -> Asked:
         server().requests.clear()

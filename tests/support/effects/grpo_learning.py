@@ -1,4 +1,4 @@
-"""The keys of `grpo` that shape an update: looked at in real updates of the shipped model."""
+"""The keys of `grpo` that change an update, observed in real updates of the shipped model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Weights = Mapping[str, torch.Tensor]
 
 
 def close(value: Any) -> Any:
-    """Return an approximation, as fp32 has it."""
+    """Return an approximation with the precision of fp32."""
     return pytest.approx(value, rel=2e-3, abs=1e-9)
 
 
@@ -67,7 +67,7 @@ def samples(n: int = 8, *, advantage: float | None = None, most: int = 6) -> lis
 
 @attrs.frozen(kw_only=True)
 class Learned:
-    """What updates did: figures of each step, weights at the end, the optimizer's two means at the end."""
+    """Results of updates: figures of each step, final weights, and the optimizer's final two means."""
 
     figures: Sequence[Mapping[str, float]]
     start: Weights = attrs.field(repr=False)
@@ -87,7 +87,7 @@ _LEARNED: dict[str, Learned] = {}
 
 
 def learn(settings: Settings, *, steps: int = 1, given: Sequence[TrainSample] | None = None) -> Learned:
-    """Return what one or more updates do with these settings; computed once for the same question."""
+    """Return the results of one or more updates with these settings; computed once for equal arguments."""
     question = repr((sorted(settings.items()), steps, given))
     if question not in _LEARNED:
         _LEARNED[question] = _learn(settings, steps, given or samples())
@@ -126,7 +126,7 @@ def _learn(settings: Settings, steps: int, given: Sequence[TrainSample]) -> Lear
 
 
 def off_policy(ratio: float, advantage: float) -> list[TrainSample]:
-    """Return samples whose ratio is about this, all with one advantage."""
+    """Return samples with about this ratio, all with the same advantage."""
     found = []
     for sample in samples(advantage=advantage):
         ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
@@ -138,7 +138,7 @@ def off_policy(ratio: float, advantage: float) -> list[TrainSample]:
 
 
 def clipped(ratio: float, advantage: float) -> Any:
-    """Return a look: which share of tokens is clipped."""
+    """Return a look: the share of clipped tokens."""
     return lambda settings: learn(settings, given=off_policy(ratio, advantage)).figures[0]["clip_fraction"]
 
 
@@ -170,7 +170,7 @@ def uneven(settings: Settings) -> float:
 
 
 def merged(settings: Settings) -> float:
-    """Return how far adapters of the same size move the model that is served."""
+    """Return how much adapters of the same size change the served model."""
     made = learner({"lora_rank": 2, **settings})
     with torch.no_grad():
         for name, p in made.trained.items():
@@ -181,13 +181,13 @@ def merged(settings: Settings) -> float:
 
 
 def far_from_start(settings: Settings) -> tuple[bool, float]:
-    """Return whether the KL to the starting model is a figure, and how far four updates lead from it."""
+    """Return whether the KL to the starting model is reported, and its value after four updates."""
     seen = learn(settings, steps=4)
     return "kl_reference" in seen.figures[0], seen.change()
 
 
 def shapes(settings: Settings) -> Mapping[str, tuple[int, ...]]:
-    """Return what is trained, and in which shape."""
+    """Return the trained tensors with their shapes."""
     return learner(settings).trained and {n: tuple(p.shape) for n, p in learner(settings).trained.items()}
 
 

@@ -1,4 +1,4 @@
-"""The keys of `grpo` that shape a run: looked at in two real runs of the shipped model, and in two served models."""
+"""The keys of `grpo` that change a run, observed in two real runs of the shipped model and in two served models."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ RUNS = Together(run)
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
 def serve(settings: Settings) -> Mapping[str, Any]:
-    """Return what a served model does with eight short requests at once, eight long ones, and one asked twice."""
+    """Return how a served model handles eight short requests at once, eight long ones, and one that is sent twice."""
     hardware = Cpu(config=CpuConfig(threads=1))
     own = {key: value for key, value in settings.items() if key != "max_length"}
     make = partial(Embedded, config_of("server.embedded", own))

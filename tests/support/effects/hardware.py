@@ -1,4 +1,4 @@
-"""The keys of hardware: looked at in torch's threads, in environments, and in what loads a model."""
+"""The keys of hardware, observed in torch's threads, in environments, and in loaded models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from effects.tasks import build
 
 
 def threads(settings: Settings) -> tuple[int, str]:
-    """Return torch's threads after an algorithm has taken the hardware, and what child processes are told."""
+    """Return torch's threads after an algorithm has set up the hardware, and the environment of child processes."""
     before = torch.get_num_threads()
     hardware = build("hardware.cpu", settings)
     try:
@@ -29,7 +29,7 @@ def threads(settings: Settings) -> tuple[int, str]:
 
 
 def attention(settings: Settings) -> tuple[str, str]:
-    """Return the attention that verl is given, and the one of a model that `grpo` has loaded."""
+    """Return the attention that verl gets, and that of a model loaded by `grpo`."""
     hardware = build("hardware.cuda", settings)
     key = f"{MODEL}.override_config.attn_implementation"
     model = checkpoint.load_model(model_directory("mini"), attention=checkpoint.attention_of(hardware))

@@ -1,4 +1,4 @@
-"""A plugin file for the effects of keys: an agent that tells what it sees, an agent for training, two rewards."""
+"""A plugin file for the effects of keys: an agent that returns what it sees, an agent for training, two rewards."""
 
 from __future__ import annotations
 

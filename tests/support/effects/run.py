@@ -1,4 +1,4 @@
-"""The keys of `[run]`: looked at in plans, task splits, the scorer, and two small runs."""
+"""The keys of `[run]`, observed in plans, task splits, the scorer, and two small runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = str(Path(__file__).with_name("plugin.py"))
 
 
 def overrides(section: str, settings: Settings) -> list[str]:
-    """Return settings as `section.key=value`; JSON of plain values is TOML too."""
+    """Return settings as `section.key=value`; plain JSON values are also TOML."""
     return [f"{section}.{key}={json.dumps(value)}" for key, value in settings.items()]
 
 
@@ -43,7 +43,7 @@ def place(settings: Settings) -> Path:
 
 
 def split(role: str) -> Any:
-    """Return a look: the tasks that have a role, as the task set names them."""
+    """Return a look: the ids of the tasks that have a role."""
     return lambda settings: [task.id for task in load_splits(plan(settings))[role][1]]
 
 
@@ -58,19 +58,19 @@ def of(start: str) -> Any:
 
 
 def verdict(settings: Settings) -> tuple[str, bool | None]:
-    """Return what the run's scorer says about a reward of 0.5."""
+    """Return the run's score for a reward of 0.5."""
     (score,) = make_scorer(plan(settings, reward="own"))([(Task(id="t", input={}), Outcome(answer=0.5))])
     return score.status, score.correct
 
 
 def patience(settings: Settings) -> str:
-    """Return the status of a score that takes its reward 1.3 seconds."""
+    """Return the status of a score whose reward takes 1.3 seconds."""
     (score,) = make_scorer(plan(settings, reward="effects-slow"))([(Task(id="t", input={}), Outcome(answer=0.5))])
     return score.status
 
 
 def plugin(name: str) -> Any:
-    """Return a look: the status of a plugin, `-` where it is not known."""
+    """Return a look: the status of a plugin, `-` if it is unknown."""
 
     def look(settings: Settings) -> str:
         found = resolve("mini", overrides=overrides("run", settings)).registry.plugins
@@ -91,7 +91,7 @@ _lent: list[Any] = []
 
 
 def small_run(settings: Settings) -> Mapping[str, Any]:
-    """Return what a run of one step did in which every fourth agent raises."""
+    """Return the results of a run of one step in which every fourth agent raises."""
     name = f"limit-{settings['failure_limit']}"
     own = [
         f"algorithm.endpoint={server().url}",

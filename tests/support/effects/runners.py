@@ -1,4 +1,4 @@
-"""The keys of `[runners]`: looked at in real runner processes."""
+"""The keys of `[runners]`, observed in real runner processes."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def results(settings: Settings, todo: Sequence[Mapping[str, Any]]) -> list[Resul
 
 
 def crowd(settings: Settings) -> Sequence[Mapping[str, Any]]:
-    """Return what twelve rollouts told of their runners."""
+    """Return what twelve rollouts reported about their runners."""
     mark = str(folder() / "none")
     return [r.outcome.answer for r in results(settings, [{"do": "", "sleep_s": 0.4, "mark": mark}] * 12)]
 
 
 def trouble(settings: Settings) -> tuple[str | None, int]:
-    """Return how a rollout of 1.5 s failed, and how often one was started whose runner always dies."""
+    """Return how a rollout of 1.5 s failed, and how often a rollout was started whose runner always dies."""
     mark = folder() / f"starts-{settings['retries']}"
     (nap,) = results({**settings, "n": 1}, [{"do": "", "sleep_s": 1.5, "mark": str(mark)}])
     (dead,) = results({**settings, "n": 1, "deadline_s": 60.0}, [{"do": "die", "sleep_s": 0.0, "mark": str(mark)}])

@@ -1,4 +1,4 @@
-"""The keys of task sets, rewards and adapters: looked at in generated databases, real queries and a trace."""
+"""The keys of task sets, rewards and adapters, observed in generated databases, real queries and a trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def build(place: str, settings: Settings) -> Any:
 
 
 def generated(settings: Settings) -> Mapping[str, Any]:
-    """Return the questions of `mini-sql`, its rows, and where its files lie."""
+    """Return the questions of `mini-sql`, its rows, and the folder of its files."""
     made = build("tasks.mini-sql", settings)
     tasks = made.load("dev")
     database = tasks[0].input["database"]
@@ -51,7 +51,7 @@ def spider(name: str) -> str:
 
 
 def database() -> Path:
-    """Return a database of three rows, and beside it, in `copies`, a copy with a row more."""
+    """Return a database of three rows; the folder `copies` beside it has a copy with another row."""
     root = folder() / "judged"
     path = root / "zoo" / "zoo.sqlite"
     for file, rows in ((path, 3), (root / "copies" / "zoo" / "zoo-1.sqlite", 4)):

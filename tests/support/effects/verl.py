@@ -1,4 +1,4 @@
-"""The keys of `verl` that need no Ray: looked at in verl's whole configuration and in a group's trajectories."""
+"""The keys of `verl` that need no Ray, observed in verl's whole configuration and in a group's trajectories."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLUSTER = "plugins/agentrig-verl/tests/test_verl_cluster.py"
 
 
 def session() -> Any:
-    """Return what the algorithm reads of a session to compose verl's configuration."""
+    """Return the parts of a session that the algorithm needs to compose verl's configuration."""
     tasks = [Task(id=f"t{i}", input={}) for i in range(4)]
     hardware = build("hardware.cuda", {"attention": "sdpa"})
     return SimpleNamespace(hardware=hardware, directory=folder(), seed=7, checkpoint=None, train_tasks=tasks)
@@ -31,7 +31,7 @@ def composed(settings: Settings) -> Any:
 
 
 def sequences(settings: Settings) -> Sequence[tuple[float, Sequence[int]]]:
-    """Return advantage and response of each sequence of a group: four calls, of which two are one talk, against one."""
+    """Return advantage and response of each sequence: four calls, two of them one conversation, and one call."""
     first = [Triplet(prompt_ids=[1], response_ids=[2]), Triplet(prompt_ids=[1, 2, 3], response_ids=[4])]
     alone = [Triplet(prompt_ids=[9], response_ids=[8]), Triplet(prompt_ids=[7], response_ids=[6])]
     group = [
