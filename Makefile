@@ -27,7 +27,7 @@ $(READY): requirements/cpu.lock pyproject.toml $(addsuffix /pyproject.toml,$(PLU
 	$(BIN)/python -m pip install -q --disable-pip-version-check uv==0.13.8 "$$(grep '^torch==' requirements/torch.txt)"
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r requirements/cpu.lock
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e . $(addprefix -e ,$(PLUGINS))
-	@# Agent Lightning imports some 3000 modules; compiled once here, not at the first start of every process.
+	@# Agent Lightning imports about 3000 modules; compiled once here, not at the first start of every process.
 	-$(BIN)/python -m compileall -qq -j 0 -x '$(UNCOMPILED)' $(VENV)/lib
 	@touch $@
 	@echo "agentrig is in $(BIN): . $(BIN)/activate"

@@ -3,7 +3,7 @@
     python tests/benchmarks/delivery.py [--steps 6] [--model DIR] [--hidden 512 --layers 8] [--lora 0] [--json]
 
 Without --model and --hidden it is the recipe `mini`, with its own tasks, group size and agents. With --hidden a random
-Qwen2 of that shape takes the place of the shipped model (hidden 512, 8 layers, FFN 1536: some 30 million parameters);
+Qwen2 of that shape replaces the shipped model (hidden 512, 8 layers, FFN 1536: about 30 million parameters);
 its answers are wrong, so the run trains on random rewards that a plugin file of this script gives. Each run is a
 process of its own: `agentrig train` with run.delivery true and false, in turns, after one run that is not counted.
 """

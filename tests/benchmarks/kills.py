@@ -74,7 +74,7 @@ class Kills:
 
     @property
     def run(self) -> Path:
-        """The run directory under way."""
+        """The current run directory."""
         return self.folder / "runs" / f"r{self.number}"
 
     @property
@@ -131,7 +131,7 @@ class Kills:
         """Look at what a launch has left."""
         expected = {0} if number is None else {-number, 0} if number == signal.SIGKILL else {128 + number, 0}
         if number in (signal.SIGTERM, signal.SIGINT):
-            expected.add(-number)  # before Python has come to take it, or after it has let go
+            expected.add(-number)  # before Python handles the signal, or after it has stopped handling it
         if status not in expected:
             raise Wrong(f"exit status {status}, not one of {sorted(expected)}")
         check_left(self.tmp)
@@ -147,7 +147,7 @@ class Kills:
             raise Wrong(f"{found} steps of {self.steps} are in metrics.jsonl")
 
     def ended(self) -> bool:
-        """Whether the run under way is complete."""
+        """Whether the current run is complete."""
         summary = self.run / "summary.json"
         return summary.is_file() and bool(json.loads(summary.read_text()).get("complete"))
 

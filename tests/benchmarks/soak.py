@@ -178,7 +178,7 @@ class Soak:
         return found
 
     def measure(self, step: int) -> None:
-        """Note memory, files and threads of the launch under way."""
+        """Record memory, files and threads of the current launch."""
         sample: dict[str, float] = dict.fromkeys(ALLOWED, 0.0)
         for name, processes in self.members().items():
             for process in processes:

@@ -9,7 +9,7 @@ rows share once, `verl` is verl's own. `--rows` are tasks x n x prompt + respons
 learner fill passes up to that many tokens (verl's use_dynamic_bsz) in place of a number of rows. Both sample the same
 number of tokens (end of text is ignored). verl's trainer looks every two seconds whether its rollouts are done;
 `--poll` lets plain verl look that often instead, so that its rollout time is that of the rollouts. Prints the median
-seconds of each part over all steps but the first two, tokens a second and MFU, as JSON.
+seconds of each part over all steps after the first two, tokens a second and MFU, as JSON.
 """
 
 from __future__ import annotations

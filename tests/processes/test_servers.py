@@ -57,7 +57,7 @@ def test_the_error_of_a_dead_server_has_its_status_and_last_lines():
     server = python("import sys; print('\\n'.join(f'line {i}' for i in range(40))); sys.exit(3)")
     for _ in range(2):  # the second time after its log is closed
         with pytest.raises(
-            ServerError, match=r"the test server has died \(exit status 3\)\n  its last words:"
+            ServerError, match=r"the test server has died \(exit status 3\)\n  the end of its output:"
         ) as caught:
             server.wait_until(lambda: False, 30)
         assert str(caught.value).splitlines()[2:] == [f"  line {i}" for i in range(25, 40)]

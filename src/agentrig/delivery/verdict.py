@@ -43,7 +43,7 @@ def rounding(logprobs: Sequence[float], layers: int) -> float:
 
     Each of about four matrix products of a layer adds a rounding error of half an epsilon, relative to numbers as
     large as the largest log-probability. Independent errors grow with the square root of their number. The factor 16
-    covers the maximum over some hundred tokens and kernels that add in blocks.
+    covers the maximum over a few hundred tokens and kernels that add in blocks.
     """
     scale = 1.0 + max(map(abs, logprobs), default=0.0)
     return 16 * EPSILON / 2 * math.sqrt(4 * layers + 1) * scale

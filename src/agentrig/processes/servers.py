@@ -46,7 +46,7 @@ class ServerProcess:
         descriptors: Sequence[int] = (),
     ) -> None:
         self.name = name
-        self._last_words = ""
+        self._last_output = ""
         self._log: IO[bytes] | None = _opened(log)
         try:
             self._process = subprocess.Popen(
@@ -111,19 +111,19 @@ class ServerProcess:
             self._process.kill()
             self._process.wait()
         if self._log is not None:
-            self._last_words = self.tail()
+            self._last_output = self.tail()
             self._log.close()
             self._log = None
 
     def tail(self, lines: int = 15) -> str:
         """Return the last lines of its log, to be added to a message; '' if it wrote nothing."""
         if self._log is None:
-            return self._last_words
+            return self._last_output
         # Not by seek: the process shares the file's position.
         size = os.fstat(self._log.fileno()).st_size
         text = os.pread(self._log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
         last = text.splitlines()[-lines:]
-        return "\n  its last words:\n  " + "\n  ".join(last) if last else ""
+        return "\n  the end of its output:\n  " + "\n  ".join(last) if last else ""
 
 
 def _opened(log: Path | None) -> IO[bytes]:

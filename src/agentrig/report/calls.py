@@ -16,7 +16,7 @@ PLACES: Mapping[str, str] = {
     "handed_over": "handed over to the algorithm, which does not say what it did with them",
     "unaccounted": "neither trained, masked nor dropped: the run stopped",
 }
-"""What the report says of each place."""
+"""The report's text for each place."""
 
 
 def books(run: RunData, key: str) -> dict[str, int]:

@@ -121,7 +121,7 @@ def kill_and_resume(
         words: For `agentrig train`.
         after: The step whose checkpoint is waited for.
         steps: That the run has in all.
-        pause_s: Then the next step is under way.
+        pause_s: Seconds to wait, so that the next step has begun.
         timeout_s: Longest wait for each half.
 
     Returns:

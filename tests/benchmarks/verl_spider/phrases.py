@@ -1,4 +1,4 @@
-"""How questions speak of tables, columns, values and conditions, beside what queries say of them."""
+"""How questions name tables, columns, values and conditions, beside their form in queries."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _schema(db_id: str, path: Path, described: Mapping[str, list] | None, values
 def _descriptions(
     described: Mapping[str, list] | None,
 ) -> tuple[dict[Place, str], dict[Place, str], list[tuple[Place, Place]]]:
-    """Return words, types and foreign keys of `tables.json` by names in small letters; a table's own words under ""."""
+    """Return words, types and foreign keys of `tables.json` by names in small letters; a table's own name under ""."""
     if described is None:
         return {}, {}, []
     tables = [name.lower() for name in described["table_names_original"]]

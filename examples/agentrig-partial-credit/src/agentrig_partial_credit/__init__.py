@@ -39,7 +39,7 @@ class PartialCredit:
     def _runs(self, query: str, database: str, budget_s: float) -> bool:
         with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=budget_s)) as connection:
             steps = iter(range(1000))
-            # stops a query after some ten million virtual-machine instructions
+            # stops a query after about ten million virtual-machine instructions
             connection.set_progress_handler(lambda: next(steps, None) is None, 10_000)
             try:
                 connection.execute(query).fetchmany(1)

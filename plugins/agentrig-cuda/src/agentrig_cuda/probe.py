@@ -27,7 +27,7 @@ class Gpu:
 
 
 def device_files(dev: Path = Path("/dev")) -> list[str]:
-    """Return the GPUs' device files; `nvidiactl`, `nvidia-uvm` and their like are none."""
+    """Return the GPUs' device files, without control files such as `nvidiactl` and `nvidia-uvm`."""
     return sorted(str(p) for p in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", p.name))
 
 

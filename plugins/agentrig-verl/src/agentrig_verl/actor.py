@@ -145,8 +145,8 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
         """Return what is known of the latest `update_weights`.
 
         Returns:
-            `logprobs` of the probe's tokens but the first; `noise`, the most that rounding changes one; `layers`;
-            `seconds` that this took; and of rank 0 `sent`, name to digest and shape of each tensor.
+            `logprobs` of the probe's tokens after the first; `noise`, the largest change of one by rounding; `layers`;
+            the `seconds` that this took; and on rank 0 `sent`, name to digest and shape of each tensor.
         """
         return self._told
 
@@ -203,7 +203,7 @@ def rounding_noise(seed: int, dtype: str) -> Any:
 
 
 def scored(model: Any, ids: Sequence[int], device: torch.device) -> list[float]:
-    """Return the log-probability of each token but the first under a model, in the precision that it trains in."""
+    """Return the log-probability of each token after the first under a model, in the precision of its training."""
     given = torch.tensor([list(ids)], device=device)
     places = torch.arange(len(ids), device=device)[None]
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "cpu"):

@@ -214,7 +214,7 @@ def check_place(situation: Situation, shared: Path = Path("/dev/shm")) -> Iterat
         yield Finding(
             check="ray files",
             result="warning",
-            evidence=f"at most {limit} open files: Ray with vLLM holds some thousand, and fails below that",
+            evidence=f"at most {limit} open files: Ray with vLLM opens a few thousand, and fails below that",
             cure="ulimit -n 65536",
         )
 

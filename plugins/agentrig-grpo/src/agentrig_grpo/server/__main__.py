@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 def main() -> None:
     """Run the server process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # A terminal and Slurm send these to all processes of a run, whose step under way still needs its server.
+    # A terminal and Slurm send these to all processes of a run, whose current step still needs its server.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     channel, parent = Channel.inherited(int(sys.argv[1])), int(sys.argv[2])
     guard = Path(__file__).with_name("guard.py")

@@ -14,7 +14,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 MESSAGE_LIMIT = 64 << 20
-"""Most bytes of one message: the names and shapes of a model's weights take some hundred kilobytes."""
+"""Most bytes of one message: the names and shapes of a model's weights take a few hundred kilobytes."""
 
 
 class Channel:

@@ -216,7 +216,7 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def score(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the log-probability of each token but the first, given those before it, fp32 [len(tokens) - 1]."""
+        """Return the log-probability of each token after the first, given those before it, fp32 [len(tokens) - 1]."""
         x, _, _ = self._through([tokens])
         targets = torch.tensor(tokens[1:], device=self.device)
         parts = zip(torch.split(x[0, :-1], SCORED), torch.split(targets, SCORED), strict=True)
@@ -259,7 +259,7 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def remove(self, row: int) -> None:
-        """Drop a row; the last row takes its place."""
+        """Remove a row; the last row moves to its index."""
         last = self.rows - 1
         if row != last:
             length = self._longest[last]

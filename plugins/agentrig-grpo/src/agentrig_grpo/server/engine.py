@@ -84,11 +84,11 @@ class Request:
 
 @attrs.frozen(kw_only=True)
 class Score:
-    """What the model says of given tokens.
+    """The scores of given tokens.
 
     Attributes:
         version: The weights' version.
-        logprobs: Of each token but the first, untempered.
+        logprobs: The log-probability of each token after the first, at temperature 1.
         digests: Name to digest of the weights that computed them.
     """
 

@@ -68,7 +68,7 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def score(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the log-probability of each token but the first, given those before it, fp32 [len(tokens) - 1]."""
+        """Return the log-probability of each token after the first, given those before it, fp32 [len(tokens) - 1]."""
         ids = torch.tensor([list(tokens)], device=self.device)
         logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
         return -torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
@@ -83,7 +83,7 @@ class TransformersDecoder:
         self._caches += [copy.deepcopy(p.kv) for p in prompts]
 
     def remove(self, row: int) -> None:
-        """Drop a row; the last row takes its place."""
+        """Remove a row; the last row moves to its index."""
         self._caches[row] = self._caches[-1]
         self._caches.pop()
 

@@ -11,7 +11,7 @@ from agentrig.errors import AgentrigError
 DEPTH = 64
 """Deepest nesting of lists and objects."""
 MOST_VALUES = 100_000
-"""Most values in one body: a conversation of thousands of messages has some ten thousand."""
+"""Most values in one body: a conversation of thousands of messages has about ten thousand."""
 
 
 class BadValue(AgentrigError):

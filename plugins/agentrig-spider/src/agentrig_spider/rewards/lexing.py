@@ -31,8 +31,8 @@ class TooLong(Exception):
 def official_text(sql: str, *, keep_distinct: bool = False) -> str | None:
     """Return the text that the official evaluator runs instead of `sql`; None if there is no statement.
 
-    Spaces inside `> =`, `< =` and `! =` are removed (inside strings too), as are all statements but the first
-    and every unquoted token `distinct`; `YEAR(CURDATE())` becomes `2020`. With `keep_distinct` (an option
+    It removes spaces inside `> =`, `< =` and `! =` (inside strings too), all statements after the first, and every
+    unquoted token `distinct`; `YEAR(CURDATE())` becomes `2020`. With `keep_distinct` (an option
     of the official evaluator too) nothing is lexed: all statements and all tokens stay.
 
     Raises:
