@@ -13,7 +13,7 @@ import pytest
 import torch
 from verl_engines import VOCABULARY, batch_of, logprobs, make_engine, make_model, on_the_cpu, update
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of verl's and torch's own making
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of verl and torch
 
 Rows = list[tuple[list[int], list[int], list[int]]]
 
