@@ -1,4 +1,4 @@
-"""Which server a run gets: by name, by `auto`, by its keys; former keys of `[algorithm]`; refused values and their messages."""
+"""Which server a run gets: by name, by `auto`, by its keys; former keys of `[algorithm]`; messages of errors."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def worker(monkeypatch):
 
 
 def transfer(worker):
-    """Transfer weights, and return what the worker tells of that."""
+    """Transfer weights, and return what the worker reports about that."""
     import asyncio
 
     from agentrig_verl.actor import Actor
