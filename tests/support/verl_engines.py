@@ -61,6 +61,7 @@ def make_engine(folder: Path, *, forest: bool, lora_rank: int = 0, checkpointing
         FSDPOptimizerConfig(lr=1e-3, total_training_steps=1),
         CheckpointConfig(),
     )
+    torch.manual_seed(1)  # of new adapters
     made.initialize()
     return made
 

@@ -5,12 +5,18 @@ Both are real engines: FSDP2 over one process on the CPU, in fp32, with verl's o
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
+import verl_engines
 from verl_engines import VOCABULARY, batch_of, logprobs, make_engine, make_model, on_the_cpu, update
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of verl and torch
@@ -90,3 +96,136 @@ def test_log_probabilities_and_entropies_are_those_of_verls_engine(engines: tupl
             torch.testing.assert_close(found[name][i][trained], values[i][trained], rtol=1e-5, atol=2e-6)
             seen += len(trained)
     assert seen == 2 * sum(sum(mask) for _, _, mask in rows)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
+def test_each_kind_of_model_in_the_table(engines: tuple[Any, Any], tmp_path: Path, kind: str) -> None:
+    make_model(tmp_path, kind, **({"sliding_window": None} if kind == "mistral" else {}))
+    rows = rows_like_a_step(7)
+    own, forest = (make_engine(tmp_path, forest=shared) for shared in (False, True))
+    agree(update(forest, batch_of(rows, tokens=90)), update(own, batch_of(rows)))
+
+
+def test_adapters_are_trained_as_by_verls_engine(engines: tuple[Any, Any], tmp_path: Path) -> None:
+    make_model(tmp_path)
+    rows = rows_like_a_step(8)
+    found = []
+    for shared in (True, False):
+        engine = make_engine(tmp_path, forest=shared, lora_rank=4)
+        chance = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for name, p in engine.module.named_parameters():
+                if "lora_B" in name:  # zero at first, and so would be the other half's gradient
+                    p.to_local().copy_(0.1 * torch.randn(p.shape, generator=chance))
+        found.append((update(engine, batch_of(rows, tokens=90)), logprobs(engine, batch_of(rows))["log_probs"]))
+        with engine.disable_adapter():  # the reference of the KL loss
+            found[-1] += (logprobs(engine, batch_of(rows))["log_probs"],)
+    (one, with_adapters, without), (other, *_) = found
+    assert {name.split(".")[-2] for name in one[1]} == {"default"}
+    agree(one, other)
+    assert any(float((a - b).abs().max()) > 0.1 for a, b in zip(with_adapters, without, strict=True))
+
+
+def test_a_shared_token_is_computed_once(engines: tuple[Any, Any]) -> None:
+    _, forest = engines
+    prompt = list(range(20))
+    rows: Rows = [(prompt, [1, 2, 3], [1, 1, 1]), (prompt, [1, 2, 3], [1, 1, 1]), (prompt, [1, 5, 6, 7], [1, 1, 0, 0])]
+    forest.tokens = type(forest.tokens)()
+    update(forest, batch_of([*rows, ([9], [9], [0])], tokens=1000))
+    assert (forest.tokens.computed, forest.tokens.traced) == (20 + 2, 22 + 22 + 23)
+
+
+def test_rows_that_are_no_tree_of_positions_are_refused(engines: tuple[Any, Any]) -> None:
+    data = batch_of([([1, 2], [3], [1])])
+    data["position_ids"] = torch.nested.as_nested_tensor([torch.tensor([0, 0, 1])], layout=torch.jagged)
+    with pytest.raises(ValueError, match="positions that don't count from 0"):
+        update(engines[1], data)
+    data = batch_of([([1, 2], [3], [1]), ([1, 2], [4], [1])], temperature=torch.tensor([1.0, 0.5]))
+    with pytest.raises(ValueError, match=r"algorithm\.engine=verl"):
+        update(engines[1], data)
+
+
+def sees_everything(batch: Any) -> Any:
+    parts = [attrs.evolve(p, mask=None if p.mask is None else torch.ones_like(p.mask)) for p in batch.layout.parts]
+    return attrs.evolve(batch, layout=attrs.evolve(batch.layout, parts=parts))
+
+
+FAULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "a token sees those of other rows": ("agentrig_verl.engine.collate", sees_everything),
+    "positions count on through the pack": (
+        "agentrig_verl.engine.collate",
+        lambda batch: attrs.evolve(batch, positions=torch.arange(batch.ids.shape[1])[None]),
+    ),
+    "a target is another row's": (
+        "agentrig_verl.engine.collate",
+        lambda batch: attrs.evolve(batch, targets=batch.targets.roll(1)),
+    ),
+    "results go to other tokens": ("agentrig_verl.engine.places_of", lambda places: places.flip(0)),
+    "a pack is dropped": ("agentrig_verl.engine.packs", lambda packs: (lambda found: found[1:] or found)(list(packs))),
+    "a row is dropped": ("agentrig_verl.engine.rows_of", lambda rows: rows[:-1]),
+    "a token is not trained": (
+        "agentrig_verl.engine.trained_only",
+        lambda batch: batch.only(torch.arange(len(batch.targets)) != 1),
+    ),
+    "a micro-batch weighs by its own tokens": (
+        "verl.utils.tensordict_utils.index_select_tensor_dict",
+        lambda micro: micro.set_non_tensor("batch_num_tokens", float(micro["loss_mask"].values().sum())),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_seen(engines: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    import importlib
+
+    own, forest = engines
+    rows = [row for seed in (0, 2) for row in rows_like_a_step(seed)]
+    expected = update(own, batch_of(rows))
+    agree(update(forest, batch_of(rows, tokens=60)), expected)
+    path, change = FAULTS[fault]
+    module, _, name = path.rpartition(".")
+    right = getattr(importlib.import_module(module), name)
+    monkeypatch.setattr(path, lambda *args, **more: change(right(*args, **more)))
+    with pytest.raises((AssertionError, IndexError)):
+        agree(update(forest, batch_of(rows, tokens=60)), expected)
+
+
+RANK = """
+import json, sys, warnings
+from pathlib import Path
+warnings.filterwarnings("ignore")
+sys.path.insert(0, sys.argv[4])
+import torch
+from verl_engines import batch_of, make_engine, on_the_cpu, update
+
+folder, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+rows = json.loads((folder / "rows.json").read_text())
+size = len(rows) // ranks
+mine = rows[rank * size : (rank + 1) * size]
+with on_the_cpu(folder / "group", rank=rank, ranks=ranks):
+    found = {}
+    for shared in (False, True):
+        engine = make_engine(folder, forest=shared)
+        data = batch_of(mine, tokens=30 if shared else 130, global_batch_size=len(rows))
+        found[shared] = update(engine, data)
+        if shared:
+            found["tokens"] = (engine.tokens.computed, engine.tokens.traced)
+    torch.save(found, folder / f"found-{rank}.pt")
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_with_sharded_weights_learn_what_verls_engine_does(needs_verl: None, tmp_path: Path) -> None:
+    """One rank has several passes, the other nothing to train: both take part in every pass of the sharded model."""
+    make_model(tmp_path)
+    rows = [row for seed in (1, 4) for row in rows_like_a_step(seed)]
+    rows += [([1], [0], [0])] * len(rows)
+    (tmp_path / "rows.json").write_text(json.dumps(rows), "utf-8")
+    words = [str(tmp_path), "2", str(Path(verl_engines.__file__).parent)]
+    started = [subprocess.Popen([sys.executable, "-c", RANK, words[0], str(rank), *words[1:]]) for rank in range(2)]
+    assert [process.wait(timeout=240) for process in started] == [0, 0]
+    busy, idle = (torch.load(tmp_path / f"found-{rank}.pt", weights_only=False) for rank in range(2))
+    for found in (busy, idle):
+        agree(found[True], found[False])
+    assert busy["tokens"][1] > busy["tokens"][0] > 30, "in more than one pass"
+    assert idle["tokens"][1] == 0
