@@ -33,12 +33,16 @@ def on_the_cpu(group: Path, *, rank: int = 0, ranks: int = 1) -> Iterator[None]:
     import agentrig_verl.trainer  # noqa: F401  (imported first, so that verl does not see the platform below)
     from verl.plugin.platform import platform_manager
 
-    cpu: Any = SimpleNamespace(device_name="cpu", current_device=lambda: "cpu", device_module=torch.cpu)
+    cpu: Any = SimpleNamespace(
+        device_name="cpu", vendor_name="nvidia", current_device=lambda: "cpu", device_module=torch.cpu,
+        visible_devices_envvar=lambda: "CUDA_VISIBLE_DEVICES", communication_backend_name=lambda: "gloo",
+    )  # fmt: skip
     torch.distributed.init_process_group("gloo", init_method=f"file://{group}", rank=rank, world_size=ranks)
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(platform_manager, "_current_platform", cpu)
             patch.setenv("VERL_DISABLE_FLASH_ATTN_CE", "1")
+            patch.setenv("VERL_ENGINE_DEVICE", "cuda")  # which engines a worker finds in verl's registry
             yield
     finally:
         torch.distributed.destroy_process_group()
@@ -64,6 +68,37 @@ def make_engine(folder: Path, *, forest: bool, lora_rank: int = 0, checkpointing
     torch.manual_seed(1)  # of new adapters
     made.initialize()
     return made
+
+
+def make_worker(cls: Any, folder: Path) -> Any:
+    """Return a worker of verl, or a subclass of it, with its engine and PPO's loss."""
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import (
+        FSDPActorConfig,
+        FSDPEngineConfig,
+        FSDPOptimizerConfig,
+        HFModelConfig,
+        TrainingWorkerConfig,
+    )
+    from verl.workers.utils.losses import ppo_loss
+
+    worker = cls(
+        TrainingWorkerConfig(
+            model_type="language_model",
+            model_config=HFModelConfig(
+                path=str(folder), load_tokenizer=False, override_config={"attn_implementation": "sdpa"}
+            ),
+            engine_config=FSDPEngineConfig(
+                strategy="fsdp2", mixed_precision={"param_dtype": "fp32"}, use_torch_compile=False
+            ),
+            optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=1),
+            checkpoint_config=CheckpointConfig(save_contents=["model", "optimizer", "extra", "hf_model"]),
+        )
+    )
+    worker.reset()
+    worker.flops_counter = None  # verl knows no CPU's
+    worker.set_loss_fn(partial(ppo_loss, config=FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True)))
+    return worker
 
 
 def batch_of(

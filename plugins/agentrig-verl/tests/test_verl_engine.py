@@ -17,7 +17,7 @@ import attrs
 import pytest
 import torch
 import verl_engines
-from verl_engines import VOCABULARY, batch_of, logprobs, make_engine, make_model, on_the_cpu, update
+from verl_engines import VOCABULARY, batch_of, logprobs, make_engine, make_model, make_worker, on_the_cpu, update
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of verl and torch
 
@@ -143,6 +143,40 @@ def test_rows_that_are_no_tree_of_positions_are_refused(engines: tuple[Any, Any]
     data = batch_of([([1, 2], [3], [1]), ([1, 2], [4], [1])], temperature=torch.tensor([1.0, 0.5]))
     with pytest.raises(ValueError, match=r"algorithm\.engine=verl"):
         update(engines[1], data)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_worker_of_a_run_counts_tokens_and_saves(
+    engines: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """verl's own worker, with its mini-batches: from its registry comes the engine that the trainer chose."""
+    from agentrig_verl.actor import Actor, ForestActor
+    from transformers import AutoModelForCausalLM
+    from verl.utils import tensordict_utils
+
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")  # the process group is there already
+    for name in ("max_memory_allocated", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cpu, name, lambda: 0, raising=False)
+    make_model(tmp_path / "model")
+    worker = make_worker((ForestActor if shared else Actor).actor_worker_cls, tmp_path / "model")
+    assert type(worker.engine).__name__ == ("ForestEngine" if shared else "FSDPEngineWithLMHead")
+    rows: Rows = [([1, 2, 3], [4, 5], [1, 1]), ([1, 2, 3], [6], [1]), ([7], [8, 9], [1, 1]), ([7], [8, 9], [1, 1])]
+    data = batch_of(rows, calculate_entropy=False, global_batch_size=2)
+    tensordict_utils.assign_non_tensor(data, mini_batch_size=2, epochs=2, dataloader_kwargs={"shuffle": False})
+    metrics = tensordict_utils.get(worker.train_mini_batch(data), "metrics")
+    assert len(metrics["grad_norm"]) == 4
+    assert metrics["weight_change"][0] > 0
+    if shared:
+        assert (metrics["computed_tokens"], metrics["traced_tokens"]) == ([2.0 * (4 + 2)], [2.0 * (4 + 3 + 2 + 2)])
+    else:
+        assert "computed_tokens" not in metrics
+    worker.save_checkpoint(str(tmp_path / "saved"))
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved" / "huggingface")
+    trained = {name: p.full_tensor().bfloat16() for name, p in worker.engine.module.state_dict().items()}
+    torch.testing.assert_close(dict(saved.state_dict()), trained)
 
 
 def sees_everything(batch: Any) -> Any:

@@ -1,0 +1,101 @@
+"""Which engine trains a run, and which rank gets which rows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agentrig_verl import schema
+from agentrig_verl.sharing import by_rank, choose
+
+from agentrig.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("needs_verl")
+
+ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "qwen2"}', "utf-8")
+    return folder
+
+
+def composed(model: Path, **keys: Any) -> Any:
+    return schema.compose(keys, trusted={f"{MODEL}.path": str(model)})
+
+
+def test_shared_tokens_are_the_default_where_they_are_exact(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert choose("auto", composed(model), device="cuda") == ""
+    assert "tokens that rows share are computed once (algorithm.engine=verl" in caplog.text
+    assert choose("forest", composed(model), device="cuda") == ""
+
+
+def test_verls_own_engine_is_one_key_away(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert choose("verl", composed(model), device="cuda") == "algorithm.engine is verl"
+    assert "verl's own engine trains, and computes each row by itself: algorithm.engine is verl" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({f"{ACTOR}.ulysses_sequence_parallel_size": 2}, "ulysses_sequence_parallel_size is 2"),
+        ({f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2}, "ulysses_sequence_parallel_size is 2"),
+        ({f"{ACTOR}.strategy": "megatron"}, "strategy is megatron"),
+        ({f"{ACTOR}.fsdp_config.full_determinism": True}, "full_determinism is True"),
+        ({f"{MODEL}.use_liger": True}, "use_liger is True"),
+        ({f"{MODEL}.enable_activation_offload": True}, "enable_activation_offload is True"),
+        ({f"{MODEL}.override_config.attn_implementation": "eager"}, "attn_implementation is eager"),
+        ({f"{MODEL}.override_config.attention_dropout": 0.1}, "dropout"),
+        ({f"{MODEL}.override_config": {"use_sliding_window": True, "sliding_window": 64}}, "sees 64 tokens only"),
+    ],
+)
+def test_what_keeps_tokens_from_being_shared_is_named(
+    model: Path, keys: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert said in choose("auto", composed(model, **keys), device="cuda")
+    assert said in caplog.text
+    with pytest.raises(ConfigError, match=f"engine = forest cannot train this run: .*{said}"):
+        choose("forest", composed(model, **keys), device="cuda")
+
+
+def test_other_models_and_devices_are_trained_by_verls_engine(model: Path) -> None:
+    assert "the device is npu" in choose("auto", composed(model), device="npu")
+    (model / "config.json").write_text(json.dumps({"model_type": "gemma2"}), "utf-8")
+    assert "models of type gemma2 are not among llama, mistral, qwen2, qwen3" in choose(
+        "auto", composed(model), device="cuda"
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_group_lies_on_one_rank_and_side_by_side(ranks: int) -> None:
+    rng = random.Random(ranks)
+    rows = [(f"g{g}", rng.randint(50, 900)) for g in range(8) for _ in range(4)]
+    rng.shuffle(rows)
+    groups, lengths = [g for g, _ in rows], [n for _, n in rows]
+    order = by_rank(groups, lengths, ranks)
+    assert sorted(order) == list(range(32))
+    size = 32 // ranks
+    parts = [[groups[i] for i in order[r * size : (r + 1) * size]] for r in range(ranks)]
+    for part in parts:
+        assert [part[i] for i in range(0, size, 4)] == list(dict.fromkeys(part)), "side by side"
+        assert all(part.count(g) == 4 for g in part), "on one rank"
+    tokens = [sum(lengths[i] for i in order[r * size : (r + 1) * size]) for r in range(ranks)]
+    assert max(tokens) < 1.4 * min(tokens)
+
+
+def test_each_rank_gets_as_many_rows_when_groups_are_unequal() -> None:
+    groups = [*"aaaaaaa", *"bbb", *"cc", *"dddd"]
+    order = by_rank(groups, [10] * 16, 4)
+    assert sorted(order) == list(range(16))
+    parts = [{groups[i] for i in order[r * 4 : r * 4 + 4]} for r in range(4)]
+    assert sum(len(part) for part in parts) <= 7, "few groups are split"
