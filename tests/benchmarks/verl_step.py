@@ -1,6 +1,6 @@
 """How long a step takes, beside plain verl: the same model, prompts, lengths and n, one call a rollout.
 
-    python tests/benchmarks/verl_step.py plain|agentrig [--shape 18m|1.5b] [--rows 32x4x816+128] [--engine auto]
+    python tests/benchmarks/verl_step.py plain|agentrig [--shape 18m|0.5b|1.5b] [--rows 32x4x816+128] [--engine auto]
         [--tokens N] [--steps 8] [--gpus 1] [--cpus N] [--poll S] [--work DIR] [KEY=VALUE …]
 
 `plain` runs verl's own single-turn agent loop from the same composed configuration; `agentrig` runs this project's
@@ -31,10 +31,12 @@ import yaml
 SHAPES = {
     "18m": {"hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
             "intermediate_size": 1024, "vocab_size": 16384, "tie_word_embeddings": False},
+    "0.5b": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+             "intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True},
     "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
              "intermediate_size": 8960, "vocab_size": 151936, "tie_word_embeddings": True},
 }  # fmt: skip
-ROWS = {"18m": "32x4x64+64", "1.5b": "32x4x816+128"}
+ROWS = {"18m": "32x4x64+64", "0.5b": "32x4x816+128", "1.5b": "32x4x816+128"}
 TASKS = 64
 PLUGIN = """
 import hashlib, httpx, json
@@ -129,7 +131,7 @@ def parsed(rows: str) -> tuple[int, int, int, int]:
 def settings(shape: str, arguments: argparse.Namespace) -> dict[str, object]:
     """Return verl's keys, the same for both."""
     tasks, n, prompt, response = parsed(arguments.rows)
-    big = shape == "1.5b"
+    big = shape != "18m"
     micro = 16 if big else 128
     while micro > 1 and micro * (prompt + response) > (16 if big else 128) * 960:
         micro //= 2
@@ -244,6 +246,19 @@ def run_agentrig(work: Path, keys: dict[str, object], *, engine: str) -> list[di
     return found
 
 
+def print_delivery(work: Path) -> None:
+    """Print what the proof of delivery cost in the latest run, as JSON."""
+    import delivery_blocks
+
+    file = max(work.glob("run-*/metrics.jsonl"), key=lambda file: file.stat().st_mtime)
+    lines = [json.loads(text) for text in file.read_text("utf-8").splitlines()]
+    for line in lines:
+        told = line.get("delivery", {})
+        print(line["step"], round(line["step_s"], 3), {k: round(v, 3) for k, v in line["time_s"].items()},
+              round(told.get("seconds", 0), 4), round(told.get("background_s", 0), 4), flush=True)  # fmt: skip
+    print(json.dumps({"delivery": delivery_blocks.figures(lines)}), flush=True)
+
+
 def main() -> None:
     """Run one side and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -257,6 +272,7 @@ def main() -> None:
     parser.add_argument("--cpus", type=int, help="CPUs for Ray, when the process may not use all of the machine's")
     parser.add_argument("--poll", type=float, metavar="S", help="plain verl looks for finished rollouts this often")
     parser.add_argument("--work", type=Path, help="folder for model and prompts; made once, shared by both sides")
+    parser.add_argument("--delivery-blocks", action="store_true", help="prove every other three transfers, and compare")
     parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="more of verl's keys, for both sides")
     arguments = parser.parse_intermixed_args()
     work = (arguments.work or Path(tempfile.mkdtemp(prefix="verl-step-"))).resolve()
@@ -268,6 +284,11 @@ def main() -> None:
         make_model(arguments.shape, work / "model", context=prompt + 64 + response)
     keys = settings(arguments.shape, arguments)
     plain = arguments.side == "plain"
+    if arguments.delivery_blocks:
+        sys.path.insert(0, str(Path(__file__).parent))
+        import delivery_blocks
+
+        delivery_blocks.install_verl()
     lines = run_plain(work, keys, poll_s=arguments.poll) if plain else run_agentrig(work, keys, engine=arguments.engine)
     names = sorted({k for line in lines for k in line if k.startswith("timing_s/") or k in KEPT})
     later = lines[2:] or lines

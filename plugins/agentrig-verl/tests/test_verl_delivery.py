@@ -121,7 +121,7 @@ def worker(monkeypatch):
         await self.rollout.update_weights(iter(sent.items()), global_steps=global_steps)
 
     made = actor.Actor.__new__(actor.Actor)
-    made.rollout, made._rank, made._told, made._probe, made._noise = Rollout(), 0, {}, None, None
+    made.rollout, made._rank, made._told, made._probe, made._noises = Rollout(), 0, {}, None, {}
     made.config = SimpleNamespace(rollout=SimpleNamespace(dtype="bfloat16"))
     made.actor = SimpleNamespace(engine=SimpleNamespace(module=model(), eval_mode=nullcontext))
     monkeypatch.setattr(actor, "get_device_name", lambda: "cpu")

@@ -17,6 +17,8 @@ SHAPES: Mapping[str, Mapping[str, int]] = {
     "33m": {"hidden": 512, "layers": 8, "heads": 8, "kv_heads": 4, "intermediate": 1792, "vocabulary": 8192},
     # Qwen2.5-0.5B's.
     "0.5b": {"hidden": 896, "layers": 24, "heads": 14, "kv_heads": 2, "intermediate": 4864, "vocabulary": 151_936},
+    # Qwen2.5-1.5B's.
+    "1.5b": {"hidden": 1536, "layers": 28, "heads": 12, "kv_heads": 2, "intermediate": 8960, "vocabulary": 151_936},
 }
 """Architectures by name."""
 

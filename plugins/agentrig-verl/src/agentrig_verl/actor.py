@@ -107,7 +107,7 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
         super().__init__(*args, **more)
         self._told: dict[str, Any] = {}
         self._probe: tuple[list[int], str] | None = None
-        self._noise: float | None = None
+        self._noises: dict[tuple[int, ...], float] = {}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
@@ -116,6 +116,7 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
         The probe is scored first, while the servers sleep: beside them there may be no room for it.
         """
         if self._probe is None:
+            self._told = {}
             return await super().update_weights(global_steps=global_steps, mode=mode)
         start = time.perf_counter()
         self._told = self._score_probe(*self._probe)
@@ -137,8 +138,8 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def set_probe(self, ids: list[int], dtype: str) -> None:
-        """Take the tokens to score before each transfer, and the dtype that the servers compute in."""
-        self._probe, self._noise = (ids, dtype), None
+        """Take the tokens to score before each transfer, none for no proof, and the dtype of the servers."""
+        self._probe = (ids, dtype) if ids else None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def told(self) -> dict[str, Any]:
@@ -156,15 +157,15 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
         with engine.eval_mode(), torch.no_grad():
             blocks = decoder_blocks(engine.module)
             plain = scored(engine.module, ids, device)
-            if self._noise is None:
+            if tuple(ids) not in self._noises:
                 again = [scored(engine.module, ids, device)]
                 for seed in range(1, SCORINGS + 1):
                     hooks = [b.register_forward_hook(rounding_noise(seed + i, dtype)) for i, b in enumerate(blocks)]
                     again.append(scored(engine.module, ids, device))
                     for hook in hooks:
                         hook.remove()
-                self._noise = max(difference(plain, found) for found in again)
-        return {"logprobs": plain, "noise": self._noise, "layers": len(blocks)}
+                self._noises[tuple(ids)] = max(difference(plain, found) for found in again)
+        return {"logprobs": plain, "noise": self._noises[tuple(ids)], "layers": len(blocks)}
 
 
 class ForestActor(Actor):
