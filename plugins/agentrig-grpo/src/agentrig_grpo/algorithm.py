@@ -34,6 +34,7 @@ from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.context import check_context
 from agentrig_grpo.delivery import LearnerView
 from agentrig_grpo.digests import weight_difference
+from agentrig_grpo.fitting import check_left, fitted
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.model_files import ModelError, weight_files
 from agentrig_grpo.naming import model_directory
@@ -71,6 +72,7 @@ class Grpo:
             measured = self._measured(endpoints)
             session.plan_steps(config.steps)
             self._deliver(session, server, learner, view, tokenizer, session.first_step - 1)
+            check_left(self._fit, session.hardware.torch_device)
             if session.checkpoint is None:
                 session.report(measured, when="before", step=0)
                 if config.validate_every:
@@ -289,9 +291,11 @@ class Grpo:
         check_context(source, max_length=config.max_length, max_tokens=config.max_tokens)
         tokenizer = checkpoint.load_tokenizer(source)
         attention = checkpoint.attention_of(session.hardware)
-        model = checkpoint.load_model(source, device=session.hardware.torch_device, attention=attention)
+        device = session.hardware.torch_device
+        self._fit = fitted(source, config, dtype=dtype, device=device, attention=attention)
+        model = checkpoint.load_model(source, device=device, attention=attention)
         checkpoint.check_vocabulary(model, tokenizer)
-        learner = Learner(model, config, dtype=dtype, seed=session.seed)
+        learner = Learner(model, self._fit.config, dtype=dtype, seed=session.seed, chunk=self._fit.chunk)
         if session.checkpoint is None:
             return learner, tokenizer, Best()
         with reading(session.checkpoint):

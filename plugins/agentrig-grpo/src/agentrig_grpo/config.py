@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 
 from agentrig import setting
@@ -48,7 +50,9 @@ class GrpoConfig:
         8192, help="tokens in one forward pass; gradients add up over passes", ge=64, le=1 << 24
     )
     dtype: str = setting("auto", help="what is computed in; weights stay fp32", choices=("auto", "float32", "bfloat16"))
-    gradient_checkpointing: bool = setting(False, help="compute activations twice to save memory")
+    gradient_checkpointing: Literal["auto", True, False] = setting(
+        "auto", help='compute activations twice to save memory; "auto" where they would not fit otherwise'
+    )
     lora_rank: int = setting(
         0, help="train adapters of this rank instead of all weights; 0 for all weights", ge=0, le=4096
     )

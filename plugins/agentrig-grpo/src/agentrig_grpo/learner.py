@@ -97,6 +97,7 @@ class Learner:
         dtype: `float32`, or `bfloat16`: then the model computes with 16-bit copies of its weights, or under autocast
             (with LoRA, and for models whose calls share no tokens). Weights, gradients and the optimizer stay fp32.
         seed: Of the order of mini-batches and of new adapters.
+        chunk: Most logits that are held at once; None for the device's usual number.
 
     Attributes:
         digests: Of the latest step: what it began with, its samples, its batches and its new weights.
@@ -104,10 +105,11 @@ class Learner:
             learner's, and the mean absolute difference of its tokens: before the update, both are the same policy's.
     """
 
-    def __init__(self, model: Any, config: GrpoConfig, *, dtype: str, seed: int) -> None:
+    def __init__(self, model: Any, config: GrpoConfig, *, dtype: str, seed: int, chunk: int | None = None) -> None:
         self.config, self._seed = config, seed
         self._bf16 = dtype == "bfloat16"
-        if config.gradient_checkpointing:
+        checkpointing = config.gradient_checkpointing is True  # "auto" is decided before (agentrig_grpo.fitting)
+        if checkpointing:
             # transformers 5.2x renamed it, and warns about the former name.
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
             enable({"use_reentrant": False})
@@ -137,7 +139,7 @@ class Learner:
             weight_decay=config.weight_decay,
             fused=True,
         )
-        self._chunk = GPU_CHUNK if self._device.type == "cuda" else CHUNK
+        self._chunk = chunk or (CHUNK if self._device.type == "cpu" else GPU_CHUNK)
         self.updates = 0
         self.digests: dict[str, Any] = {}
         self._dtype = dtype
@@ -146,7 +148,7 @@ class Learner:
         self.furthest: tuple[float, TrainSample] | None = None
         # Checkpointing needs training mode. Dropout stays off: the ratio needs the same function
         # that sampled.
-        self.model.train(config.gradient_checkpointing)
+        self.model.train(checkpointing)
         for module in self.model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.eval()

@@ -1,0 +1,166 @@
+"""Whether an update fits into the device's memory: chosen or refused in words before the first rollout."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch  # noqa: TID253  (imported with the algorithm only)
+
+from agentrig.errors import ConfigError
+from agentrig.forest.scoring import CHUNK
+from agentrig.hardware.memory import ModelShape
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.learner import GPU_CHUNK
+from agentrig_grpo.memory import Need, in_gib, need_of
+
+log = logging.getLogger(__name__)
+
+MARGIN = 1.1
+"""What the device must have free, over the estimate: memory between the tensors, and the libraries' workspaces."""
+
+SERVER_SHARE = 0.25
+"""Share of an accelerator's memory that the model's server takes for keys and values, beside its weights."""
+
+LEAST = 256
+"""Fewest tokens of a pass that a message recommends."""
+
+
+@attrs.frozen(kw_only=True)
+class Fit:
+    """How an update is computed.
+
+    Attributes:
+        config: The settings, with `gradient_checkpointing` on or off.
+        chunk: Most logits at once.
+        need: The memory; None where a rough upper bound fits, or where it is not known.
+    """
+
+    config: GrpoConfig
+    chunk: int
+    need: Need | None = None
+
+
+def fitted(directory: Path, config: GrpoConfig, *, dtype: str, device: str, attention: str) -> Fit:
+    """Choose gradient checkpointing and the chunks of logits so that an update fits into a device's free memory.
+
+    The model's server takes its share of an accelerator's memory; on a CPU it takes its weights.
+
+    Args:
+        directory: The model's.
+        config: Settings.
+        dtype: As for the learner.
+        device: torch's name of it.
+        attention: As for `load_model`.
+
+    Raises:
+        ConfigError: It does not fit; names a setting with which it does.
+    """
+    free, server = free_memory(device), _server_memory(directory, dtype=dtype, device=device)
+    left = max(free - server, 0)
+    big = CHUNK if torch.device(device).type == "cpu" else GPU_CHUNK
+    ways = [False, True] if config.gradient_checkpointing == "auto" else [config.gradient_checkpointing]
+    if _roughly(directory, config) * 2 < left:
+        return Fit(config=attrs.evolve(config, gradient_checkpointing=ways[0]), chunk=big)
+
+    def need(chunk: int = CHUNK, **changes: Any) -> Need:
+        changed = attrs.evolve(config, **changes)
+        return need_of(directory, changed, dtype=dtype, device=device, attention=attention, chunk=chunk)
+
+    try:
+        for checkpointing in ways:
+            for chunk in sorted({big, CHUNK}, reverse=True):
+                found = need(chunk, gradient_checkpointing=checkpointing)
+                if found.peak * MARGIN <= left:
+                    log.info(
+                        "an update needs about %s of the %s that are free: %s; gradient checkpointing is %s",
+                        *(in_gib(found.peak), in_gib(left), found.describe(), "on" if checkpointing else "off"),
+                    )
+                    chosen = attrs.evolve(config, gradient_checkpointing=checkpointing)
+                    return Fit(config=chosen, chunk=chunk, need=found)
+    except NotImplementedError as error:
+        log.warning("how much memory an update needs is not known before the first one: %s", error)
+        return Fit(config=attrs.evolve(config, gradient_checkpointing=ways[-1]), chunk=CHUNK)
+    raise ConfigError(_refusal(config, found, left, device, f"; its server takes {in_gib(server)}", need))
+
+
+def check_left(fit: Fit, device: str) -> None:
+    """Check, when the learner and its server are there, that the memory left is enough for the rest of an update.
+
+    Raises:
+        ConfigError: It is not; says what to set.
+    """
+    kind = torch.device(device).type
+    if fit.need is None or kind == "cpu":  # a CPU's memory is everybody's, and was free a moment ago
+        return
+    rest, left = fit.need.peak - fit.need.weights, free_memory(device)
+    if rest > left:
+        raise ConfigError(
+            f"with its server started, {device} has {in_gib(left)} free, and an update needs {in_gib(rest)} more: "
+            f"{fit.need.describe()}, with tokens_per_batch = {fit.config.tokens_per_batch}.\n  Give the server less "
+            "memory in [server], set algorithm.server_sleep = true, or lower algorithm.tokens_per_batch"
+        )
+
+
+def free_memory(device: str) -> int:
+    """Return the bytes that are free on a device; on a CPU, those that this process can still get."""
+    kind = torch.device(device).type
+    if kind != "cpu":
+        return int(torch.get_device_module(kind).mem_get_info()[0])
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    try:
+        group = Path("/sys/fs/cgroup")
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return free
+    return min(free, int(limit) - int(used)) if limit.isdigit() else free
+
+
+def _server_memory(directory: Path, *, dtype: str, device: str) -> int:
+    """Return the bytes that the model's server is expected to take."""
+    files = [*directory.glob("*.safetensors"), *directory.glob("pytorch_model*.bin")]
+    shape = _shape(directory)
+    size = {"float32": 4, "bfloat16": 2}[dtype]
+    weights = shape.parameters * size if shape else sum(file.stat().st_size for file in files)
+    kind = torch.device(device).type
+    return weights if kind == "cpu" else weights + int(torch.get_device_module(kind).mem_get_info()[1] * SERVER_SHARE)
+
+
+def _roughly(directory: Path, config: GrpoConfig) -> float:
+    """Return more bytes than an update needs without checkpointing, from the model's sizes; infinite if unknown."""
+    shape = _shape(directory)
+    if shape is None:
+        return float("inf")
+    a_token = shape.layers * (40 * shape.hidden + 12 * shape.intermediate) + 8 * shape.vocabulary
+    return 24 * shape.parameters + 4 * a_token * config.tokens_per_batch
+
+
+def _shape(directory: Path) -> ModelShape | None:
+    return ModelShape.from_config(json.loads((directory / "config.json").read_text("utf-8")))
+
+
+def _refusal(config: GrpoConfig, found: Need, left: int, device: str, server: str, need: Callable[..., Need]) -> str:
+    """Return why an update does not fit, and what to set so that it does."""
+    what = (
+        f"an update needs about {in_gib(found.peak * MARGIN)} of memory, and {in_gib(left)} of {device} are free for it"
+        f"{server}: {found.describe()}, with tokens_per_batch = {config.tokens_per_batch}.\n  "
+    )
+
+    def fits(**changes: Any) -> bool:
+        return need(**changes).peak * MARGIN <= left
+
+    if config.gradient_checkpointing is False and fits(gradient_checkpointing=True):
+        return f"{what}Set algorithm.gradient_checkpointing = true"
+    checkpointing = config.gradient_checkpointing is not False
+    tokens, state = config.tokens_per_batch, found.peak - max(found.activations, found.change)
+    while (state + found.change) * MARGIN < left and (tokens := tokens // 2) >= LEAST:
+        if fits(tokens_per_batch=tokens, gradient_checkpointing=checkpointing):
+            return f"{what}Set algorithm.tokens_per_batch = {tokens}"
+    if not config.lora_rank and fits(lora_rank=16, gradient_checkpointing=True):
+        return f"{what}Set algorithm.lora_rank = 16, which trains adapters only"
+    return f"{what}Take a smaller model, or a device with more memory"

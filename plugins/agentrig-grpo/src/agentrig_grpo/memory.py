@@ -1,0 +1,192 @@
+"""The memory of an update, known before the first rollout: the update's own code on tensors without storage.
+
+torch's fake tensors have a shape, a dtype and a device, and no bytes. The learner is built from them and computes the
+gradient of one full pack, and a counter adds up what would be alive. So the estimate follows the model's code, gradient
+checkpointing, the chunks of logits and the kernels, whatever they are.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch  # noqa: TID253  (imported with the algorithm only)
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
+from torch.utils._pytree import tree_leaves  # noqa: TID253
+
+from agentrig.forest.sequences import collate, packed
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.learner import Learner, TrainSample
+from agentrig_grpo.loss import token_losses
+
+GIB = 1 << 30
+
+
+@attrs.frozen(kw_only=True)
+class Need:
+    """Bytes that an update holds on its device, by part.
+
+    Attributes:
+        weights: Trained, frozen, and copies of fewer bits.
+        gradients: Of the trained ones.
+        optimizer: Its state.
+        activations: Most that the passes of one update add to these.
+        change: The weights before the update, to measure how far it moved them; after the passes.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    change: int
+
+    @property
+    def peak(self) -> int:
+        """Most at any time."""
+        return self.weights + self.gradients + self.optimizer + max(self.activations, self.change)
+
+    def describe(self) -> str:
+        """Return the parts in words."""
+        parts = {name: size for name, size in attrs.asdict(self).items() if name != "change"}
+        return ", ".join(f"{name} {in_gib(size)}" for name, size in parts.items())
+
+
+def in_gib(size: float) -> str:
+    """Return bytes in words."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.1f} MiB"
+
+
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the tensors that operations make on a device, and of those that it is told of.
+
+    Attributes:
+        alive: Bytes of those that are alive.
+        peak: Most that were.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.alive = self.peak = 0
+        self._device = torch.device(device).type
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation."""
+        found = func(*args, **(kwargs or {}))
+        self.add(leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor))
+        return found
+
+    def add(self, tensors: Iterator[torch.Tensor]) -> None:
+        """Count each tensor's storage, once, until it is gone."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            number, size = storage._cdata, storage.nbytes()
+            if tensor.device.type != self._device or number in self._known:
+                continue
+            self._known.add(number)
+            weakref.finalize(storage, self._gone, number, size)
+            self.alive += size
+            self.peak = max(self.peak, self.alive)
+
+    def _gone(self, number: int, size: int) -> None:
+        self._known.discard(number)
+        self.alive -= size
+
+
+def need_of(directory: Path, config: GrpoConfig, *, dtype: str, device: str, attention: str, chunk: int) -> Need:
+    """Return what an update needs: passes of `tokens_per_batch` tokens, of groups with the longest replies.
+
+    Args:
+        directory: The model's.
+        config: Settings; `gradient_checkpointing` is "auto" for off here.
+        dtype: As for the learner.
+        device: torch's name of it.
+        attention: As for `load_model`.
+        chunk: Most logits at once.
+
+    Raises:
+        NotImplementedError: The model's calls share no tokens: its passes depend on values, which fake tensors lack.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+    pack = next(packed(_full(config), config.tokens_per_batch, share=True))
+    real = collate(pack, share=True, varlen=dtype == "bfloat16" and torch.device(device).type == "cuda")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with torch.device(device), _staying():
+            model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                settings, dtype=torch.float32, attn_implementation=attention
+            )
+            learner = Learner(model.eval(), attrs.evolve(config, kl_loss_coef=0.0), dtype=dtype, seed=0, chunk=chunk)
+        if not learner.share:
+            raise NotImplementedError(f"the calls of a {settings.model_type} share no tokens")
+        trained, parameters = list(learner.trained.values()), list(learner.model.parameters())
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter)
+        with Counter(device) as counter:
+            counter.add(iter([p.data for p in (*trained, *parameters)]))
+            weights = counter.alive
+            counter.add(p.grad for p in trained if p.grad is not None)
+            held = counter.alive
+            batch = _fake(real, device)
+            logprobs, _ = learner._score(learner.model, batch)
+            out = token_losses(
+                logprobs, logprobs.detach(), torch.ones_like(logprobs), clip_low=0.2, clip_high=0.2, reference=None,
+                kl_loss_coef=0.0,
+            )  # fmt: skip
+            out.loss.sum().backward()  # type: ignore[no-untyped-call]
+    # With a KL loss there is a frozen copy of the model, as it computes.
+    reference = parameters if config.kl_loss_coef and not config.lora_rank else []
+    bytes_trained = _bytes(trained)
+    return Need(
+        weights=weights + _bytes(reference),
+        gradients=held - weights,
+        optimizer=2 * bytes_trained,
+        activations=counter.peak - held,
+        change=bytes_trained,
+    )
+
+
+def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@contextmanager
+def _staying() -> Iterator[None]:
+    """Let adapters stay where they are made: fake parameters cannot be moved, and are on the right device."""
+    move = torch.nn.Module.to
+    torch.nn.Module.to = lambda module, *_, **__: module  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.nn.Module.to = move  # type: ignore[method-assign]
+
+
+def _full(config: GrpoConfig) -> list[TrainSample]:
+    """Return the samples of one full pass: answers as long as allowed, each after the same, longest possible prompt."""
+    budget, size = config.tokens_per_batch, config.group_size
+    answer = max(1, min(config.max_tokens, budget // (2 * size)))
+    prompt = [5] * max(1, budget - size * (answer + 1))
+    return [
+        # The last token differs, or several would have one hidden state in common, which depends on values.
+        TrainSample(
+            prompt_ids=[*prompt, 6 + i], response_ids=[7] * answer, logprobs=None, advantage=1.0, rollout=i, group=""
+        )
+        for i in range(size)
+    ]
+
+
+def _fake(thing: Any, device: str) -> Any:
+    """Return tensors, and what holds them, without storage on a device."""
+    if isinstance(thing, torch.Tensor):
+        return torch.empty(thing.shape, dtype=thing.dtype, device=device)
+    if isinstance(thing, list | tuple):
+        return [_fake(part, device) for part in thing]
+    if attrs.has(type(thing)):
+        return attrs.evolve(thing, **{f.name: _fake(getattr(thing, f.name), device) for f in attrs.fields(type(thing))})
+    return thing

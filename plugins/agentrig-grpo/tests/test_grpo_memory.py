@@ -1,0 +1,137 @@
+"""The memory of an update is known before it, and one that does not fit is refused in words."""
+
+from __future__ import annotations
+
+import re
+
+import attrs
+import pytest
+import torch
+from agentrig_grpo import fitting
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.fitting import fitted, free_memory
+from agentrig_grpo.learner import Learner
+from agentrig_grpo.memory import GIB, Counter, _full, need_of
+
+from agentrig.errors import ConfigError
+from agentrig.forest.scoring import CHUNK
+
+LARGE = {"vocab": 4000, "hidden": 128, "layers": 4}
+"""Activations that outweigh the state."""
+
+
+@pytest.fixture(scope="module")
+def directory(make_model, tokenizer, tmp_path_factory):
+    from agentrig_grpo import checkpoint
+
+    path = tmp_path_factory.mktemp("large")
+    checkpoint.save(make_model(**LARGE), tokenizer, path)
+    return path
+
+
+def measured(model, config, dtype, chunk):
+    """Return the most bytes of tensors that were alive in a real update of two passes, in the second step."""
+    learner = Learner(model, config, dtype=dtype, seed=0, chunk=chunk)
+    samples = [attrs.evolve(s, prompt_ids=[first, *s.prompt_ids[1:]]) for first in (8, 9) for s in _full(config)]
+    learner.update(samples, step=1)
+    with Counter("cpu") as counter:
+        counter.add(iter([p.data for p in (*learner.trained.values(), *learner.model.parameters())]))
+        counter.add(t for state in learner.optimizer.state.values() for t in state.values())
+        if learner._reference is not None:
+            counter.add(p.data for p in learner._reference.parameters())
+        learner.update(samples, step=2)
+    return counter.peak
+
+
+WAYS = {
+    "fp32": ("float32", {}, CHUNK),
+    "checkpointing": ("float32", {"gradient_checkpointing": True}, CHUNK),
+    "chunks of logits": ("float32", {}, 4000 * 64),
+    "bf16": ("bfloat16", {}, CHUNK),
+    "bf16, checkpointing": ("bfloat16", {"gradient_checkpointing": True}, CHUNK),
+    "adapters": ("float32", {"lora_rank": 4}, CHUNK),
+    "adapters in bf16": ("bfloat16", {"lora_rank": 4}, CHUNK),
+    "a reference": ("float32", {"kl_loss_coef": 0.1}, CHUNK),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_estimate_is_what_an_update_holds(make_model, directory, way) -> None:
+    dtype, more, chunk = WAYS[way]
+    config = GrpoConfig(tokens_per_batch=1024, group_size=4, max_tokens=100, **more)
+    need = need_of(directory, config, dtype=dtype, device="cpu", attention="sdpa", chunk=chunk)
+    real = measured(make_model(**LARGE), config, dtype, chunk)
+    assert need.peak == pytest.approx(real, rel=0.05)
+
+
+def test_more_tokens_need_more_and_checkpointing_less(directory) -> None:
+    def need(**settings):
+        config = GrpoConfig(group_size=4, max_tokens=100, **settings)
+        return need_of(directory, config, dtype="float32", device="cpu", attention="sdpa", chunk=CHUNK)
+
+    small, large = need(tokens_per_batch=1024), need(tokens_per_batch=4096)
+    assert 3 < large.activations / small.activations < 8
+    assert (small.weights, small.optimizer) == (large.weights, large.optimizer)
+    assert need(tokens_per_batch=4096, gradient_checkpointing=True).activations < large.activations / 2
+
+
+def fit(directory, free, monkeypatch, **settings):
+    monkeypatch.setattr(fitting, "free_memory", lambda device: free)
+    config = GrpoConfig(group_size=4, max_tokens=100, **{"tokens_per_batch": 4096, **settings})
+    return fitted(directory, config, dtype="float32", device="cpu", attention="sdpa")
+
+
+def test_checkpointing_is_on_only_where_memory_is_short(directory, monkeypatch) -> None:
+    plenty = fit(directory, 64 * GIB, monkeypatch)
+    assert (plenty.config.gradient_checkpointing, plenty.need) == (False, None)
+    config = GrpoConfig(group_size=4, max_tokens=100, tokens_per_batch=4096)
+    need = need_of(directory, config, dtype="float32", device="cpu", attention="sdpa", chunk=CHUNK)
+    enough = fit(directory, int(need.peak * 1.3), monkeypatch)
+    assert (enough.config.gradient_checkpointing, enough.need) == (False, need)
+    short = fit(directory, int(need.peak * 0.9), monkeypatch)
+    assert short.config.gradient_checkpointing is True
+    assert short.need.peak < need.peak
+
+
+@pytest.mark.parametrize(
+    ("mib", "settings", "cure"),
+    [
+        (250, {"gradient_checkpointing": False}, r"Set algorithm\.gradient_checkpointing = true"),
+        (90, {}, r"Set algorithm\.tokens_per_batch = (1024|2048)"),
+        (25, {"tokens_per_batch": 256}, r"Set algorithm\.lora_rank = 16, which trains adapters only"),
+        (2, {}, r"Take a smaller model, or a device with more memory"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_cure(directory, monkeypatch, mib, settings, cure) -> None:
+    words = rf"an update needs about [\d.]+ [GM]iB of memory, and [\d.]+ [GM]iB of cpu are free for it; .*\n  {cure}$"
+    with pytest.raises(ConfigError, match=re.compile(words, re.DOTALL)) as error:
+        fit(directory, mib << 20, monkeypatch, **settings)
+    said = re.search(r"Set algorithm\.(\w+) = (\w+)", str(error.value))
+    if said:  # it keeps its word
+        value = True if said[2] == "true" else int(said[2])
+        fit(directory, mib << 20, monkeypatch, **{**settings, said[1]: value})
+
+
+def test_free_memory_is_that_of_this_host() -> None:
+    assert 1 << 24 < free_memory("cpu") < 1 << 50
+
+
+def test_a_model_whose_calls_share_no_tokens_is_not_estimated(make_model, tokenizer, tmp_path, monkeypatch, caplog):
+    from agentrig_grpo import checkpoint
+
+    checkpoint.save(make_model("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=64), tokenizer, tmp_path)
+    found = fit(tmp_path, 64 * GIB, monkeypatch)
+    assert (found.need, found.config.gradient_checkpointing) == (None, True)
+    assert "how much memory an update needs is not known before the first one: the calls of a gpt2" in caplog.text
+
+
+def test_tensors_are_counted_while_they_live() -> None:
+    with Counter("cpu") as counter:
+        a = torch.zeros(1000)
+        b = a.view(10, 100)
+        c = a + 1
+        assert counter.alive == 8000
+        del a, b
+        assert counter.alive == 4000
+        del c
+    assert (counter.alive, counter.peak) == (0, 8000)
