@@ -57,12 +57,13 @@ class ServerPlan:
 class Server(Protocol):
     """A model server of a run; `ServerSpec.build(config)(plan)` returns it, not started.
 
-    It is a context manager. `__enter__` starts it and returns when every address answers with the weights of
-    `plan.model`; `__exit__` ends it with all its processes, also after an error, and never raises one of its own. If
-    the run itself is killed, the server's processes must end by themselves. Those that don't are killed when the next
-    run starts: it finds them by the variable `AGENTRIG_SCRATCH`, which every child of a run has.
+    It is a context manager. `__enter__` starts it with the weights of `plan.model`; `__exit__` ends it with all its
+    processes, also after an error, and never raises one of its own. If the run itself is killed, the server's processes
+    must end by themselves. Those that don't are killed when the next run starts: it finds them by the variable
+    `AGENTRIG_SCRATCH`, which every child of a run has.
 
-    The attributes are set from `__enter__` on.
+    The attributes are there from `__enter__` on. A server that takes long to start may return from it before every
+    address answers. Whatever needs the server then waits, and the learner is loaded meanwhile.
 
     What a method raises ends the run, with the message in `error.json`. Raise `ServerError` with what happened, where
     the log is, and what to do.
@@ -75,15 +76,27 @@ class Server(Protocol):
         context: Most tokens of a prompt and its answer together.
     """
 
-    endpoints: Sequence[Endpoint]
-    dtype: str
-    context: int
+    @property
+    def endpoints(self) -> Sequence[Endpoint]:
+        """See above; every address answers when it returns."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """See above."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """See above."""
+        ...
 
     def __enter__(self) -> Self:
-        """Start; return when every address answers.
+        """Start.
 
         Raises:
-            ServerError: It could not start; the message has the end of its log. Nothing is left running.
+            ServerError: It could not start; the message has the end of its log. Nothing is left running. If it returns
+                before every address answers, what waits raises this.
         """
         ...
 

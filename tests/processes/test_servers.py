@@ -96,6 +96,24 @@ def test_a_server_has_a_grace_period_to_end_by_itself(handler):
     assert not psutil.pid_exists(server.pid)
 
 
+@pytest.mark.parametrize("dies", [False, True], ids=["stopped", "died"])
+def test_what_it_has_started_ends_with_it(dies):
+    sleeper = "import time; time.sleep(600)"
+    server = python(
+        f"import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-c', {sleeper!r}]).pid, flush=True)\n"
+        f"time.sleep({0 if dies else 600})"
+    )
+    while not server.tail():
+        server.wait(0.05)
+    child = psutil.Process(int(server.tail().split()[-1]))
+    if dies:
+        assert server.wait(30) == 0
+        assert child.is_running()
+    server.stop()
+    psutil.wait_procs([child], timeout=10)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
 def test_the_log_goes_to_the_given_file_or_nowhere(tmp_path):
     log = tmp_path / "logs" / "server.log"
     for word in ("one", "two"):

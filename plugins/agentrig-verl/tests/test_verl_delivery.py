@@ -26,7 +26,7 @@ def model(**more):
 
 def as_vllm(state):
     """Return weights in vLLM's form: joined layers, and a vocabulary that is padded to 64."""
-    from agentrig_verl.extension import FUSED
+    from agentrig.delivery.digests import FUSED
 
     found = dict(state)
     for fused, parts in FUSED.items():
@@ -39,9 +39,8 @@ def as_vllm(state):
 
 def test_joined_layers_have_the_digests_of_their_parts():
     from agentrig_verl.actor import digested
-    from agentrig_verl.extension import held
 
-    from agentrig.delivery.digests import Digests
+    from agentrig.delivery.digests import Digests, held
 
     state = model(tie_word_embeddings=False).state_dict()
     noted, shapes = Digests(torch.bfloat16, together=0), {}
@@ -57,7 +56,7 @@ def test_joined_layers_have_the_digests_of_their_parts():
 
 
 def test_a_tensor_that_the_server_has_in_parts_is_left_out():
-    from agentrig_verl.extension import held
+    from agentrig.delivery.digests import held
 
     state = model().state_dict()
     shapes = {name: list(tensor.shape) for name, tensor in state.items()}

@@ -9,7 +9,7 @@ would take longer than the sums.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -85,6 +85,13 @@ class Digests:
             self._names[data.device] += [(name, data.shape[1]) for name, _ in some]
 
 
+FUSED: Mapping[str, Sequence[str]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""The layers that servers such as vLLM join into one, in the order of their rows."""
+
+
 def digest(tensor: torch.Tensor) -> str:
     """Return 32 hexadecimal digits for a tensor's bytes in their order; its shape and dtype do not enter."""
     return digests([("", tensor)])[""]
@@ -96,6 +103,44 @@ def digests(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | No
     for name, tensor in tensors:
         found.add(name, tensor)
     return found.result()
+
+
+def held(parameters: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """Return the digest of the server's copy of each of the learner's tensors, by the learner's name.
+
+    Args:
+        parameters: The server's parameters by its own names; it joins those of `FUSED` layers and may pad a vocabulary.
+        shapes: Name to shape of the learner's tensors.
+
+    Returns:
+        Name to digest; tensors that the server splits or quantizes (tensor parallelism) are left out.
+    """
+    found = Digests()
+    for name, shape in shapes.items():
+        place = _place(name, parameters, shapes)
+        if place is not None and list(place.shape) == list(shape):
+            found.add(name, place)
+    return found.result()
+
+
+def _place(
+    name: str, parameters: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[int]]
+) -> torch.Tensor | None:
+    whole = parameters.get(name)
+    if whole is not None:
+        return whole[: shapes[name][0]] if whole.ndim and shapes[name] else whole
+    for fused, parts in FUSED.items():
+        layer, _, kind = name.rpartition(".")
+        head, _, part = layer.rpartition(".")
+        if part not in parts:
+            continue
+        whole = parameters.get(f"{head}.{fused}.{kind}")
+        rows = [shapes.get(f"{head}.{each}.{kind}", [0])[0] for each in parts]
+        if whole is None or whole.shape[0] != sum(rows):
+            return None
+        start = sum(rows[: parts.index(part)])
+        return whole[start : start + rows[parts.index(part)]]
+    return None
 
 
 def _sums(data: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -99,21 +100,22 @@ class ServerProcess:
         return self.exit_status
 
     def stop(self, grace_s: float = 0.0) -> None:
-        """End it; harmless when it has ended.
+        """End it and what it has started; harmless when it has ended.
 
         Args:
             grace_s: How long it may take to end by itself after SIGTERM; 0 kills it at once.
         """
+        if self._log is None:  # stopped before
+            return
         if self.exit_status is None and grace_s > 0:
             self._process.terminate()
             self.wait(grace_s)
-        if self.exit_status is None:
-            self._process.kill()
-            self._process.wait()
-        if self._log is not None:
-            self._last_output = self.tail()
-            self._log.close()
-            self._log = None
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError for a zombie
+            os.killpg(self.pid, signal.SIGKILL)  # its own group: what it started would outlive it
+        self._process.wait()
+        self._last_output = self.tail()
+        self._log.close()
+        self._log = None
 
     def tail(self, lines: int = 15) -> str:
         """Return the last lines of its log, to be added to a message; '' if it wrote nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from effects import Elsewhere, Flip, agent, grpo_learning, grpo_runs, hardware, run, runners, tasks, verl
+from effects import Elsewhere, Flip, agent, grpo_learning, grpo_runs, hardware, run, runners, tasks, verl, vllm
 
 TABLES: Mapping[str, Mapping[str, Flip | Elsewhere]] = {
     "run": {**run.TABLE, **grpo_runs.RUN_TABLE},
@@ -14,5 +14,6 @@ TABLES: Mapping[str, Mapping[str, Flip | Elsewhere]] = {
     **hardware.TABLES,
     "algorithm.verl": verl.TABLE,
     "server.embedded": grpo_runs.SERVER_TABLE,
+    "server.vllm": vllm.TABLE,
     "algorithm.grpo": {**grpo_learning.TABLE, **grpo_runs.TABLE},
 }

@@ -63,10 +63,10 @@ class Grpo:
             raise ConfigError('[algorithm] final = "best" needs validation, and validate_every = 0 turns it off')
         source = model_directory(config.model)
         dtype = check_device(session.hardware, config.dtype)
-        learner, tokenizer, best = self._load(session, source, dtype)
         plan = self._plan(session.checkpoint or source, session.hardware, dtype)
         plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log")
         with session.server(plan) as server, _dead_server_first(server):
+            learner, tokenizer, best = self._load(session, source, dtype)  # a server may start meanwhile
             endpoints = self._endpoints(server)
             view = LearnerView(learner, server.dtype)
             measured = self._measured(endpoints)

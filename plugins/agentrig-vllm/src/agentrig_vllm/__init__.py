@@ -1,0 +1,42 @@
+"""The server `vllm`: one vLLM process on the learner's GPU or another one; weights by CUDA handles, no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from agentrig import ServerSpec, hookimpl
+
+if TYPE_CHECKING:
+    from agentrig.servers import MakeServer
+    from agentrig_vllm.config import VllmConfig
+
+
+def build(config: VllmConfig) -> MakeServer:
+    """Return what makes the server; vLLM itself is imported in the server's process only."""
+    from agentrig_vllm.handle import VllmServer
+
+    return lambda plan: VllmServer(plan, config)
+
+
+def sequences(config: VllmConfig) -> int:
+    """Return the most requests that it samples at once."""
+    return config.max_num_seqs
+
+
+@hookimpl
+def register_servers() -> Iterable[ServerSpec]:
+    """Bring `vllm`."""
+    from agentrig_vllm.checks import check_vllm, refusal
+    from agentrig_vllm.config import VllmConfig
+
+    yield ServerSpec(
+        name="vllm",
+        summary="One vLLM process on the learner's GPU or another one; new weights by CUDA handles.",
+        config=VllmConfig,
+        build=build,
+        rank=10,
+        refusal=refusal,
+        sequences=sequences,
+        checks=(check_vllm,),
+    )

@@ -1,0 +1,292 @@
+"""The run's side of the server: it starts vLLM's process, hands weights over, and ends it. Imports no torch itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from agentrig.endpoints import Endpoint
+from agentrig.errors import ConfigError
+from agentrig.hardware import Context
+from agentrig.processes.servers import ServerError, ServerProcess
+from agentrig_vllm.channel import Channel
+from agentrig_vllm.options import arguments_of, command_line
+
+if TYPE_CHECKING:
+    import torch
+
+    from agentrig.servers import ServerPlan
+    from agentrig_vllm.config import VllmConfig
+    from agentrig_vllm.transfer import Sender
+
+log = logging.getLogger(__name__)
+
+NAME = "the vLLM server"
+ORDER_S = 300.0
+"""Longest wait for an order to be carried out: running requests end first."""
+
+LOOKED_THROUGH = 400
+"""Lines of the log in which the cause of a failed start is looked for: vLLM logs many after it."""
+
+CAUSE = re.compile(r"\b(?:\w+\.)*\w*(?:Error|Exception): \S.*")
+SECOND_HAND = "Engine core initialization failed"
+CHECK_S = 10.0
+POLL_S = 0.2
+ANY_HOST = ("", "0.0.0.0")
+
+ENVIRONMENT: Mapping[str, str] = {
+    # The engine is forked from the process that has imported vLLM already; `spawn` would import all of it again.
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is compiled at the first start, by a compiler that may not be there
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",  # vLLM would look for this machine's address, and listen there
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1",  # the model is a directory
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Variables of vLLM's process, unless the run's environment has them."""
+
+WITHHELD = ("VLLM_API_KEY", "VLLM_SERVER_DEV_MODE")
+"""Variables that would open or close vLLM's own doors."""
+
+
+class VllmServer:
+    """A vLLM process; implements `agentrig.servers.Server`.
+
+    `__enter__` returns at once, so that the learner can be loaded while vLLM starts: whatever needs the server waits.
+
+    Args:
+        plan: How to serve.
+        config: Settings.
+
+    Attributes:
+        dtype: What it computes in.
+        parts: Seconds of the start's parts, once it has started.
+    """
+
+    def __init__(self, plan: ServerPlan, config: VllmConfig) -> None:
+        self._plan, self._config = plan, config
+        self._process: ServerProcess | None = None
+        self._channel: Channel | None = None
+        self._sender: Sender | None = None
+        self._ready: dict[str, Any] | None = None
+        self._asking = threading.Lock()
+        self._key = secrets.token_urlsafe(32)
+        self.dtype = plan.dtype
+        self.parts: Mapping[str, float] = {}
+
+    # --- start and end ----------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._channel, theirs = Channel.pair()
+        self._begun = time.perf_counter()
+        try:
+            # -P: never import modules from the current folder.
+            self._process = ServerProcess(
+                NAME,
+                [*self._program(), str(theirs.fileno())],
+                log=self._plan.log,
+                environment=self._environment(),
+                descriptors=[theirs.fileno()],
+            )
+        finally:
+            theirs.close()
+        self._send(
+            {
+                "command_line": command_line(arguments_of(self._plan, self._config)),
+                "key": self._key,
+                "host": self._config.host,
+                "port": self._config.port,
+            },
+            "start",
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.stop()  # at once: it has nothing to save
+        if self._channel is not None:
+            self._channel.close()
+
+    def _program(self) -> list[str]:
+        return [sys.executable, "-P", "-m", "agentrig_vllm.serving"]
+
+    def _environment(self) -> dict[str, str]:
+        own = self._plan.hardware.environment(Context(role="rollout"))
+        found = {**ENVIRONMENT, **own, **{k: v for k, v in os.environ.items() if k not in WITHHELD}}
+        visible = devices(os.environ.get("CUDA_VISIBLE_DEVICES"), own=self._learner, other=self._config.device)
+        return found | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
+
+    @property
+    def _learner(self) -> int:
+        """The number of the learner's GPU among those that the run sees."""
+        return int(self._plan.hardware.torch_device.partition(":")[2] or 0)
+
+    @property
+    def pid(self) -> int:
+        """The process's id; 0 before it is started."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def endpoints(self) -> Sequence[Endpoint]:
+        """The one address; waits until it answers."""
+        port = self._started()["port"]
+        host = socket.gethostname() if self._config.host in ANY_HOST else self._config.host
+        url = f"http://{host}:{port}/v1"
+        return (Endpoint(base_url=url, model=self._plan.name, api_key=self._key, token_ids=True),)
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a prompt and its answer together; waits until the server has started."""
+        return int(self._started()["context"])
+
+    def _started(self) -> dict[str, Any]:
+        if self._ready is None:
+            found = self._receive("start", self._config.start_s - (time.perf_counter() - self._begun))
+            self._ready, self.parts = found, found["parts"]
+            parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in self.parts.items())
+            log.info("%s started in %.1f s (%s)", NAME, time.perf_counter() - self._begun, parts)
+        return self._ready
+
+    # --- weights ----------------------------------------------------------------------------------
+
+    def take(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Compute with new weights from now on; see `agentrig.servers.Server`."""
+        import torch
+
+        from agentrig_vllm.transfer import Sender
+
+        if self._sender is None:
+            self._sender = Sender(getattr(torch, self.dtype), self._config.chunk_mb << 20)
+        what = f"take the weights of version {version}"
+        self._order(what, order="begin")
+        device = torch.device(self._plan.hardware.torch_device.partition(":")[0], self._learner)
+        for message in self._sender.messages(weights, device):
+            self._order(what, order="load", message=json.dumps(message), device=self._place)
+        self._order(what, order="end", version=version)
+
+    @property
+    def _place(self) -> int:
+        """The number that the learner's GPU has in vLLM's process."""
+        return 0 if self._config.device in (-1, self._learner) else 1
+
+    def held(self) -> Sequence[Mapping[str, str]] | None:
+        """Return the digests of the tensors that vLLM computes with, under the learner's names."""
+        if self._sender is None:
+            return None
+        answer = self._order("tell its digests", order="held", shapes=json.dumps(self._sender.shapes))
+        return [json.loads(answer["digests"])]
+
+    # --- memory and health ------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """Give the GPU's memory to the learner; the weights go too, and `take` brings new ones."""
+        self._order("sleep", order="sleep")
+
+    def wake(self) -> None:
+        """Take the memory back."""
+        self._order("wake", order="wake")
+
+    def check(self) -> None:
+        """Raise `ServerError` if vLLM's process or its engine has died."""
+        if self._process is None:
+            raise ServerError(f"{NAME} was never started")
+        self._process.check()
+        if self._ready is not None:
+            self._order("answer", order="check", timeout_s=CHECK_S)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def _order(self, what: str, *, timeout_s: float = ORDER_S, **order: Any) -> dict[str, Any]:
+        """Let the server carry out an order and return the answer.
+
+        Raises:
+            ServerError: It has died, it does not answer, or the order went wrong.
+        """
+        self._started()
+        with self._asking:  # the proof of delivery asks in a thread of its own
+            self._send(order, what)
+            answer = self._receive(what, timeout_s)
+        if "error" in answer:
+            assert self._process is not None
+            self._process.wait(1.0 if "Dead" in answer["error"] else 0.0)
+            raise ServerError(f"{NAME} could not {what}: {answer['error']}{self._process.tail()}")
+        return answer
+
+    def _send(self, order: Mapping[str, Any], what: str) -> None:
+        assert self._channel is not None
+        try:
+            self._channel.send(dict(order))
+        except OSError:
+            raise self._died(what) from None
+
+    def _receive(self, what: str, timeout_s: float) -> dict[str, Any]:
+        assert self._channel is not None
+        assert self._process is not None
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            try:
+                answer = self._channel.receive(POLL_S)
+            except (EOFError, OSError):
+                raise self._died(what) from None
+            if answer is not None:
+                return answer
+            if self._process.exit_status is not None:
+                raise self._died(what)
+        tail = self._process.tail()
+        self._process.stop()
+        raise ServerError(f"{NAME} did not {what} within {timeout_s:.0f} s{tail}")
+
+    def _died(self, what: str) -> ServerError:
+        """Return the error of a dead server, with its exit status and its last lines."""
+        assert self._process is not None
+        self._process.wait(5.0)  # its end of the channel closes just before its exit status is known
+        status = self._process.exit_status
+        cause = cause_in(self._process.tail(LOOKED_THROUGH))
+        self._process.stop()
+        return ServerError(f"{NAME} has died, asked to {what} (exit status {status}){cause}{self._process.tail()}")
+
+
+def cause_in(lines: str) -> str:
+    """Return `: ` and the last error in a log that is not vLLM's hint at an earlier one; '' if there is none."""
+    found = [match[0] for line in lines.splitlines() if (match := CAUSE.search(line)) and SECOND_HAND not in line]
+    return f": {found[-1]}" if found else ""
+
+
+def devices(visible: str | None, *, own: int, other: int) -> str:
+    """Return the value of CUDA_VISIBLE_DEVICES for vLLM's process: the server's GPU first, then the learner's.
+
+    vLLM's process sees both, because it reads the weights from the learner's.
+
+    Args:
+        visible: The variable's value in the run; None if it is unset.
+        own: The number of the learner's GPU among those that the run sees.
+        other: The number of the server's; -1 for the same one.
+
+    Raises:
+        ConfigError: The run does not see that many.
+    """
+    names = [name.strip() for name in visible.split(",") if name.strip()] if visible is not None else None
+    wanted = [own] if other in (-1, own) else [other, own]
+    if names is None:
+        return ",".join(map(str, wanted))
+    if max(wanted) >= len(names):
+        raise ConfigError(
+            f"[server] device = {max(wanted)}: the run sees {len(names)} GPUs (CUDA_VISIBLE_DEVICES={visible}), "
+            "counted from 0"
+        )
+    return ",".join(names[number] for number in wanted)

@@ -1,0 +1,73 @@
+"""vLLM's engine arguments for a plan, and the command line that vLLM's own parser reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentrig.servers import ServerPlan
+    from agentrig_vllm.config import VllmConfig
+
+SHARE = 0.4
+"""The share of the device's memory if neither the settings nor the algorithm say."""
+
+GRAPH_SIZES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
+"""Batch sizes that CUDA graphs are recorded for; a batch is padded to the next one."""
+
+
+def arguments_of(plan: ServerPlan, config: VllmConfig) -> dict[str, Any]:
+    """Return vLLM's engine arguments for a plan, the run's own ones last."""
+    # Without compiling, graphs of whole decode steps still take the time of launching kernels away, and the start is
+    # that of loading the model. Prompts run without graphs: they keep the device busy.
+    graphs = "FULL_DECODE_ONLY" if not config.compile else "FULL_AND_PIECEWISE"
+    compilation: dict[str, Any] = {"mode": 3 if config.compile else 0, "cudagraph_mode": graphs}
+    if config.cuda_graphs:
+        compilation["cudagraph_capture_sizes"] = graph_sizes(config.max_num_seqs)
+    else:
+        compilation["cudagraph_mode"] = "NONE"
+    found: dict[str, Any] = {
+        "model": str(plan.model),
+        "served_model_name": plan.name,
+        "dtype": plan.dtype,
+        "seed": plan.seed,
+        "max_num_seqs": config.max_num_seqs,
+        "gpu_memory_utilization": config.gpu_memory_utilization or plan.share or SHARE,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "disable_cascade_attn": True,  # it runs without graphs, and rounds otherwise than the rest
+        "enable_flashinfer_autotune": False,  # nothing that it tunes is used by these models
+        "disable_log_stats": True,
+        "worker_cls": "agentrig_vllm.worker.Worker",
+        "compilation_config": compilation,
+    }
+    if plan.context:
+        found["max_model_len"] = plan.context
+    if plan.sleeps:
+        found["enable_sleep_mode"] = True
+    if config.kv_cache_mb:
+        found["kv_cache_memory_bytes"] = config.kv_cache_mb << 20
+    return found | config.vllm
+
+
+def graph_sizes(most: int) -> list[int]:
+    """Return the batch sizes up to a number, itself among them."""
+    return [*(size for size in GRAPH_SIZES if size < most), min(most, GRAPH_SIZES[-1])]
+
+
+def command_line(arguments: Mapping[str, Any]) -> list[str]:
+    """Return engine arguments as vLLM's own parser reads them."""
+    words: list[str] = []
+    for name, value in arguments.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, Mapping):
+            words += [f"--{option}", json.dumps(dict(value))]
+        elif isinstance(value, list | tuple):
+            words += [f"--{option}", *(str(each) for each in value)]
+        else:
+            words += [f"--{option}", str(value)]
+    return words

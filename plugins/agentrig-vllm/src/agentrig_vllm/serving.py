@@ -1,0 +1,197 @@
+"""vLLM's process: its engine and its OpenAI server, on the orders of the run that started it.
+
+    python -m agentrig_vllm.serving DESCRIPTOR
+
+Orders come over the channel (`agentrig_vllm.channel`), so that the HTTP server has no door to them. When the run's end
+of the channel closes, the run is gone, and this process ends with vLLM's engine, which is a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+from agentrig_vllm.channel import Channel
+from agentrig_vllm.door import Door
+
+WATCH_S = 0.2
+"""Seconds between two looks whether the engine lives."""
+
+NO_WEIGHTS = "the server has slept and has no weights yet: its run sends them before it asks"
+TAKING = "the server takes new weights"
+ASLEEP = "the server sleeps: its run uses the GPU for learning"
+
+
+class Orders:
+    """Carries out the run's orders, one at a time.
+
+    Args:
+        engine: vLLM's engine.
+        door: Of the HTTP server.
+        state: The HTTP application's state, which has vLLM's objects that answer.
+    """
+
+    def __init__(self, engine: Any, door: Door, state: Any) -> None:
+        self._engine, self._door, self._state = engine, door, state
+        self._asleep = False
+
+    async def carry_out(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Carry out an order and return the answer; what goes wrong is part of it."""
+        does: dict[str, Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]] = {
+            "begin": self._begin,
+            "load": self._load,
+            "end": self._end,
+            "held": self._held,
+            "sleep": self._sleep,
+            "wake": self._wake,
+            "check": self._check,
+        }
+        try:
+            return await does[order["order"]](order)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    async def _begin(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Let running requests end, forget keys and values of the old weights, and get ready for new ones."""
+        if self._asleep:
+            raise RuntimeError("the server sleeps: wake it first")
+        await self._engine.pause_generation(mode="wait", clear_cache=True)
+        self._door.closed = TAKING
+        await self._engine.collective_rpc("agentrig_begin")
+        return {}
+
+    async def _load(self, order: dict[str, Any]) -> dict[str, Any]:
+        await self._engine.collective_rpc("agentrig_load", args=(order["message"], order["device"]))
+        return {}
+
+    async def _end(self, order: dict[str, Any]) -> dict[str, Any]:
+        missing = (await self._engine.collective_rpc("agentrig_missing"))[0]
+        if missing:
+            raise RuntimeError(f"the new weights lack {len(missing)} tensors of the model: {', '.join(missing[:4])}")
+        if not await self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM did not empty its prefix cache")
+        for answering in (self._state.openai_serving_chat, self._state.openai_serving_completion):
+            answering.system_fingerprint = f"v{order['version']}"
+        self._door.closed = ""
+        await self._engine.resume_generation()
+        return {}
+
+    async def _held(self, order: dict[str, Any]) -> dict[str, Any]:
+        return {"digests": (await self._engine.collective_rpc("agentrig_held", args=(order["shapes"],)))[0]}
+
+    async def _sleep(self, order: dict[str, Any]) -> dict[str, Any]:
+        self._door.closed, self._asleep = ASLEEP, True
+        await self._engine.sleep(level=2, mode="wait")  # the weights go too: new ones come before it answers again
+        return {}
+
+    async def _wake(self, order: dict[str, Any]) -> dict[str, Any]:
+        await self._engine.wake_up()
+        self._door.closed, self._asleep = NO_WEIGHTS, False
+        return {}
+
+    async def _check(self, order: dict[str, Any]) -> dict[str, Any]:
+        await self._engine.check_health()
+        return {}
+
+
+async def serve(channel: Channel, order: dict[str, Any], begun: float) -> None:
+    """Start the engine and the HTTP server, and carry out orders until the run is gone.
+
+    Args:
+        channel: To the run.
+        order: The first one: vLLM's command line, the key, and the address.
+        begun: When this process began, of `time.perf_counter`.
+    """
+    loop = asyncio.get_running_loop()
+    orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    threading.Thread(target=_listen, args=(channel, orders, loop), daemon=True).start()  # the run may end meanwhile
+
+    import uvicorn
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.openai.api_server import build_app, init_app_state
+    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    imported = time.perf_counter()
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(order["command_line"])
+    validate_parsed_serve_args(arguments)
+    config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    configured = time.perf_counter()
+    engine = AsyncLLM.from_vllm_config(
+        config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=arguments.disable_log_stats
+    )
+    loaded = time.perf_counter()
+    tasks = await engine.get_supported_tasks()
+    app = build_app(arguments, tasks, engine.model_config)
+    await init_app_state(engine, app.state, arguments, tasks)
+    door = Door(app, order["key"])
+    listening = socket.create_server((order["host"], order["port"]), backlog=2048)
+    settings = uvicorn.Config(door, log_level="warning", access_log=False, timeout_keep_alive=60, lifespan="on")
+    server = uvicorn.Server(settings)
+    answering = loop.create_task(server.serve(sockets=[listening]))
+    while not server.started:
+        if answering.done():
+            answering.result()
+            raise RuntimeError("the HTTP server ended while it started")
+        await asyncio.sleep(0.01)
+    parts = {"import": imported - begun, "configure": configured - imported, "engine": loaded - configured}
+    parts["http"] = time.perf_counter() - loaded
+    channel.send({"port": listening.getsockname()[1], "context": engine.model_config.max_model_len, "parts": parts})
+    at_work = Orders(engine, door, app.state)
+    while not engine.errored and not answering.done():
+        try:
+            order = await asyncio.wait_for(orders.get(), WATCH_S)
+        except TimeoutError:
+            continue
+        channel.send(await at_work.carry_out(order))
+    print("vLLM's engine has died" if engine.errored else "the HTTP server has ended", file=sys.stderr)
+    end(1)
+
+
+def _listen(channel: Channel, orders: asyncio.Queue[dict[str, Any]], loop: asyncio.AbstractEventLoop) -> None:
+    """Pass the run's orders on; end all of this process when the run is gone."""
+    while True:
+        try:
+            order = channel.receive()
+        except (EOFError, OSError):
+            end(0)
+        assert order is not None
+        loop.call_soon_threadsafe(orders.put_nowait, order)
+
+
+def end(status: int) -> NoReturn:
+    """End this process at once, and with it vLLM's engine (`agentrig_vllm.orphans`)."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def main() -> None:
+    """Take the first order and serve."""
+    begun = time.perf_counter()
+    channel = Channel.inherited(int(sys.argv[1]))
+    order = channel.receive()
+    assert order is not None
+    # A terminal's Ctrl-C does not come here; what else asks to end ends all at once: there is nothing to save.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        asyncio.run(serve(channel, order, begun))
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        end(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""vLLM's worker, which also takes the learner's weights and says what it computes with. Runs in vLLM's process."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch  # noqa: TID253  (vLLM's process only)
+from vllm.v1.worker.gpu_worker import Worker as GpuWorker  # noqa: TID253  (vLLM's process only)
+
+from agentrig.delivery.digests import held
+from agentrig_vllm.orphans import die_with_parent
+from agentrig_vllm.transfer import opened, view_of
+
+BESIDE = 1 << 30
+"""Bytes of the GPU that are neither torch's nor the cache's: CUDA itself, its libraries, recorded graphs."""
+
+
+class Worker(GpuWorker):
+    """Methods with `agentrig` in their names are called by `agentrig_vllm.serving`, with and returning text."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        die_with_parent()
+        super().__init__(*given, **more)
+        self._buffer: torch.Tensor | None = None
+        self._loaded: set[str] = set()
+        self._known = True
+
+    @torch.inference_mode()
+    def determine_available_memory(self) -> int:
+        """Return the bytes for keys and values: what the server's share leaves, by what this process itself took.
+
+        vLLM measures the whole GPU, where the learner takes memory at the same time.
+        """
+        if self.cache_config.kv_cache_memory_bytes:
+            return int(super().determine_available_memory())
+        torch.cuda.reset_peak_memory_stats()
+        self.model_runner.profile_run()
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.empty_cache()
+        return int(self.requested_memory - peak - BESIDE)
+
+    def agentrig_begin(self) -> None:
+        """Start to take weights: nothing of them is there yet."""
+        self._loaded, self._known = set(), True
+
+    def agentrig_load(self, message: str, device: int) -> None:
+        """Copy the tensors of one message of `agentrig_vllm.transfer.Sender` into the model."""
+        found = json.loads(message)
+        if "buffer" in found:
+            self._buffer = opened(found["buffer"], device)
+        assert self._buffer is not None
+        tensors = [(entry["name"], view_of(self._buffer, entry)) for entry in found["tensors"]]
+        with torch.no_grad():
+            loaded = self.get_model().load_weights(iter(tensors))
+        self._known = self._known and loaded is not None
+        self._loaded |= loaded or set()
+        torch.cuda.synchronize()  # the learner fills the buffer again
+
+    def agentrig_missing(self) -> list[str]:
+        """Return the tensors that no message since `agentrig_begin` had; none where the model's class does not say."""
+        if not self._known:
+            return []
+        return sorted({name for name, _ in self.get_model().named_parameters()} - self._loaded)
+
+    def agentrig_held(self, shapes: str) -> str:
+        """Return name to digest of the learner's tensors as they are held here, as JSON."""
+        return json.dumps(held(dict(self.get_model().named_parameters()), json.loads(shapes)))

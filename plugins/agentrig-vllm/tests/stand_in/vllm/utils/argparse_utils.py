@@ -1,0 +1,5 @@
+"""vLLM's parser."""
+
+from argparse import ArgumentParser as FlexibleArgumentParser
+
+__all__ = ["FlexibleArgumentParser"]

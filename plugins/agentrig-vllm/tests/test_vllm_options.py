@@ -1,0 +1,135 @@
+"""vLLM's engine arguments: which there are, which are a run's to set, and how a plan becomes a command line."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+from agentrig_vllm import options, schema
+from agentrig_vllm.config import VllmConfig
+
+from agentrig.errors import ConfigError
+from agentrig.hardware.cpu import Cpu
+from agentrig.servers import ServerPlan
+from agentrig.settings import structure
+
+STAND_IN = Path(__file__).parent / "stand_in"
+
+
+def plan(**more) -> ServerPlan:
+    return ServerPlan(model=Path("/models/m"), name="policy", hardware=Cpu(), **more)
+
+
+def words_of(config: VllmConfig, **more) -> list[str]:
+    return options.command_line(options.arguments_of(plan(**more), config))
+
+
+def test_every_argument_that_agentrig_gives_or_refuses_is_one_of_vllm():
+    _, names = schema.known()
+    whole = VllmConfig(kv_cache_mb=64)
+    given = options.arguments_of(plan(context=64, sleeps=True, share=0.5), whole)
+    assert given.keys() <= names
+    assert set(schema.OWN) <= names
+    assert {"model", "max_model_len", "enable_sleep_mode", "kv_cache_memory_bytes"} <= given.keys()
+    free = {name for name in given if name not in schema.OWN}
+    assert free == {"disable_cascade_attn", "enable_flashinfer_autotune", "disable_log_stats"}
+
+
+@pytest.mark.skipif("vllm" not in {d.name for d in importlib.metadata.distributions()}, reason="vLLM is not installed")
+def test_the_recorded_arguments_are_those_of_the_installed_vllm():
+    version, *names = schema.RECORDED.read_text("utf-8").split()
+    found, there = schema.known()
+    assert found.startswith(version), "record the arguments of this version, and look at serving.py and worker.py"
+    assert set(names) == there
+
+
+def test_arguments_are_read_from_the_source_without_an_import(tmp_path, monkeypatch):
+    source = tmp_path / "vllm" / "engine" / "arg_utils.py"
+    source.parent.mkdir(parents=True)
+    source.write_text(
+        "raise SystemExit\nclass EngineArgs:\n    one: int = 1\n    _two: int = 2\nclass Other:\n    x: int\n"
+    )
+    info = tmp_path / "vllm-0.24.7.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.7\n")
+    (info / "RECORD").write_text("vllm/engine/arg_utils.py,,\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    schema.known.cache_clear()
+    try:
+        assert schema.known() == ("0.24.7", frozenset({"one"}))
+    finally:
+        schema.known.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("max_num_batched_token", 'no engine argument max_num_batched_token. Did you mean "max_num_batched_tokens"?'),
+        ("max-num-batched-tokens", "no engine argument max-num-batched-tokens. Write max_num_batched_tokens"),
+        ("dtype", "dtype is agentrig's to set: set algorithm.dtype"),
+        ("enable_prefix_caching", "emptied with each version"),
+        ("tensor_parallel_size", "one process on one GPU"),
+    ],
+)
+def test_a_wrong_key_is_an_error_before_the_run_starts(key, says):
+    with pytest.raises(ConfigError) as caught:
+        structure(VllmConfig, {"vllm": {key: 1}}, owner="vllm", section="server")
+    assert says in str(caught.value)
+
+
+def test_a_plan_becomes_a_command_line_that_the_parser_reads_back(monkeypatch):
+    monkeypatch.syspath_prepend(STAND_IN)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    from vllm.entrypoints.openai.cli_args import make_arg_parser
+
+    config = VllmConfig(max_num_seqs=20, kv_cache_mb=3, vllm={"max_num_batched_tokens": 4096})
+    words = words_of(config, context=512, seed=5, dtype="bfloat16", sleeps=True, share=0.3)
+    found = vars(make_arg_parser(ArgumentParser()).parse_args(words))
+    assert found["model"] == "/models/m"
+    assert found["served_model_name"] == ["policy"]
+    assert (found["max_model_len"], found["seed"], found["dtype"]) == (512, 5, "bfloat16")
+    assert (found["gpu_memory_utilization"], found["kv_cache_memory_bytes"]) == (0.3, 3 << 20)
+    assert (found["enable_prefix_caching"], found["enable_flashinfer_autotune"]) == (True, False)
+    assert (found["enable_sleep_mode"], found["disable_log_stats"], found["max_num_batched_tokens"]) == (
+        True,
+        True,
+        4096,
+    )
+    assert found["compilation_config"] == {
+        "mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 20],
+    }  # fmt: skip
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_what_the_settings_say_goes_before_what_the_algorithm_asks():
+    def share(config: VllmConfig, asked: float | None) -> float:
+        return options.arguments_of(plan(share=asked), config)["gpu_memory_utilization"]
+
+    assert share(VllmConfig(), None) == options.SHARE
+    assert share(VllmConfig(), 0.2) == 0.2
+    assert share(VllmConfig(gpu_memory_utilization=0.7), 0.2) == 0.7
+    assert "--max-model-len" not in words_of(VllmConfig())
+    assert "--enable-sleep-mode" not in words_of(VllmConfig())
+    graphs = {
+        (True, False): {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+        (True, True): {"mode": 3, "cudagraph_mode": "FULL_AND_PIECEWISE"},
+        (False, False): {"mode": 0, "cudagraph_mode": "NONE"},
+    }
+    for (recorded, compiled), expected in graphs.items():
+        found = options.arguments_of(plan(), VllmConfig(cuda_graphs=recorded, compile=compiled))["compilation_config"]
+        assert {key: found[key] for key in expected} == expected
+
+
+def test_graphs_are_recorded_for_every_number_of_requests_up_to_the_most():
+    for most in (1, 3, 64, 128, 256, 300, 512):
+        sizes = options.graph_sizes(most)
+        assert sizes[-1] == most
+        assert sizes == sorted(set(sizes))
+        padded = [next(size for size in sizes if size >= n) - n for n in range(1, most + 1)]
+        assert max(padded) < 32
+    assert options.graph_sizes(4096)[-1] == 512

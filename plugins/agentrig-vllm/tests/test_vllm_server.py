@@ -1,0 +1,225 @@
+"""The server's two processes and what they say to each other, with a stand-in for vLLM itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from agentrig.delivery.digests import digests
+from agentrig.processes.servers import ServerError
+
+
+def weights(model):
+    state = dict(model.state_dict())
+    del state["lm_head.weight"]  # tied
+    return state
+
+
+def ask(server, path="/v1/completions", *, key=None):
+    endpoint = server.endpoints[0]
+    headers = {"Authorization": f"Bearer {endpoint.api_key if key is None else key}"}
+    return httpx.post(endpoint.base_url.removesuffix("/v1") + path, headers=headers, json={}, timeout=30)
+
+
+def family(server):
+    return [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+
+
+def gone(processes, timeout=10):
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def check_for(server, seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        server.check()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("chunk_mb", [1, 512])
+def test_new_weights_arrive_bit_by_bit_and_their_version_is_in_the_answers(server, model, chunk_mb, monkeypatch):
+    from agentrig_vllm import transfer
+
+    state = weights(model)
+    with server(chunk_mb=chunk_mb) as made:
+        assert made.held() is None
+        if chunk_mb == 1:
+            made._sender = transfer.Sender(torch.bfloat16, 1024)  # several messages, and tensors larger than the buffer
+        for version in (3, 4):
+            changed = {name: tensor * (version + 0.1) for name, tensor in state.items()}
+            made.take(iter(changed.items()), version)
+            assert made.held() == [digests(changed.items(), torch.bfloat16)]
+            body = ask(made).json()
+            assert (body["model"], body["system_fingerprint"]) == ("policy", f"v{version}")
+        messages = body["calls"].count("agentrig_load")
+        assert messages > 10 if chunk_mb == 1 else messages == 2
+        order = [call for call in body["calls"] if call not in ("agentrig_load", "agentrig_held")]
+        once = ["pause wait True", "agentrig_begin", "agentrig_missing", "reset_prefix_cache", "resume"]
+        assert order == once * 2
+        assert (made.context, made.dtype) == (48, "bfloat16")
+
+
+def test_wrong_weights_are_refused_and_nothing_is_answered_with_half_of_them(server, model):
+    state = weights(model)
+    with server() as made:
+        made.take(state.items(), 1)
+        name = "model.layers.1.self_attn.q_proj.weight"
+        with pytest.raises(ServerError, match=f"not finite: {name}"):
+            made.take({**state, name: state[name] * float("nan")}.items(), 2)
+        refused = ask(made)
+        assert (refused.status_code, refused.json()["error"]["message"]) == (503, "the server takes new weights")
+        with pytest.raises(ServerError, match=r"lack 1 tensors of the model: model\.norm\.weight"):
+            made.take({k: v for k, v in state.items() if k != "model.norm.weight"}.items(), 2)
+        with pytest.raises(ServerError, match=r"could not take the weights of version 2: .*(size|shape)"):
+            made.take({**state, "model.norm.weight": torch.ones(3)}.items(), 2)
+        assert ask(made).status_code == 503
+        made.take(state.items(), 5)
+        assert ask(made).json()["system_fingerprint"] == "v5"
+
+
+def test_asleep_it_refuses_and_awake_it_waits_for_weights(server, model):
+    with server() as made:
+        made.take(weights(model).items(), 1)
+        made.sleep()
+        assert "sleeps" in ask(made).json()["error"]["message"]
+        with pytest.raises(ServerError, match="wake it first"):
+            made.take(weights(model).items(), 2)
+        made.wake()
+        refused = ask(made)
+        assert (refused.status_code, "no weights" in refused.text) == (503, True)
+        made.take(weights(model).items(), 2)
+        answer = ask(made)
+        assert answer.status_code == 200
+        assert [call for call in answer.json()["calls"] if "sleep" in call or "wake" in call] == [
+            "sleep 2 wait",
+            "wake_up",
+        ]
+
+
+def test_only_the_run_itself_is_answered(server):
+    with server() as made:
+        for path in ("/v1/completions", "/tokenize", "/sleep", "/collective_rpc"):
+            assert httpx.post(made.endpoints[0].base_url.removesuffix("/v1") + path).status_code == 401
+            assert ask(made, path, key="guessed").status_code == 401
+        assert ask(made, "/tokenize").status_code == 200
+        assert httpx.get(made.endpoints[0].base_url.removesuffix("/v1") + "/health").status_code == 200
+        command = " ".join(psutil.Process(made.pid).cmdline())
+        assert made.endpoints[0].api_key not in command
+        assert made.endpoints[0].base_url.startswith("http://127.0.0.1:")
+
+
+def test_address_and_buffer_are_those_of_the_settings(server, model):
+    with socket.create_server(("127.0.0.2", 0)) as probe:
+        port = probe.getsockname()[1]
+    with server(host="127.0.0.2", port=port, chunk_mb=2) as made:
+        made.take(weights(model).items(), 1)
+        assert made.endpoints[0].base_url == f"http://127.0.0.2:{port}/v1"
+        assert ask(made).status_code == 200
+        assert made._sender._buffer.numel() == 2 << 20
+
+
+def test_it_starts_while_the_run_does_something_else(server):
+    with server() as made:
+        assert made._ready is None
+        assert psutil.pid_exists(made.pid)
+        assert made.endpoints[0].token_ids
+        assert set(made.parts) == {"import", "configure", "engine", "http"}
+        made.check()
+
+
+@pytest.mark.parametrize("fails", ["configure", "load"])
+def test_one_that_cannot_start_says_why(server, monkeypatch, fails):
+    monkeypatch.setenv("STAND_IN_FAILS", fails)
+    with server() as made:
+        processes = family(made)
+        why = "max_model_len is larger" if fails == "configure" else "CUDA out of memory"
+        with pytest.raises(ServerError, match=rf"has died, asked to start \(exit status 1\): \w+Error: {why}"):
+            _ = made.endpoints
+        assert gone(processes)
+
+
+def test_one_that_takes_too_long_is_ended_with_what_it_started(server, monkeypatch):
+    monkeypatch.setenv("STAND_IN_FAILS", "hang")
+    with server(start_s=8.0) as made:
+        while len(family(made)) < 2:
+            time.sleep(0.05)
+        processes = family(made)
+        with pytest.raises(ServerError, match="did not start within"):
+            _ = made.context
+        assert gone(processes)
+
+
+def test_a_dead_engine_is_named_at_once(server, model):
+    with server() as made:
+        made.take(weights(model).items(), 1)
+        processes = family(made)
+        os.kill(processes[1].pid, signal.SIGKILL)
+        assert gone(processes[1:])
+        with pytest.raises(ServerError, match="the vLLM server"):
+            check_for(made, seconds=5)  # the kernel takes some milliseconds to end all threads of a process
+        with pytest.raises(ServerError, match=r"the vLLM server (has died|could not)"):
+            made.take(weights(model).items(), 2)
+        assert gone(processes)
+
+
+def test_a_killed_server_takes_its_engine_along(server, model):
+    with server() as made:
+        made.take(weights(model).items(), 1)
+        processes = family(made)
+        assert len(processes) == 2
+        os.kill(made.pid, signal.SIGKILL)
+        assert gone(processes), "the engine would keep the GPU's memory"
+        with pytest.raises(ServerError, match=r"has died.*\(exit status -9\)"):
+            made.check()
+
+
+def test_the_end_of_the_block_ends_all_of_it(server):
+    with server() as made:
+        _ = made.endpoints
+        processes = family(made)
+    assert gone(processes)
+
+
+RUN = """
+import sys, time
+from pathlib import Path
+from agentrig.hardware.cpu import Cpu
+from agentrig.servers import ServerPlan
+from agentrig_vllm.config import VllmConfig
+from agentrig_vllm.handle import VllmServer
+plan = ServerPlan(model=Path(sys.argv[1]), name="policy", hardware=Cpu(), log=Path(sys.argv[2]))
+with VllmServer(plan, VllmConfig()) as server:
+    if sys.argv[3] == "ready":
+        server.endpoints
+    print(server.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("when", ["starting", "ready"])
+def test_a_killed_run_leaves_no_server(stand_in, model, tmp_path: Path, when: str, monkeypatch):
+    command = [sys.executable, "-c", RUN, str(model.directory), str(tmp_path / "log"), when]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        pid = int(run.stdout.readline())
+        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        run.kill()
+    assert gone(processes, timeout=30)

@@ -1,0 +1,99 @@
+"""The buffer that new weights go through."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from agentrig_vllm import transfer
+from agentrig_vllm.handle import cause_in, devices
+
+from agentrig.errors import ConfigError
+from agentrig.processes.servers import ServerError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def announced(monkeypatch):
+    """Return the sizes of the buffers that were shared, in a list that grows."""
+    found: list[int] = []
+    monkeypatch.setattr(transfer, "shared", lambda buffer: found.append(buffer.numel()) or {"size": buffer.numel()})
+    return found
+
+
+def received(sender: transfer.Sender, weights) -> tuple[dict[str, torch.Tensor], list[int]]:
+    """Read each message when it comes, as the server does: the next one overwrites the buffer."""
+    found, sizes = {}, []
+    for message in sender.messages(weights, CPU):
+        sizes.append(len(message["tensors"]))
+        for entry in message["tensors"]:
+            found[entry["name"]] = transfer.view_of(sender._buffer, entry).clone()
+    return found, sizes
+
+
+def test_tensors_arrive_rounded_whatever_their_sizes(announced):
+    torch.manual_seed(0)
+    weights = {f"t{i}": torch.randn(3 + i, 7) for i in range(9)}
+    weights |= {"big": torch.randn(50, 50), "scalar": torch.tensor(3.0), "numbers": torch.arange(5)}
+    weights["turned"] = torch.randn(6, 4).T
+    sender = transfer.Sender(torch.bfloat16, 2048)
+    found, sizes = received(sender, weights.items())
+    assert list(found) == list(weights)
+    for name, tensor in weights.items():
+        expected = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+        assert found[name].dtype == expected.dtype
+        assert torch.equal(found[name], expected), name
+    assert max(sizes) > 1
+    assert sender.shapes == {name: list(tensor.shape) for name, tensor in weights.items()}
+    assert announced == [2048, 5120], "a larger tensor makes the buffer larger; nothing else shares it again"
+    received(sender, weights.items())
+    assert len(announced) == 2
+
+
+def test_a_message_is_no_larger_than_the_buffer(announced):
+    sender = transfer.Sender(torch.float32, 1 << 12)
+    for message in sender.messages(((f"t{i}", torch.ones(100)) for i in range(100)), CPU):
+        ends = [entry["offset"] + 400 for entry in message["tensors"]]
+        assert max(ends) <= 1 << 12
+        assert all(entry["offset"] % transfer.ALIGNED == 0 for entry in message["tensors"])
+    assert announced == [1 << 12]
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1e39])
+def test_numbers_that_are_not_finite_are_not_sent(announced, wrong):
+    weights = {"fine": torch.ones(4), "wrong": torch.ones(4, dtype=torch.float64) * wrong}
+    with pytest.raises(ServerError, match="not finite: wrong"):
+        list(transfer.Sender(torch.bfloat16, 4096).messages(weights.items(), CPU))
+
+
+@pytest.mark.parametrize(
+    ("visible", "own", "other", "expected"),
+    [
+        (None, 0, -1, "0"),
+        (None, 0, 0, "0"),
+        (None, 0, 3, "3,0"),
+        ("4,5", 0, -1, "4"),
+        ("4, 5", 0, 1, "5,4"),
+        ("GPU-aa,GPU-bb", 1, 0, "GPU-aa,GPU-bb"),
+    ],
+)
+def test_the_server_sees_its_gpu_first_and_the_learners_too(visible, own, other, expected):
+    assert devices(visible, own=own, other=other) == expected
+
+
+def test_a_gpu_that_is_not_there_is_an_error():
+    with pytest.raises(ConfigError, match=r"\[server\] device = 2: the run sees 2 GPUs"):
+        devices("0,1", own=0, other=2)
+
+
+def test_the_cause_of_a_failed_start_is_found_above_vllms_hint():
+    log = (
+        "(EngineCore pid=9) ERROR 11-22 10:00:00 [core.py:1135] ValueError: Free memory on device cuda:0 is less\n"
+        "(APIServer pid=8) Traceback (most recent call last):\n"
+        "(APIServer pid=8) RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    assert cause_in(log) == ": ValueError: Free memory on device cuda:0 is less"
+    assert cause_in("INFO all is well\n") == ""

@@ -1,0 +1,66 @@
+"""The keys of the server `vllm`: looked at in what vLLM's command line and process are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrig_vllm.handle import VllmServer
+from agentrig_vllm.options import arguments_of
+
+from agentrig.servers import ServerPlan
+from effects import Elsewhere, Flip, Settings, config_of
+from effects.tasks import build
+
+TESTS = "plugins/agentrig-vllm/tests/test_vllm_server.py"
+
+
+def _plan() -> ServerPlan:
+    return ServerPlan(model=Path("/models/m"), name="policy", hardware=build("hardware.cuda", {}))
+
+
+def arguments(settings: Settings) -> Mapping[str, Any]:
+    """Return vLLM's engine arguments."""
+    return arguments_of(_plan(), config_of("server.vllm", settings))
+
+
+def largest_graph(settings: Settings) -> int:
+    """Return the largest batch that a CUDA graph is recorded for."""
+    return int(arguments(settings)["compilation_config"]["cudagraph_capture_sizes"][-1])
+
+
+def visible(settings: Settings) -> str:
+    """Return the GPUs that vLLM's process sees, the server's first."""
+    return VllmServer(_plan(), config_of("server.vllm", settings))._environment()["CUDA_VISIBLE_DEVICES"]
+
+
+TABLE: Mapping[str, Flip | Elsewhere] = {
+    "gpu_memory_utilization": Flip(
+        a=0.2, b=0.6, look=lambda s: arguments(s)["gpu_memory_utilization"], shows=lambda a, b: (a, b) == (0.2, 0.6)
+    ),
+    "kv_cache_mb": Flip(
+        a=0, b=64, look=lambda s: arguments(s).get("kv_cache_memory_bytes"),
+        shows=lambda a, b: (a, b) == (None, 64 << 20),
+    ),
+    "max_num_seqs": Flip(
+        a=8, b=64, look=lambda s: (arguments(s)["max_num_seqs"], largest_graph(s)),
+        shows=lambda a, b: (a, b) == ((8, 8), (64, 64)),
+    ),
+    "cuda_graphs": Flip(
+        a=True, b=False, look=lambda s: arguments(s)["compilation_config"]["cudagraph_mode"],
+        shows=lambda a, b: (a, b) == ("FULL_DECODE_ONLY", "NONE"),
+    ),
+    "compile": Flip(
+        a=False, b=True, look=lambda s: arguments(s)["compilation_config"]["mode"], shows=lambda a, b: (a, b) == (0, 3)
+    ),
+    "vllm": Flip(
+        a={}, b={"block_size": 32}, look=lambda s: arguments(s).get("block_size"),
+        shows=lambda a, b: (a, b) == (None, 32),
+    ),
+    "device": Flip(a=-1, b=1, look=visible, shows=lambda a, b: (a, b) == ("0", "1,0")),
+    "chunk_mb": Elsewhere(f"{TESTS}::test_address_and_buffer_are_those_of_the_settings", "it needs vLLM's process"),
+    "host": Elsewhere(f"{TESTS}::test_address_and_buffer_are_those_of_the_settings", "it needs vLLM's process"),
+    "port": Elsewhere(f"{TESTS}::test_address_and_buffer_are_those_of_the_settings", "it needs vLLM's process"),
+    "start_s": Elsewhere(f"{TESTS}::test_one_that_takes_too_long_is_ended_with_what_it_started", "it needs a process"),
+}  # fmt: skip
