@@ -69,7 +69,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "planted" / "sitecustomize.py").write_text(code, "utf-8")
         monkeypatch.setenv("PYTHONPATH", str(folder / "planted"))
         return
-    for owner, name in ((LLMServer, "swap"), (checkpoint, "weights"), (transfer, "pack")):
+    for owner, name in ((LLMServer, "swap"), (checkpoint, "weights"), (transfer.Sender, "pack")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back after the test
     space: dict[str, Any] = {"evolve": evolve}
     exec(code, space)

@@ -148,8 +148,8 @@ LlamaDecoder.load = lambda self, state: None
         code="""
 from agentrig_grpo.server import transfer
 import torch
-real = transfer.pack
-transfer.pack = lambda weights, dtype: real({n: t.to(torch.bfloat16).float() for n, t in weights.items()}, dtype)
+real = transfer.Sender.pack
+transfer.Sender.pack = lambda self, found: real(self, {n: t.to(torch.bfloat16).float() for n, t in found.items()})
 """,
         names=r"\d+ of \d+ tensors differ",
     ),

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
+import psutil
 import pytest
 import torch
+from agentrig_grpo import checkpoint
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.server.decoder import LlamaDecoder
 from agentrig_grpo.server.engine import Engine, Request
+from agentrig_grpo.server.handle import LLMServer, ServerSettings
+
+from agentrig.delivery.asking import Client
+from agentrig.delivery.digests import digests
+from agentrig.endpoints import Endpoint
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,3 +63,36 @@ def test_what_is_sampled_in_bf16_has_a_ratio_near_one_in_the_learner(make_model)
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=0.02)
     assert metrics["ratio_max"] < 1.2
     assert metrics["weight_change"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_reach_the_server_within_the_device(make_model, model_dir, dtype):
+    """They are in the device's memory, which both processes have open; every tensor arrives bit by bit, each time."""
+    model = make_model(seed=1).to("cuda")
+    named = set(os.listdir("/dev/shm"))
+    settings = ServerSettings(model=str(model_dir), name="tiny", device="cuda", dtype=dtype, slots=4, max_length=96)
+    with LLMServer(settings) as server:
+        endpoint = Endpoint(base_url=server.base_url, model="tiny", api_key=server.api_key)
+        for version in (1, 2, 3):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.01)
+            server.swap(checkpoint.weights(model), version)
+            assert server._sender._memory is not None, "no copy went through the host"
+            answer = Client().score(endpoint, [5, 6, 7])
+            ours = digests(checkpoint.weights(model).items(), getattr(torch, dtype))
+            assert answer.version == version
+            assert answer.digests
+            assert all(ours[name] == value for name, value in answer.digests.items())
+    assert set(os.listdir("/dev/shm")) <= named
+
+
+def test_device_memory_is_free_again_after_a_kill(make_model, model_dir):
+    model = make_model(seed=1).to("cuda")
+    settings = ServerSettings(model=str(model_dir), name="tiny", device="cuda", slots=4, max_length=96)
+    with LLMServer(settings) as server:
+        server.swap(checkpoint.weights(model), 1)
+        used = torch.cuda.mem_get_info()[0]
+        os.kill(server.pid, signal.SIGKILL)
+        psutil.wait_procs([psutil.Process(server.pid)], timeout=20)
+    assert torch.cuda.mem_get_info()[0] > used

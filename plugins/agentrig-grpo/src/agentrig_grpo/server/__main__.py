@@ -135,8 +135,9 @@ async def _serve(api: Any, listener: socket.socket, channel: Channel, host: str,
 
 def _take_weights(channel: Channel, api: Any, loop: asyncio.AbstractEventLoop) -> None:
     """Take new weights from the run for ever; ends the process when the run closes the line."""
-    from agentrig_grpo.server import transfer
+    from agentrig_grpo.server.transfer import Receiver
 
+    receiver = Receiver(str(api.engine.decoder.device))
     while True:
         try:
             message, descriptor = channel.receive()
@@ -150,10 +151,9 @@ def _take_weights(channel: Channel, api: Any, loop: asyncio.AbstractEventLoop) -
         answer = {"version": message["version"]}
         weights: dict[str, Any] | None = None
         try:
-            if descriptor is None:
-                raise ValueError("no weights came with the message")
-            weights = transfer.unpack(descriptor, message["tensors"])
+            weights = receiver.unpack(message, descriptor)
             asyncio.run_coroutine_threadsafe(api.take_weights(weights, message["version"]), loop).result()
+            _finish(str(api.engine.decoder.device))  # then the run may overwrite them
         except Exception as error:
             log.exception("new weights are refused")
             answer["error"] = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
@@ -161,6 +161,14 @@ def _take_weights(channel: Channel, api: Any, loop: asyncio.AbstractEventLoop) -
         if "error" in answer:
             gc.collect()  # the error's traceback and its futures hold one another, and with them the refused weights
         channel.send(answer)
+
+
+def _finish(device: str) -> None:
+    """Wait until a CUDA device has done what it was told."""
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
 
 
 def _empty_cache(device: str) -> None:

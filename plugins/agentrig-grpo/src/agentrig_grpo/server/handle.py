@@ -21,6 +21,8 @@ from agentrig_grpo.server.channel import Channel
 if TYPE_CHECKING:
     import torch
 
+    from agentrig_grpo.server.transfer import Sender
+
 ANY_HOST = ("", "0.0.0.0")
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """With this, glibc keeps the memory of a decode step's tensors for the next step.
@@ -94,6 +96,7 @@ class LLMServer:
         self._log_path = log
         self._process: ServerProcess | None = None
         self._channel: Channel | None = None
+        self._sender: Sender | None = None
         self.api_key = secrets.token_urlsafe(32)
         self.port = self.max_length = 0
 
@@ -168,7 +171,8 @@ class LLMServer:
     def swap(self, weights: Mapping[str, torch.Tensor], version: int, *, timeout_s: float = 600.0) -> None:
         """Give the server new weights; returns when it samples with them.
 
-        They are sent in unnamed shared memory, over a channel that only these two processes have.
+        They are sent in unnamed shared memory, or on a CUDA device in memory of it, over a channel that only these two
+        processes have.
 
         Args:
             weights: Names, as in the model's own files, to tensors on any device.
@@ -181,18 +185,21 @@ class LLMServer:
         """
         import torch
 
-        from agentrig_grpo.server import transfer
+        from agentrig_grpo.server.transfer import Sender
 
         self.check()
+        if self._sender is None:
+            self._sender = Sender(getattr(torch, self.settings.dtype), self.settings.device)
         try:
-            descriptor, tensors = transfer.pack(weights, getattr(torch, self.settings.dtype))
+            message, descriptor = self._sender.pack(weights)
         except OSError as error:
             raise ServerError(f"there is not enough memory to send the weights to the server: {error}") from None
-        message = {"version": version, "tensors": tensors}
         try:
+            message["version"] = version
             answer = self._ask(message, timeout_s, "take its new weights", descriptor=descriptor)
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
         if "error" in answer:
             raise ServerError(f"the LLM server refuses its new weights (version {version}): {answer['error']}")
 
@@ -232,3 +239,6 @@ class LLMServer:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None

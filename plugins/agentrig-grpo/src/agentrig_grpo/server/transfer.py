@@ -1,4 +1,9 @@
-"""Transfer of new weights to the server through unnamed shared memory."""
+"""Transfer of new weights to the server: through memory that both processes share, filled again for each version.
+
+On the CPU it is unnamed shared memory, on a CUDA device memory of that device: then no copy goes through the host. The
+server copies them into its own tensors, which lie in another order (joined matrices). Nothing has a name, so nothing is
+left behind when a process is killed.
+"""
 
 from __future__ import annotations
 
@@ -6,61 +11,159 @@ import mmap
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: TID253  (imported with the weights only)
+
+if TYPE_CHECKING:
+    from agentrig_grpo.server.device_memory import DeviceMemory
 
 ALIGNED = 64
 """Each tensor begins at a multiple of this, in bytes."""
 
 
-def pack(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> tuple[int, list[dict[str, Any]]]:
-    """Copy weights into unnamed memory. It is freed when its last descriptor is closed.
+class Sender:
+    """The run's side.
 
     Args:
-        weights: Names to tensors, on any device.
-        dtype: Of the copies of floating-point tensors.
-
-    Returns:
-        The descriptor, which the caller must close, and where each tensor lies.
-
-    Raises:
-        OSError: There is not enough memory.
+        dtype: Of the floating-point tensors that arrive.
+        device: The server's device, as torch names it.
     """
-    entries, end = [], 0
-    for name, tensor in weights.items():
-        kind = dtype if tensor.is_floating_point() else tensor.dtype
-        entry = {"name": name, "dtype": str(kind).removeprefix("torch."), "shape": list(tensor.shape), "offset": end}
-        entries.append(entry)
-        end += -(-tensor.numel() * kind.itemsize // ALIGNED) * ALIGNED
-    descriptor = _memory(max(end, 1))
-    try:
-        memory = mmap.mmap(descriptor, max(end, 1))
-        for entry, tensor in zip(entries, weights.values(), strict=True):
-            if tensor.numel():
-                _view(memory, entry).copy_(tensor.detach())
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor, entries
+
+    def __init__(self, dtype: torch.dtype, device: str) -> None:
+        self._dtype, self._device = dtype, device
+        self._bytes: torch.Tensor | None = None
+        self._memory: DeviceMemory | None = None
+
+    def pack(self, weights: Mapping[str, torch.Tensor]) -> tuple[dict[str, Any], int | None]:
+        """Copy weights into the shared memory; the server must have read the last ones.
+
+        Args:
+            weights: Names to tensors, on any device.
+
+        Returns:
+            What `Receiver.unpack` needs: a message of JSON values, and a descriptor, which the caller must close, if
+            the memory is new and on the CPU.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        entries, end = [], 0
+        for name, tensor in weights.items():
+            kind = self._dtype if tensor.is_floating_point() else tensor.dtype
+            text = str(kind).removeprefix("torch.")
+            entries.append({"name": name, "dtype": text, "shape": list(tensor.shape), "offset": end})
+            end += -(-tensor.numel() * kind.itemsize // ALIGNED) * ALIGNED
+        message: dict[str, Any] = {"tensors": entries}
+        descriptor = None
+        if self._bytes is None or self._bytes.numel() != max(end, 1):
+            self.close()
+            on_device = self._device.startswith("cuda") and any(t.is_cuda for t in weights.values())
+            descriptor = self._allocate(max(end, 1), message, weights if on_device else {})
+        assert self._bytes is not None
+        try:
+            with torch.no_grad():
+                for entry, tensor in zip(entries, weights.values(), strict=True):
+                    _view(self._bytes, entry).copy_(tensor.detach())
+            if self._bytes.is_cuda:
+                torch.cuda.synchronize(self._bytes.device)
+        except BaseException:
+            if descriptor is not None:
+                os.close(descriptor)
+            raise
+        return message, descriptor
+
+    def _allocate(self, size: int, message: dict[str, Any], on_device: Mapping[str, torch.Tensor]) -> int | None:
+        for tensor in on_device.values():
+            from agentrig_grpo.server.device_memory import DeviceMemory
+
+            self._memory = DeviceMemory.allocate(str(tensor.device), size)
+            self._bytes = self._memory.bytes
+            message["handle"], message["size"] = self._memory.handle, size
+            return None
+        descriptor = _memory(size)
+        try:
+            self._bytes = _mapped(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def close(self) -> None:
+        """Free the memory, as far as it is this process's."""
+        self._bytes = None
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+
+class Receiver:
+    """The server's side.
+
+    Args:
+        device: The server's device, as torch names it.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._bytes: torch.Tensor | None = None
+        self._memory: DeviceMemory | None = None
+
+    def unpack(self, message: Mapping[str, Any], descriptor: int | None) -> dict[str, torch.Tensor]:
+        """Return the tensors that `Sender.pack` wrote, without a copy: read them, and don't keep them.
+
+        Args:
+            message: From `Sender.pack`.
+            descriptor: What came with it, or None; it is closed.
+
+        Raises:
+            OSError: The memory cannot be opened.
+            ValueError: The message is the first, and brings none.
+        """
+        if descriptor is not None or "handle" in message:
+            self._bytes = None
+            if self._memory is not None:
+                self._memory.close()
+                self._memory = None
+        if descriptor is not None:
+            try:
+                self._bytes = _mapped(descriptor)
+            finally:
+                os.close(descriptor)
+        elif "handle" in message:
+            from agentrig_grpo.server.device_memory import DeviceMemory
+
+            self._memory = DeviceMemory.open(self._device, message["handle"], message["size"])
+            self._bytes = self._memory.bytes
+        if self._bytes is None:
+            raise ValueError("no weights came with the message")
+        return {entry["name"]: _view(self._bytes, entry) for entry in message["tensors"]}
+
+
+def pack(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> tuple[int, list[dict[str, Any]]]:
+    """Copy weights into unnamed memory of their own; return its descriptor, to be closed, and where each tensor is."""
+    message, descriptor = Sender(dtype, "cpu").pack(weights)
+    assert descriptor is not None
+    return descriptor, message["tensors"]
 
 
 def unpack(descriptor: int, entries: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
     """Return the tensors that `pack` wrote, without a copy; they keep the memory alive. Closes the descriptor."""
-    try:
-        # A private mapping: changes to these tensors do not reach the sender.
-        memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size, access=mmap.ACCESS_COPY)
-    finally:
-        os.close(descriptor)
-    return {entry["name"]: _view(memory, entry) for entry in entries}
+    return Receiver("cpu").unpack({"tensors": entries}, descriptor)
 
 
-def _view(memory: mmap.mmap, entry: Mapping[str, Any]) -> torch.Tensor:
-    dtype, shape = getattr(torch, entry["dtype"]), tuple(entry["shape"])
-    count = torch.Size(shape).numel()
-    if not count:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(memory, dtype=dtype, count=count, offset=entry["offset"]).view(shape)
+def _view(memory: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:
+    dtype, shape = getattr(torch, entry["dtype"]), torch.Size(entry["shape"])
+    size = shape.numel() * dtype.itemsize
+    return memory[entry["offset"] : entry["offset"] + size].view(dtype).view(shape)
+
+
+def _mapped(descriptor: int) -> torch.Tensor:
+    """Return what a descriptor holds, as bytes; child processes do not get it."""
+    memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+    if hasattr(mmap, "MADV_DONTFORK"):
+        memory.madvise(mmap.MADV_DONTFORK)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _memory(size: int) -> int:
