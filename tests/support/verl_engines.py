@@ -139,14 +139,16 @@ def batch_of(
     return data
 
 
-def update(engine: Any, data: Any, *, mode: str = "token-mean", entropy: float = 0.0) -> tuple[float, dict[str, Any]]:
-    """Return verl's loss with KL, and its gradients."""
+def update(
+    engine: Any, data: Any, *, mode: str = "token-mean", entropy: float = 0.0, kl: bool = True
+) -> tuple[float, dict[str, Any]]:
+    """Return verl's loss, and its gradients."""
     from verl.workers.config import FSDPActorConfig
     from verl.workers.utils.losses import ppo_loss
 
     config = FSDPActorConfig(
         strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, loss_agg_mode=mode, entropy_coeff=entropy,
-        use_kl_loss=True, kl_loss_coef=0.1,
+        use_kl_loss=kl, kl_loss_coef=0.1,
     )  # fmt: skip
     with engine.train_mode(zero_grad_on_exit=False):
         engine.optimizer_zero_grad()

@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,54 @@ def test_loss_and_gradients_are_those_of_verls_engine(engines: tuple[Any, Any], 
         update(forest, batch_of(rows, tokens=tokens, calculate_entropy=False), mode=mode),
         update(own, batch_of(rows, calculate_entropy=False), mode=mode),
     )
+
+
+def test_an_entropy_bonus_has_the_gradient_of_verls_engine(engines: tuple[Any, Any]) -> None:
+    own, forest = engines
+    rows = rows_like_a_step(5)
+    found, expected, without = (
+        update(engine, batch_of(rows, tokens=tokens), entropy=bonus)
+        for engine, tokens, bonus in ((forest, 60, 0.5), (own, 130, 0.5), (own, 130, 0.0))
+    )
+    agree(found, expected)
+    with pytest.raises(AssertionError):
+        agree(found, without)
+
+
+def test_rows_without_an_advantage_cost_nothing(engines: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    own, forest = engines
+    rows = [row for seed in (1, 2) for row in rows_like_a_step(seed)]
+    batches = [batch_of(rows, tokens=tokens, calculate_entropy=False) for tokens in (60, 130)]
+    for data in batches:
+        starts = data["advantages"].offsets()
+        for i in range(4, len(rows)):
+            data["advantages"].values()[starts[i] : starts[i + 1]] = 0.0
+    computed = []
+    for skips in (False, True):
+        monkeypatch.setattr(forest, "skips", skips)
+        monkeypatch.setattr(forest, "tokens", type(forest.tokens)())
+        agree(update(forest, batches[0], kl=False), update(own, batches[1], kl=False))
+        computed.append((forest.tokens.computed, forest.tokens.traced))
+    assert computed[1][0] < computed[0][0]
+    assert computed[1][1] == computed[0][1]
+    with pytest.raises(AssertionError):  # under a KL loss they have a gradient: a wrong choice would be seen
+        agree(update(forest, batches[0]), update(own, batches[1]))
+
+
+def test_only_a_loss_that_advantages_multiply_may_skip_them() -> None:
+    from agentrig_verl.engine import skips_zero_advantage
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+    from verl.workers.utils.losses import ppo_loss, sft_loss
+
+    def skips(loss: Any = ppo_loss, **changes: Any) -> bool:
+        config = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, **changes)
+        return skips_zero_advantage(partial(loss, config=config))
+
+    assert skips()
+    assert not skips(use_kl_loss=True)
+    assert not skips(entropy_coeff=0.01)
+    assert not skips(policy_loss=PolicyLossConfig(loss_mode="gspo"))
+    assert not skips(sft_loss)
 
 
 @pytest.mark.parametrize("seed", range(6))

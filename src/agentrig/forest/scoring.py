@@ -39,7 +39,7 @@ def prepare(model: Any) -> bool:
 
 
 def score(
-    model: Any, batch: Batch, temperature: float = 1.0, *, chunk: int | None = None
+    model: Any, batch: Batch, temperature: float = 1.0, *, chunk: int | None = None, entropy_gradient: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probability of each response token of a batch, and the entropy of its distribution.
 
@@ -48,9 +48,10 @@ def score(
         batch: A batch on the model's device; it has a layout only if `shares_tokens`.
         temperature: The logits are divided by it; 0 counts as 1, as in the server.
         chunk: Most logits that are held at once; None for `CHUNK`.
+        entropy_gradient: Give the entropy a gradient too; only for a batch with a layout.
 
     Returns:
-        Log-probabilities, fp32 [T], with a gradient; entropy in nats, fp32 [T], without.
+        Log-probabilities, fp32 [T], with a gradient; entropy in nats, fp32 [T].
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not shares_tokens(inner):
@@ -63,6 +64,10 @@ def score(
     size = max(1, (chunk or CHUNK) // head.weight.shape[0])
     entropy = torch.empty(len(hidden), device=hidden.device)
 
+    def both(states: torch.Tensor, of: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logp = torch.log_softmax(_tempered(head(states).float(), temperature), -1)
+        return logp[of, targets], -(logp.exp() * logp).sum(-1)
+
     def part(states: torch.Tensor, of: torch.Tensor, targets: torch.Tensor, start: int) -> torch.Tensor:
         logp = torch.log_softmax(_tempered(head(states).float(), temperature), -1)
         if not done[start]:  # only once: the backward pass computes the logits again
@@ -71,6 +76,12 @@ def score(
         return logp[of, targets]
 
     done = dict.fromkeys(range(0, len(hidden), size), False)
+    if entropy_gradient:
+        pairs = [
+            checkpoint(both, hidden[a : a + size], batch.of[low:high] - a, batch.targets[low:high], use_reentrant=False)
+            for a, low, high in _chunks(batch.of, len(hidden), size)
+        ]
+        return torch.cat([logprobs for logprobs, _ in pairs]), torch.cat([found for _, found in pairs])[batch.of]
     if len(done) == 1:
         return part(hidden, batch.of, batch.targets, 0), entropy[batch.of]
     found = []

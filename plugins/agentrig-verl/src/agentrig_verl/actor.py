@@ -85,6 +85,13 @@ class ForestWorker(MeasuringWorker):
 
         super().__init__(dataclasses.replace(config, model_type=MODEL_TYPE))
 
+    def set_loss_fn(self, loss_fn: Callable[..., Any]) -> None:
+        """Take verl's loss function, and look whether rows without an advantage have a gradient under it."""
+        from agentrig_verl.engine import skips_zero_advantage
+
+        self.engine.skips = skips_zero_advantage(loss_fn)
+        super().set_loss_fn(loss_fn)
+
     def train_mini_batch(self, data: Any) -> Any:
         """Run the update, and add the tokens of all ranks to its metrics."""
         output = super().train_mini_batch(data)

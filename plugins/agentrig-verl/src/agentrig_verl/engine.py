@@ -21,11 +21,12 @@ from verl.utils.device import get_device_id, get_device_name  # noqa: TID253
 from verl.utils.py_functional import append_to_dict  # noqa: TID253
 from verl.workers.engine import EngineRegistry  # noqa: TID253
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead  # noqa: TID253
+from verl.workers.utils.losses import ppo_loss  # noqa: TID253
 
 from agentrig.forest.scoring import prepare, score
 from agentrig.forest.segments import Pack, grow, packs
 from agentrig.forest.sequences import Batch, collate
-from agentrig_verl.rows import Row, by_row, places_of, rows_of, trained_only
+from agentrig_verl.rows import Row, by_row, old_logprobs, places_of, rows_of, trained_only, without_gradient
 
 MODEL_TYPE = "agentrig_forest"
 """What verl's registry of engines knows this one by."""
@@ -64,12 +65,15 @@ class ForestEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
     Attributes:
         tokens: Counts the tokens of training passes.
+        skips: Whether a row whose advantages are all 0 has no gradient under the loss function, so that none of its
+            tokens need be computed; see `skips_zero_advantage`.
     """
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.model_config.model_type = "language_model"  # what verl builds; its registry needed the other name
         self.tokens = Tokens()
+        self.skips = False
 
     def _build_module(self) -> Any:
         self.model_config.hf_config._attn_implementation = "sdpa"  # to load it; replaced below
@@ -106,6 +110,10 @@ class ForestEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             data, sp_size=1, batch_num_tokens=count.item(), dp_size=self.get_data_parallel_size()
         )
         rows = rows_of(data)
+        if not forward_only:
+            self.tokens.traced += sum(row.traced for row in rows)
+            if self.skips and not tensordict_utils.get_non_tensor_data(data, "calculate_entropy", False):
+                rows = without_gradient(rows, data)
         parts = self._cut(rows, _budget(data, rows), group)
         outputs = []
         for i, part in enumerate(parts):
@@ -119,8 +127,6 @@ class ForestEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
                 outputs.append((part.members, output if keep else {**output, "model_output": {}}))
             if not forward_only:
                 self.tokens.computed += part.pack.tokens
-        if not forward_only:
-            self.tokens.traced += sum(row.traced for row in rows)
         return _gathered(outputs, len(rows))
 
     def _cut(self, rows: Sequence[Row], budget: int, group: Any) -> list[MicroBatch]:
@@ -151,16 +157,23 @@ class ForestEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         precision: Any = nullcontext()
         if self._autocast_dtype != torch.float32:
             precision = torch.autocast(get_device_name(), self._autocast_dtype)
+        calculate_entropy = tensordict_utils.get_non_tensor_data(data, "calculate_entropy", False)
         with precision:
-            logprobs, entropy = self.module(forest=batch, temperature=_temperature(data))
+            logprobs, entropy = self.module(
+                forest=batch,
+                temperature=_temperature(data),
+                entropy_gradient=calculate_entropy and torch.is_grad_enabled(),
+            )
             if not part.members:
                 return logprobs.sum() * 0.0, {}
             micro = tensordict_utils.index_select_tensor_dict(data, list(part.members)).to(get_device_id())
-            found = {"log_probs": logprobs}
-            if tensordict_utils.get_non_tensor_data(data, "calculate_entropy", False):
-                found["entropy"] = entropy
-            places = places_of(batch, part.samples, [rows[i] for i in part.members])
-            model_output = {name: by_row(x, places, micro["input_ids"]) for name, x in found.items()}
+            members = [rows[i] for i in part.members]
+            places = places_of(batch, part.samples, members)
+            like, training = micro["input_ids"], torch.is_grad_enabled()
+            known = old_logprobs(micro, members) if self.skips and training else None
+            model_output = {"log_probs": by_row(logprobs, places, like, known)}
+            if calculate_entropy:
+                model_output["entropy"] = by_row(entropy, places, like)
             loss, metrics = torch.ones((), device=device), {}
             if loss_function is not None:
                 group = self.get_data_parallel_group()
@@ -212,7 +225,28 @@ def scoring(model: Any) -> Callable[..., Any]:
     plain = model.forward
 
     @functools.wraps(plain)
-    def forward(*args: Any, forest: Batch | None = None, temperature: float = 1.0, **more: Any) -> Any:
-        return plain(*args, **more) if forest is None else score(model, forest, temperature)
+    def forward(
+        *args: Any,
+        forest: Batch | None = None,
+        temperature: float = 1.0,
+        entropy_gradient: bool = False,
+        **more: Any,
+    ) -> Any:
+        if forest is None:
+            return plain(*args, **more)
+        return score(model, forest, temperature, entropy_gradient=entropy_gradient)
 
     return forward
+
+
+def skips_zero_advantage(loss_function: Any) -> bool:
+    """Return whether rows whose advantages are all 0 have no gradient under a loss function.
+
+    Args:
+        loss_function: As verl's workers set it: `ppo_loss` with its configuration.
+    """
+    if not isinstance(loss_function, functools.partial) or loss_function.func is not ppo_loss:
+        return False
+    config = loss_function.keywords["config"]
+    mode = config.policy_loss.get("loss_mode", "vanilla")
+    return mode == "vanilla" and not config.use_kl_loss and not config.entropy_coeff

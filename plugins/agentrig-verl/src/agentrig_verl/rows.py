@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -71,6 +72,23 @@ def rows_of(data: Any) -> list[Row]:
     return found
 
 
+def without_gradient(rows: Sequence[Row], data: Any) -> list[Row]:
+    """Return rows whose advantages are all 0 without a token to compute, and the others as they are.
+
+    Args:
+        rows: All rows of a batch.
+        data: With the ragged field `advantages`.
+    """
+    advantages = data["advantages"]
+    starts, nonzero = advantages.offsets().tolist(), (advantages.values() != 0).cpu().numpy()
+    some = [bool(nonzero[a:b].any()) for a, b in pairwise(starts)]
+    nothing = np.zeros(0, dtype=bool)
+    return [
+        row if active else attrs.evolve(row, response_ids=(), trained=nothing)
+        for row, active in zip(rows, some, strict=True)
+    ]
+
+
 def trained_only(batch: Batch, rows: Sequence[Row]) -> Batch:
     """Return a batch without the tokens that no loss looks at, for example those of a tool's answer.
 
@@ -101,13 +119,34 @@ def places_of(batch: Batch, samples: Sequence[Row], members: Sequence[Row]) -> t
     return table[batch.sample] + batch.place
 
 
-def by_row(found: torch.Tensor, places: torch.Tensor, like: Any) -> torch.Tensor:
-    """Return per-token results in verl's layout, 0 where there is none.
+def by_row(found: torch.Tensor, places: torch.Tensor, like: Any, elsewhere: torch.Tensor | None = None) -> torch.Tensor:
+    """Return per-token results in verl's layout.
 
     Args:
         found: Results, [T].
         places: See `places_of`.
         like: A ragged tensor with the tokens of the micro-batch.
+        elsewhere: The value of tokens without a result, one row after the other; None for 0.
     """
-    values = found.new_zeros(like.values().shape[0]).index_copy(0, places, found)
-    return torch.nested.nested_tensor_from_jagged(values, like.offsets())
+    base = found.new_zeros(like.values().shape[0]) if elsewhere is None else elsewhere
+    return torch.nested.nested_tensor_from_jagged(base.index_copy(0, places, found), like.offsets())
+
+
+def old_logprobs(micro: Any, members: Sequence[Row]) -> torch.Tensor:
+    """Return verl's `old_log_probs` of rows that are not computed, where `by_row` has the others; fp32 [tokens].
+
+    With them the ratio of these rows is 1, as it is for a policy that has not changed.
+
+    Args:
+        micro: The rows of a micro-batch.
+        members: The same rows, in its order.
+    """
+    old = micro["old_log_probs"]
+    found = torch.zeros(micro["input_ids"].values().shape[0], device=old.device)
+    start = 0
+    for row, values in zip(members, old.unbind(), strict=True):
+        if not row.response_ids:
+            first = start + len(row.prompt_ids) - 1
+            found[first : first + len(values)] = values
+        start += row.length
+    return found
