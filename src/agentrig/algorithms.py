@@ -182,6 +182,14 @@ class Session(Protocol):
         """
         ...
 
+    def note(self, text: str) -> None:
+        """Log a fact about this run that a reader of its results needs, and put it into the report.
+
+        Args:
+            text: One sentence without a full stop, for example which of two ways of training was taken, and why.
+        """
+        ...
+
     def plan_steps(self, steps: int) -> None:
         """Set the number of training steps, for the display; call it once, before the first rollouts.
 

@@ -285,3 +285,17 @@ def test_a_run_with_accuracy_0_or_1_has_a_page(tmp_path: Path, share: float, n: 
         (directory / name).write_text(json.dumps(stated))
     assert f"{100 * share:.1f}" in Page(build_report([directory])).text
     assert (directory / "plots" / "accuracy.png").is_file()
+
+
+def test_the_page_says_what_shared_tokens_saved_and_what_the_algorithm_notes(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "demo", steps=2)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    for line in lines:
+        line["algorithm"] |= {"traced_tokens": 1000.0, "computed_tokens": 400.0}
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n", "utf-8")
+    summary = json.loads((run / "summary.json").read_text("utf-8"))
+    (run / "summary.json").write_text(json.dumps({**summary, "notes": ["the small engine trains: no GPU"]}), "utf-8")
+    text = " ".join(Page(build_report([run])).words)
+    assert "the small engine trains: no GPU" in text
+    assert "the updates traced 2\N{THIN SPACE}000 tokens and computed 800: 60% were saved" in text
+    assert "traced" not in Page(build_report([write_run(tmp_path / "other", steps=2)])).text

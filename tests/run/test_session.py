@@ -358,6 +358,29 @@ def test_an_algorithm_must_report_the_weight_change(
         train(attrs.evolve(plan, components={**plan.components, "algorithm": silent}))
 
 
+def test_what_an_algorithm_notes_is_logged_and_kept_for_the_report(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import attrs
+
+    caplog.set_level("INFO")
+    plan = toy_plan("algorithm.report=false", "run.validation_tasks=1")
+    component = plan.components["algorithm"]
+
+    class Noting:
+        def __init__(self, config: Any) -> None: ...
+
+        def run(self, session: Any) -> None:
+            session.note("it learns in the slow way: no GPU")
+            session.end_step(1, metrics={"weight_change": 0.0}, time_s={})
+
+    noting = attrs.evolve(component, spec=attrs.evolve(component.spec, build=Noting))
+    train(attrs.evolve(plan, components={**plan.components, "algorithm": noting}))
+    summary = json.loads((tmp_path / "runs" / "toy" / "summary.json").read_text())
+    assert summary["notes"] == ["it learns in the slow way: no GPU"]
+    assert "it learns in the slow way: no GPU" in caplog.text
+
+
 def test_a_second_interrupt_ends_immediately_whatever_the_agents_do(
     model: ModelServer, tmp_path: Path, toy_file: str
 ) -> None:

@@ -35,12 +35,13 @@ def findings(run: RunData, pairs: Pairs | None) -> list[Finding]:
     found = [Finding("warn", text) for text in dict.fromkeys(warnings)]
     if run.error:
         found.append(Finding("warn", f"{run.error.get('error')}: {run.error.get('message')}"))
+    found += [Finding("ok", text) for text in _strings(run.summary.get("notes"))]
     if run.summary.get("solved"):
         found.append(
             Finding("ok", "the tasks are solved: every rollout of the last steps was correct, so the run ended")
         )
     if run.steps:
-        found += [*_trained(run), *_weights(run), *_delivery(run), *_zero_variance(run), *_failed(run)]
+        found += [*_trained(run), *_weights(run), *_tokens(run), *_delivery(run), *_zero_variance(run), *_failed(run)]
     if pairs is not None:
         found += _changed(pairs)
     for plugin, times in mapping(run.summary.get("observer_errors")).items():
@@ -77,6 +78,17 @@ def _weights(run: RunData) -> list[Finding]:
     return [
         Finding("ok", f"the weights changed in every step (L2 norm {figure(min(values))} to {figure(max(values))})")
     ]
+
+
+def _tokens(run: RunData) -> list[Finding]:
+    """Say how many tokens of the updates were computed, where the algorithm computes shared ones once."""
+    traced, computed = (sum(figures.series(run, "algorithm", name)[1]) for name in ("traced_tokens", "computed_tokens"))
+    if not traced:
+        return []
+    text = f"the updates traced {count(int(traced))} tokens and computed {count(int(computed))}"
+    if computed < traced:
+        text += f": {1 - computed / traced:.0%} were saved, because calls share them or have no advantage"
+    return [Finding("ok", text)]
 
 
 def _delivery(run: RunData) -> list[Finding]:

@@ -114,6 +114,7 @@ class RunSession:
         self._failures.update({kind: count for kind, count in past.measured.items() if kind})
         self._measured = sum(past.measured.values())
         self._warnings: list[str] = []
+        self._notes: list[str] = []
         self._warned = self._constrained = self._unseen = False
 
     def begin(self, steps: int | None = None) -> None:
@@ -292,6 +293,11 @@ class RunSession:
         """Save a checkpoint, atomically."""
         return self._run.save_checkpoint(step, write, keep=keep)
 
+    def note(self, text: str) -> None:
+        """Implement `Session.note`."""
+        self._notes.append(text)
+        log.info("%s", text)
+
     # --- figures ----------------------------------------------------------------------------------
 
     def summary(self, *, wall_s: float) -> dict[str, Any]:
@@ -324,6 +330,7 @@ class RunSession:
             "prompt_tokens": mean([line["prompt_tokens"] for line in self.lines if line["prompt_tokens"]]),
             "response_tokens": mean([line["response_tokens"] for line in self.lines if line["response_tokens"]]),
             "warnings": [w for w in (self.engine.scorer.correctness.warning, *self._warnings) if w],
+            "notes": list(self._notes),
             "delivery": self.delivery.summary(),
             "observer_errors": dict(self.plan.registry.observer_errors),
         }

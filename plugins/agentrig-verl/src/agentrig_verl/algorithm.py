@@ -68,7 +68,8 @@ class Verl:
         from agentrig_verl.trainer import Trainer, shut_down
 
         OmegaConf.resolve(composed)
-        own = sharing.choose(self.config.engine, composed, device=session.hardware.torch_device)
+        forest, why = sharing.choose(self.config.engine, composed, device=session.hardware.torch_device)
+        session.note(why)
         model = composed.actor_rollout_ref.model
         tokenizer.warn(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
         nodes = self.connect(composed, session.hardware)
@@ -76,7 +77,7 @@ class Verl:
         try:
             self.place(nodes)
             tq.init(composed.transfer_queue)
-            trainer = Trainer(composed, session, forest=not own)
+            trainer = Trainer(composed, session, forest=forest)
             trainer.init()
             with manager.manager_context(self.context(session, trainer.endpoints)):
                 name = composed.actor_rollout_ref.rollout.agent.agent_loop_manager_class

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -11,14 +10,12 @@ from typing import Any, Literal
 from agentrig.errors import ConfigError
 from agentrig_verl.schema import ACTOR, MODEL
 
-log = logging.getLogger(__name__)
-
 ATTENTIONS = (None, "sdpa", "flash_attention_2", "flash_attention_3")
 """What `attn_implementation` may name: they all compute the same function as the forest's attention."""
 
 
-def choose(engine: Literal["auto", "forest", "verl"], config: Any, *, device: str) -> str:
-    """Choose the engine of a run, and log the choice.
+def choose(engine: Literal["auto", "forest", "verl"], config: Any, *, device: str) -> tuple[bool, str]:
+    """Choose the engine of a run.
 
     Args:
         engine: As `algorithm.engine` says.
@@ -26,24 +23,20 @@ def choose(engine: Literal["auto", "forest", "verl"], config: Any, *, device: st
         device: The hardware's `torch_device`.
 
     Returns:
-        Why verl's own engine trains; empty when shared tokens are computed once.
+        Whether shared tokens are computed once, and a sentence for the log and the report that says why or why not.
 
     Raises:
         ConfigError: `forest` is asked for, and cannot train this run.
     """
-    reasons = list(obstacles(config, device=device))
-    if engine == "forest" and reasons:
+    reasons = ["algorithm.engine is verl"] if engine == "verl" else list(obstacles(config, device=device))
+    if not reasons:
+        return True, "tokens that rows share are computed once (algorithm.engine=verl trains with verl's own engine)"
+    if engine == "forest":
         raise ConfigError(
             f"[algorithm] verl: engine = forest cannot train this run: {'; '.join(reasons)}. Change that, or leave "
             "engine at auto"
         )
-    if engine == "verl":
-        reasons = ["algorithm.engine is verl"]
-    if reasons:
-        log.info("verl's own engine trains, and computes each row by itself: %s", "; ".join(reasons))
-    else:
-        log.info("tokens that rows share are computed once (algorithm.engine=verl trains with verl's own engine)")
-    return "; ".join(reasons)
+    return False, f"verl's own engine trains, and computes each row by itself: {'; '.join(reasons)}"
 
 
 def obstacles(config: Any, *, device: str) -> Iterator[str]:
