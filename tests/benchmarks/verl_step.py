@@ -53,7 +53,8 @@ _client = httpx.Client(timeout=120)
 def agent(task_input, endpoint):
     body = {"model": endpoint.model, "messages": [{"role": "user", "content": task_input["text"]}], **endpoint.sampling}
     with span("write_query"):
-        reply = _client.post(f"{endpoint.base_url}/chat/completions", json=body)
+        key = {"Authorization": f"Bearer {endpoint.api_key}"}
+        reply = _client.post(f"{endpoint.base_url}/chat/completions", json=body, headers=key)
     reply.raise_for_status()
     return reply.json()["choices"][0]["message"]["content"]
 

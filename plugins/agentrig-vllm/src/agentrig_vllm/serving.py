@@ -145,6 +145,7 @@ async def serve(channel: Channel, order: dict[str, Any], begun: float) -> None:
         await asyncio.sleep(0.01)
     parts = {"import": imported - begun, "configure": configured - imported, "engine": loaded - configured}
     parts["http"] = time.perf_counter() - loaded
+    print("agentrig: serving, seconds: " + ", ".join(f"{part} {s:.1f}" for part, s in parts.items()), flush=True)
     channel.send({"port": listening.getsockname()[1], "context": engine.model_config.max_model_len, "parts": parts})
     at_work = Orders(engine, door, app.state)
     while not engine.errored and not answering.done():

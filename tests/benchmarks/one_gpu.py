@@ -1,0 +1,123 @@
+"""How long a step of `grpo` takes on one GPU, with each server: verl_step.py's model, prompts, lengths and n.
+
+    python tests/benchmarks/one_gpu.py [--server vllm|embedded] [--shape 18m|0.5b|1.5b] [--rows 32x4x816+128]
+        [--steps 8] [KEY=VALUE …]
+
+Prints the parts of each step, their medians over all steps but the first two, and how long the first step took to end
+after the command, with the parts of the start that the server's log names. With `--server vllm`, run it twice: the
+first run writes vLLM's caches. On a CPU: --shape 18m --server embedded --hardware cpu --rows 2x4x64+16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import verl_step
+
+PARTS = ("rollout", "reward", "update", "push", "delivery", "validation")
+STARTED = re.compile(r"agentrig: serving, seconds: (.*)")
+
+
+def main() -> None:
+    """Train and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", default="vllm")
+    parser.add_argument("--hardware", default="cuda")
+    parser.add_argument("--shape", choices=tuple(verl_step.SHAPES), default="1.5b")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rows", default="", help="tasks x n x prompt + response tokens of a step")
+    parser.add_argument("--timeout", type=float, default=420.0, help="longest wait for the run, seconds")
+    options, keys = parser.parse_known_args()
+    with tempfile.TemporaryDirectory(prefix="agentrig-one-gpu-") as folder:
+        measure(Path(folder), options, keys)
+
+
+def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
+    """Make the model, train, and print the figures."""
+    tasks, n, prompt, answer = verl_step.parsed(options.rows or verl_step.ROWS[options.shape])
+    context = prompt + answer + 64
+    verl_step.make_model(options.shape, folder / "model", context=context)
+    verl_step.make_prompts(folder / "prompts.json", prompt)
+    plugin = folder / "bench_plugin.py"
+    plugin.write_text(f"PROMPTS = {str(folder / 'prompts.json')!r}\n" + verl_step.PLUGIN, "utf-8")
+    words = [
+        "--plugin", str(plugin), "--tasks", "bench-prompts", "--agent", "bench-call", "--reward", "bench-hash",
+        "--adapter", "agent-match", "--algorithm", "grpo", "--hardware", options.hardware, "--server", options.server,
+        "adapter.match=write_query", f"algorithm.model={folder / 'model'}", f"algorithm.steps={options.steps}",
+        f"algorithm.tasks_per_step={tasks}", f"algorithm.group_size={n}", f"algorithm.max_tokens={answer}",
+        f"algorithm.max_length={context}", "algorithm.lr=1e-6", "algorithm.validate_every=0",
+        "algorithm.save_every=1000", "run.report_tasks=2", "run.seed=0", "runners.n=4", "runners.threads=32",
+        f"run.directory={folder}", "run.name=run", *keys,
+    ]  # fmt: skip
+    log = folder / "log.txt"
+    begun = time.perf_counter()
+    with log.open("wb") as out:
+        run = subprocess.Popen([sys.executable, "-m", "agentrig", "train", *words], stdout=out, stderr=out)
+    first, seen = None, 0
+    try:
+        while run.poll() is None:
+            lines = lines_of(folder / "run")
+            for line in lines[seen:]:
+                first = first or time.perf_counter() - begun
+                say(line, time.perf_counter() - begun)
+            seen = len(lines)
+            if time.perf_counter() - begun > options.timeout:
+                run.kill()
+            time.sleep(0.1)
+    finally:
+        run.kill()
+        run.wait()
+    wall = time.perf_counter() - begun
+    server_log = folder / "run" / "server.log"
+    served = server_log.read_text("utf-8", errors="replace") if server_log.is_file() else ""
+    if run.returncode != 0 or len(lines_of(folder / "run")) < options.steps:
+        print(log.read_text("utf-8", errors="replace")[-5000:], served[-8000:], sep="\n", flush=True)
+        raise SystemExit(f"the run ended with status {run.returncode}")
+    lines = lines_of(folder / "run")
+    late = lines[2:] or lines
+    summary = json.loads((folder / "run" / "summary.json").read_text("utf-8"))
+    medians = {part: statistics.median(line["time_s"].get(part, 0.0) for line in late) for part in PARTS}
+    figures = {
+        "server": options.server,
+        "shape": options.shape,
+        "keys": keys,
+        "step_s": statistics.median(line["step_s"] for line in late),
+        **medians,
+        "first_step_ended_after_s": first,
+        "of_that_the_step": lines[0]["step_s"],
+        "start_of_the_server": match[1] if (match := STARTED.search(served)) else None,
+        "prompt_tokens": lines[-1]["prompt_tokens"],
+        "response_tokens": lines[-1]["response_tokens"],
+        "proofs": summary.get("delivery"),
+        "wall_s": wall,
+        "algorithm": {k: v for k, v in lines[-1]["algorithm"].items() if "token" in k or "ratio" in k or "differ" in k},
+    }
+    print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in figures.items()}, indent=1), flush=True)
+
+
+def lines_of(run: Path) -> list[dict[str, object]]:
+    """Return the lines of `metrics.jsonl`."""
+    file = run / "metrics.jsonl"
+    text = file.read_text("utf-8") if file.is_file() else ""
+    return [json.loads(line) for line in text.split("\n") if line.endswith("}")]
+
+
+def say(line: dict[str, object], at: float) -> None:
+    """Print a step's parts."""
+    times = line["time_s"]
+    assert isinstance(times, dict)
+    parts = " ".join(f"{part} {times[part]:.2f}" for part in PARTS if part in times)
+    print(f"step {line['step']} at {at:.1f} s: {line['step_s']:.2f} s, {parts}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
