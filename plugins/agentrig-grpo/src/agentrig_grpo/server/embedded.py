@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class Embedded:
     """Implements `agentrig.servers.Server`.
 
+    `__enter__` does not wait for the process: the learner can be loaded while it starts. Whatever needs it waits.
+
     Its answers state the version of its weights and, where it scores tokens, the digests of its tensors.
 
     Args:
@@ -45,16 +47,22 @@ class Embedded:
         )
         self.process = LLMServer(settings, environment=hardware.environment(), log=plan.log)
         self.dtype = plan.dtype
-        self.context = 0
-        self.endpoints: Sequence[Endpoint] = ()
+
+    @property
+    def endpoints(self) -> Sequence[Endpoint]:
+        """The one address."""
+        server = self.process
+        server.ready()
+        return [Endpoint(base_url=server.base_url, model=server.settings.name, api_key=server.api_key, token_ids=True)]
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a prompt and its answer together."""
+        self.process.ready()
+        return self.process.max_length
 
     def __enter__(self) -> Embedded:
-        server = self.process
-        server.start()
-        self.context = server.max_length
-        self.endpoints = [
-            Endpoint(base_url=server.base_url, model=server.settings.name, api_key=server.api_key, token_ids=True)
-        ]
+        self.process.launch()
         return self
 
     def __exit__(
@@ -64,6 +72,7 @@ class Embedded:
 
     def take(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Give the process new weights; see `LLMServer.swap`."""
+        self.process.ready()
         self.process.swap(dict(weights), version)
 
     def held(self) -> Sequence[Mapping[str, str]] | None:

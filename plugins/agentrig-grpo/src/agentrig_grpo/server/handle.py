@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -126,6 +127,16 @@ class LLMServer:
         Raises:
             ServerError: It could not start; the message has its error.
         """
+        self.launch()
+        self.ready()
+
+    def launch(self) -> None:
+        """Start the process, and do not wait.
+
+        Raises:
+            ServerError: There can be no such process.
+        """
+        self.port = self.max_length = 0
         self._channel, theirs = Channel.pair()
         # -P: never import modules from the current folder.
         command = [sys.executable, "-P", "-m", "agentrig_grpo.server", str(theirs.fileno()), str(os.getpid())]
@@ -137,7 +148,18 @@ class LLMServer:
             descriptors=[theirs.fileno()],
         )
         theirs.close()
-        answer = self._ask({"settings": attrs.asdict(self.settings), "key": self.api_key}, self._timeout, "start")
+        with contextlib.suppress(OSError):  # it has died already: `ready` says so
+            self._channel.send({"settings": attrs.asdict(self.settings), "key": self.api_key})
+
+    def ready(self) -> None:
+        """Wait until the process answers; at once if it has answered already.
+
+        Raises:
+            ServerError: It could not start; the message has its error.
+        """
+        if self.port:
+            return
+        answer = self._receive(self._timeout, "start")
         if "error" in answer:
             self.stop()
             raise ServerError(f"the LLM server for {self.settings.model} could not start: {answer['error']}")
@@ -148,9 +170,14 @@ class LLMServer:
     ) -> dict[str, Any]:
         """Send a message over the channel and return the answer. A server that does not answer is stopped."""
         assert self._channel is not None
-        assert self._process is not None
-        try:
+        with contextlib.suppress(OSError):  # its end is closed: the answer says so
             self._channel.send(message, descriptor=descriptor)
+        return self._receive(timeout_s, what)
+
+    def _receive(self, timeout_s: float, what: str) -> dict[str, Any]:
+        if self._channel is None or self._process is None:
+            raise ServerError("the LLM server was never started, or is stopped")
+        try:
             answer, _ = self._channel.receive(timeout_s)
         except TimeoutError:
             self.stop()
