@@ -6,9 +6,13 @@ python tests/benchmarks/learner.py --shape llama-30m --groups 2 --size 8 --promp
 ```
 
 Random weights, random tokens, answers of equal length; with `--turns` more than one each rollout is a conversation
-whose next prompt is the one before with its answer and twenty new tokens. Prints JSON: seconds of each update, tokens
-computed and traced, peak memory, MFU with every call counted in full (forward and twice that backward, of the bf16 peak
-that `--peak` names), and the largest difference of the log-probabilities of the two ways.
+whose next prompt is the one before with its answer and twenty new tokens. With `--unequal` groups have 1 to twice
+`--size` rollouts, and prompts and answers between half and one and a half of their lengths. Prints JSON: seconds of
+each update, tokens computed, predicted and traced (predicted: each group's prompt and each rollout's history once, by
+arithmetic; a prompt comes again in each further pass that its group needs), peak memory, the estimate of it that a run
+makes before its first step, MFU with every call counted in full (forward and twice that backward, of the bf16 peak
+that `--peak` names), and the difference of the log-probabilities of the two ways, beside that of two layouts without
+sharing.
 """
 
 from __future__ import annotations
@@ -18,15 +22,17 @@ import json
 import random
 import resource
 import statistics
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
+from agentrig_grpo.memory import need_of
 
-from agentrig.forest.scoring import score
-from agentrig.forest.sequences import collate, packed
+from agentrig.forest.sequences import packed
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-30m": {
@@ -68,13 +74,17 @@ def samples_of(options: argparse.Namespace, vocabulary: int) -> list[TrainSample
     def tokens(n: int) -> list[int]:
         return [rng.randrange(5, vocabulary) for _ in range(n)]
 
+    def about(n: int) -> int:
+        return rng.randrange(n // 2, n + n // 2) if getattr(options, "unequal", False) else n
+
     found = []
     for group in range(options.groups):
-        prompt = tokens(options.prompt)
-        for place in range(options.size):
+        prompt = tokens(about(options.prompt))
+        size = rng.randrange(1, 2 * options.size) if getattr(options, "unequal", False) else options.size
+        for place in range(size):
             history = prompt
             for _ in range(options.turns):
-                answer = tokens(options.answer)
+                answer = tokens(about(options.answer))
                 found.append(
                     TrainSample(
                         prompt_ids=history,
@@ -82,25 +92,58 @@ def samples_of(options: argparse.Namespace, vocabulary: int) -> list[TrainSample
                         logprobs=None,
                         group=str(group),
                         advantage=1.0 if place % 2 else -1.0,
-                        rollout=group * options.size + place,
+                        rollout=group * 2 * options.size + place,
                     )
                 )
                 history = [*history, *answer, *tokens(20)]
     return found
 
 
+def predicted(samples: list[TrainSample]) -> int:
+    """Return how many tokens are computed if each group's prompt, and each rollout's history, is computed once.
+
+    By arithmetic on lengths, as the samples were made: a rollout's last call contains all of its earlier ones, and the
+    group's prompt. The last token of an answer is only a target.
+    """
+    longest: dict[int, TrainSample] = {}
+    prompts: dict[str, int] = {}
+    for s in samples:
+        longest[s.rollout] = max(longest.get(s.rollout, s), s, key=lambda x: len(x.prompt_ids))
+        prompts[s.group] = min(prompts.get(s.group, len(s.prompt_ids)), len(s.prompt_ids))
+    own = sum(len(s.prompt_ids) + len(s.response_ids) - 1 - prompts[s.group] for s in longest.values())
+    return own + sum(prompts.values())
+
+
 @torch.no_grad()
-def difference(model: Any, samples: list[TrainSample], device: torch.device, *, bf16: bool) -> float:
-    """Return the largest difference of the log-probabilities with and without sharing, of the first calls."""
-    both = []
-    for share in (True, False):
-        found = torch.zeros(len(samples), max(len(s.response_ids) for s in samples), device=device)
-        for pack in packed(samples, 1 << 15, share=share):
-            batch = collate(pack, share=share, varlen=share and bf16 and device.type == "cuda").to(device)
-            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                found[batch.sample, batch.place] = score(model, batch)[0]
-        both.append(found)
-    return float((both[0] - both[1]).abs().max())
+def difference(learner: Learner, samples: list[TrainSample]) -> dict[str, float]:
+    """Return the largest and the mean difference of log-probabilities between layouts, of some calls.
+
+    `shared`: between shared tokens and a row a call; `unshared`: between packs of rows and one row at a time.
+    """
+    share, found = learner.share, []
+    for way, budget in ((True, 1 << 15), (False, 1 << 14), (False, 1)):
+        learner.share = way and share
+        table = torch.zeros(len(samples), max(len(s.response_ids) for s in samples), device=learner._device)
+        for pack in packed(samples, budget, share=learner.share):
+            batch = learner._collate(pack)
+            table[batch.sample, batch.place] = learner._score(learner.model, batch)[0]
+        found.append(table)
+    learner.share = share
+    used = found[1] != 0
+    pairs = {"shared": (found[0], found[1]), "unshared": (found[2], found[1])}
+    gaps = {name: (a - b).abs()[used] for name, (a, b) in pairs.items()}
+    return {f"{name}_{kind}": float(getattr(gap, kind)()) for name, gap in gaps.items() for kind in ("max", "mean")}
+
+
+def estimate(model: Any, config: GrpoConfig, learner: Learner, device: torch.device) -> dict[str, Any]:
+    """Return the memory of an update as a run knows it before its first step, and how long that took."""
+    with tempfile.TemporaryDirectory() as directory:
+        model.config.save_pretrained(directory)
+        start = time.perf_counter()
+        dtype = "bfloat16" if device.type == "cuda" else "float32"
+        more = {"dtype": dtype, "device": str(device), "attention": "sdpa", "chunk": learner._chunk}
+        need = need_of(Path(directory), config, **more)
+    return {"peak_gib": round(need.peak / 2**30, 2), "parts": need.describe(), "s": time.perf_counter() - start}
 
 
 def flops(model: Any, samples: list[TrainSample]) -> float:
@@ -125,6 +168,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--budget", type=int, default=8192, help="tokens_per_batch")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
+    parser.add_argument("--unequal", action="store_true", help="groups, prompts and answers of different sizes")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--peak", type=float, default=790e12, help="the device's bf16 FLOP/s, for the MFU")
     parser.add_argument("--ways", default="shared,plain")
@@ -138,6 +182,8 @@ def main() -> None:
         samples = samples or samples_of(options, model.config.vocab_size)
         config = GrpoConfig(
             lr=1e-6,
+            group_size=max(2, options.size),
+            max_tokens=options.answer,
             tokens_per_batch=options.budget,
             gradient_checkpointing=options.checkpointing,
         )
@@ -145,7 +191,8 @@ def main() -> None:
         if way == "plain":
             learner.share = False
         else:
-            out["difference"] = difference(model, samples[: 2 * options.size], device, bf16=bf16)
+            out["difference"] = difference(learner, samples[: 2 * options.size])
+            out["estimate"] = estimate(model, config, learner, device)
         seconds = []
         if bf16:
             torch.cuda.reset_peak_memory_stats()
@@ -158,6 +205,7 @@ def main() -> None:
         out[way] = {
             "seconds": seconds,
             "computed_tokens": metrics["computed_tokens"],
+            "predicted_tokens": predicted(samples) if way != "plain" else metrics["traced_tokens"],
             "traced_tokens": metrics["traced_tokens"],
             "peak_gib": round(peak / 2**30, 2),
             "loss": metrics["loss"],

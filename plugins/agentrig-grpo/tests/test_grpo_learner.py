@@ -361,3 +361,72 @@ def test_a_resumed_learner_in_bfloat16_goes_on_as_the_unbroken_one(make_model, t
         assert torch.equal(a, b)
     for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def chat_of(turns, *, prompt, answer, new, rng):
+    """Return the calls of a rollout: each prompt is the one before with its answer and new tokens."""
+    history, calls = prompt, []
+    for _ in range(turns):
+        said = [rng.randrange(5, 300) for _ in range(answer)]
+        calls.append((history, said))
+        history = [*history, *said, *(rng.randrange(5, 300) for _ in range(new))]
+    return calls
+
+
+@pytest.mark.parametrize(("turns", "sizes"), [(1, (4, 4)), (1, (1, 2, 7)), (6, (3, 1))])
+def test_the_tokens_computed_fall_as_the_forest_predicts(make_model, turns, sizes):
+    """Each group's prompt once, and each rollout's history once; without sharing every call in full."""
+    rng, made, rollout = random.Random(0), [], 0
+    for group, size in enumerate(sizes):
+        prompt = [5 + group, *(rng.randrange(5, 300) for _ in range(30 + group))]
+        for _ in range(size):
+            rollout += 1
+            for history, said in chat_of(turns, prompt=prompt, answer=4, new=3, rng=rng):
+                made.append(
+                    TrainSample(
+                        prompt_ids=history,
+                        response_ids=said,
+                        logprobs=None,
+                        advantage=rng.choice([-1.0, 1.0]),
+                        rollout=rollout,
+                        group=str(group),
+                    )
+                )
+    learner = Learner(make_model(), GrpoConfig(tokens_per_batch=100_000), dtype="float32", seed=0)
+    metrics = learner.update(made, step=1)
+    prompts = sum(31 + group for group in range(len(sizes)))
+    assert metrics["computed_tokens"] == prompts + rollout * (turns * 4 + (turns - 1) * 3 - 1)
+    assert metrics["traced_tokens"] == sum(len(s.prompt_ids) + len(s.response_ids) - 1 for s in made)
+    plain = Learner(make_model(), GrpoConfig(tokens_per_batch=100_000), dtype="float32", seed=0)
+    plain.share = False
+    assert plain.update(made, step=1)["computed_tokens"] == metrics["traced_tokens"]
+
+
+@pytest.mark.parametrize("logprobs", [True, False])
+def test_the_same_answer_twice_is_computed_once_and_weighs_twice(make_model, logprobs):
+    samples = samples_of(8, logprobs=logprobs)
+    twin = attrs.evolve(samples[0], rollout=100, advantage=samples[0].advantage)
+    once, twice = (learner_of(make_model(), mini_batches=1) for _ in range(2))
+    alone, both = once.update(samples, step=1), twice.update([*samples, twin], step=1)
+    assert both["computed_tokens"] == alone["computed_tokens"]
+    assert both["trained_tokens"] == alone["trained_tokens"] + len(twin.response_ids)
+    # The same gradient as when the twin is a row of its own.
+    apart = learner_of(make_model())
+    apart.share = False
+    other = apart.update([*samples, twin], step=1)
+    assert other["computed_tokens"] > both["computed_tokens"]
+    for name in ("loss", "grad_norm", "weight_change"):
+        assert both[name] == pytest.approx(other[name], rel=1e-3), name
+
+
+@pytest.mark.parametrize("passes", [{}, {"ppo_epochs": 2}])
+@pytest.mark.parametrize("logprobs", [True, False])
+def test_groups_without_advantage_cost_nothing(make_model, logprobs, passes):
+    """No token of them goes through the model, also where log-probabilities are missing."""
+    samples = [attrs.evolve(s, advantage=0.0) if s.group == "g1" else s for s in samples_of(logprobs=logprobs)]
+    with_them = learner_of(make_model(), **passes).update(samples, step=1)
+    without = learner_of(make_model(), **passes).update([s for s in samples if s.advantage], step=1)
+    assert with_them["computed_tokens"] == without["computed_tokens"]
+    assert with_them["traced_tokens"] == without["traced_tokens"]
+    nothing = [attrs.evolve(s, advantage=0.0) for s in samples]
+    assert learner_of(make_model(), **passes).update(nothing, step=1)["computed_tokens"] == 0

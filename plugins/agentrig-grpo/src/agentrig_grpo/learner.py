@@ -356,11 +356,13 @@ class Learner:
     def _with_behaviour(self, samples: Sequence[TrainSample], figures: _Figures) -> list[TrainSample]:
         """Fill in missing behaviour log-probabilities with those of the current weights.
 
-        With a single update, the update's own forward pass gives them, so nothing is computed here.
+        With a single update, the update's own forward pass gives them, so nothing is computed here; nor is it for
+        samples that no update uses.
         """
-        lacking = [i for i, s in enumerate(samples) if s.logprobs is None]
+        active = [i for i, s in enumerate(samples) if s.advantage or self.config.kl_loss_coef]
+        lacking = [i for i in active if samples[i].logprobs is None]
         single = self.config.ppo_epochs * self.config.mini_batches == 1
-        if not lacking or (single and len(lacking) == len(samples)):
+        if not lacking or (single and len(lacking) == len(active)):
             return list(samples)
         found: dict[int, list[float]] = {i: [0.0] * len(samples[i].response_ids) for i in lacking}
         for batch in self._batches([samples[i] for i in lacking], figures):

@@ -1,0 +1,152 @@
+"""The learner on a CUDA device: exactness, memory, proofs; skipped without one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from agentrig_grpo import checkpoint
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.fitting import fitted, free_memory
+from agentrig_grpo.learner import Learner, TrainSample
+from agentrig_grpo.memory import need_of
+
+from agentrig.errors import ConfigError
+from agentrig.forest.attention import Blocks, Varlen
+from agentrig.forest.sequences import packed
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+
+SHAPE = {"vocab": 8192, "hidden": 512, "layers": 6, "max_position_embeddings": 8192, "initializer_range": 0.05}
+
+
+def calls_of(*, groups, size, prompt, answer, vocab=8192):
+    """Return groups of calls with random tokens; each prompt's last token is the call's own."""
+    rng = random.Random(0)
+
+    def tokens(n):
+        return [rng.randrange(5, vocab) for _ in range(n)]
+
+    return [
+        TrainSample(
+            prompt_ids=[*prompt_ids, 5 + i],
+            response_ids=tokens(answer),
+            logprobs=None,
+            advantage=1.0 if i % 2 else -1.0,
+            rollout=group * size + i,
+            group=str(group),
+        )
+        for group in range(groups)
+        for prompt_ids in [tokens(prompt)]
+        for i in range(size)
+    ]
+
+
+def logprobs_of(learner, samples, *, share, budget):
+    """Return the log-probabilities of all response tokens, and the gradient of their mean by each weight."""
+    learner.share = share
+    found = torch.zeros(len(samples), len(samples[0].response_ids), device="cuda")
+    layouts = set()
+    for pack in packed(samples, budget, share=share):
+        batch = learner._collate(pack)
+        layouts.add(type(batch.layout))
+        logprobs, _ = learner._score(learner.model, batch)
+        (logprobs.sum() / found.numel()).backward()
+        found[batch.sample, batch.place] = logprobs.detach()
+    gradients = {name: p.grad.clone() for name, p in learner.trained.items()}
+    learner.optimizer.zero_grad(set_to_none=True)
+    return found, gradients, layouts
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "mistral"])
+def test_shared_tokens_in_bf16_are_within_the_noise_of_two_unshared_layouts(make_model, kind):
+    """No further from fp32 than rows are, whether these are padded together or computed one at a time."""
+    more = {"sliding_window": None} if kind == "mistral" else {}
+    samples = calls_of(groups=3, size=4, prompt=300, answer=40)
+    learner = Learner(make_model(kind, **SHAPE, **more).to("cuda"), GrpoConfig(), dtype="bfloat16", seed=0)
+    exact = Learner(make_model(kind, **SHAPE, **more).to("cuda"), GrpoConfig(), dtype="float32", seed=0)
+    truth, true_gradients, layouts = logprobs_of(exact, samples, share=True, budget=2048)
+    assert layouts == {Blocks}
+    ours, gradients, layouts = logprobs_of(learner, samples, share=True, budget=2048)
+    assert layouts == {Varlen}
+    noise, gradient_noise = [], []
+    for budget in (4096, 1):
+        rows, by_rows, layouts = logprobs_of(learner, samples, share=False, budget=budget)
+        assert layouts == {type(None)}
+        noise.append(float((rows - truth).square().mean().sqrt()))
+        gradient_noise.append({n: float((by_rows[n] - g).norm()) for n, g in true_gradients.items()})
+    found = float((ours - truth).square().mean().sqrt())
+    print(f"\n{kind}: shared {found:.4f}, rows {noise[0]:.4f} and {noise[1]:.4f} nats from fp32 (root mean square)")
+    assert found < 1.2 * max(noise)
+    off = sum(float((gradients[n] - g).norm()) ** 2 for n, g in true_gradients.items()) ** 0.5
+    worst = max(sum(value**2 for value in one.values()) ** 0.5 for one in gradient_noise)
+    whole = sum(float(g.norm()) ** 2 for g in true_gradients.values()) ** 0.5
+    print(f"{kind}: gradient off by {off / whole:.4f}, of rows {worst / whole:.4f}")
+    assert off < 1.2 * worst
+    assert worst < 0.1 * whole
+
+
+def test_shared_tokens_in_fp32_are_those_of_rows(make_model):
+    samples = calls_of(groups=2, size=4, prompt=100, answer=20)
+    learner = Learner(make_model(**SHAPE).to("cuda"), GrpoConfig(), dtype="float32", seed=0)
+    shared, gradients, _ = logprobs_of(learner, samples, share=True, budget=2048)
+    rows, by_rows, _ = logprobs_of(learner, samples, share=False, budget=2048)
+    torch.testing.assert_close(shared, rows, atol=1e-4, rtol=1e-5)
+    for name, gradient in gradients.items():
+        assert float((gradient - by_rows[name]).norm()) < 1e-3 * float(by_rows[name].norm()) + 1e-7, name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "more"),
+    [
+        ("bfloat16", {}),
+        ("bfloat16", {"gradient_checkpointing": True}),
+        ("bfloat16", {"lora_rank": 8}),
+        ("bfloat16", {"kl_loss_coef": 0.1}),
+        ("float32", {}),
+    ],
+    ids=str,
+)
+def test_the_estimate_of_an_updates_memory_is_what_the_gpu_counts(make_model, tokenizer, tmp_path, dtype, more):
+    """Within a tenth of what torch's allocator counts, in the second step."""
+    checkpoint.save(make_model(**SHAPE), tokenizer, tmp_path)
+    config = GrpoConfig(tokens_per_batch=8192, group_size=4, max_tokens=256, **more)
+    fit = {"dtype": dtype, "device": "cuda", "attention": "sdpa"}
+    need = need_of(tmp_path, config, chunk=1 << 29, **fit)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    learner = Learner(make_model(**SHAPE).to("cuda"), config, dtype=dtype, seed=0)
+    samples = calls_of(groups=2, size=4, prompt=8192 - 4 * 257, answer=256)
+    learner.update(samples, step=1)
+    torch.cuda.reset_peak_memory_stats()
+    learner.update(samples, step=2)
+    peak = torch.cuda.max_memory_allocated() - before
+    print(f"\n{dtype} {more}: estimated {need.peak / 2**20:.0f} MiB, measured {peak / 2**20:.0f} MiB")
+    assert need.peak == pytest.approx(peak, rel=0.1)
+
+
+def test_what_does_not_fit_into_the_gpu_is_refused_before_anything_is_loaded(make_model, tokenizer, tmp_path):
+    checkpoint.save(make_model(**SHAPE), tokenizer, tmp_path)
+    config = GrpoConfig(tokens_per_batch=1 << 22, group_size=4, max_tokens=256, gradient_checkpointing=False)
+    assert free_memory("cuda") > 1 << 30
+    with pytest.raises(ConfigError, match=r"are free for it; its server takes .*\n  Set algorithm\."):
+        fitted(tmp_path, config, dtype="bfloat16", device="cuda", attention="sdpa")
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_an_update_in_bf16_is_proven_on_a_gpu(make_model, checkpointing):
+    """All proofs of an update hold, in several passes, and the figures are those of the CPU."""
+    samples = calls_of(groups=4, size=4, prompt=200, answer=30)
+    config = GrpoConfig(lr=1e-5, tokens_per_batch=600, gradient_checkpointing=checkpointing)
+    learner = Learner(make_model(**SHAPE).to("cuda"), config, dtype="bfloat16", seed=0)
+    plain = Learner(make_model(**SHAPE).to("cuda"), config, dtype="bfloat16", seed=0)
+    plain.share = False
+    for step in (1, 2):
+        ours, theirs = learner.update(samples, step=step), plain.update(samples, step=step)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.05)
+        assert ours["weight_change"] == pytest.approx(theirs["weight_change"], rel=0.05)
+        assert ours["computed_tokens"] < 0.6 * theirs["computed_tokens"]
