@@ -168,6 +168,12 @@ def old(model: Path) -> Iterator[Backend]:
         yield Backend(server.base_url, server.api_key)
 
 
+@pytest.fixture
+def replica(model: Path) -> Iterator[LLMServer]:
+    with LLMServer(ServerSettings(model=str(model), name="policy", slots=8)) as server:
+        yield server
+
+
 @pytest.mark.slow
 def test_an_old_version_behind_a_balancer_is_named(
     model: Path, old: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,6 +181,25 @@ def test_an_old_version_behind_a_balancer_is_named(
     with pytest.raises(RunStopped, match=r"step 1: the weights of version 1 did not arrive") as stopped:
         run_behind(monkeypatch, tmp_path / "run", model, [old])
     assert re.search(r"several servers are behind it|answers with the weights of version 0", str(stopped.value))
+
+
+@pytest.mark.slow
+def test_two_good_replicas_behind_one_address_raise_nothing(
+    model: Path, replica: LLMServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LLMServer.swap
+
+    def both(self: LLMServer, weights: Any, version: int, **more: Any) -> None:
+        for each in (self, replica):
+            real(each, weights, version, **more)
+
+    monkeypatch.setattr(LLMServer, "swap", both)
+    session = run_behind(monkeypatch, tmp_path / "run", model, [Backend(replica.base_url, replica.api_key)])
+    summary = session.delivery.summary()
+    assert (summary["proofs"], summary["arrived"], summary["notes"]) == (3, 3, [])
+    assert summary["difference"] < summary["bound"] / 2
+    assert replica.health()["version"] == 2
+    assert replica.health()["counts"]["tokens"] > 20, "it answered its share"
 
 
 @pytest.mark.slow

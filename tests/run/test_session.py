@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 from model_server import ModelServer
 
-from agentrig import hookimpl
+from agentrig import Endpoint, hookimpl
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.plan import Plan
 from agentrig.run.resume import resume_plan
+from agentrig.run.session import RunSession
 from agentrig.run.training import train
 
 MakePlan = Callable[..., Plan]
@@ -435,3 +436,20 @@ def test_lone_surrogates_and_unserializable_details_do_not_end_a_run(toy_plan: M
 def test_an_extreme_reward_is_a_failure_of_the_reward(toy_plan: MakePlan) -> None:
     with pytest.raises(RunStopped, match=r"6 of 12 train rollouts failed(.|\n)*1e\+308; it must lie between"):
         train(toy_plan("reward.right=1e308", "algorithm.report=false", "run.failure_limit=0.0"))
+
+
+def test_rollouts_of_a_server_without_the_weights_do_not_count(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RunSession.plan_steps
+
+    def begun(self: RunSession, steps: int) -> None:
+        real(self, steps)
+        dead = Endpoint(base_url="http://127.0.0.1:9/v1", model="policy")
+        learner: Any = None  # is not asked: there is no answer to compare with
+        self.delivery.begin(version=0, learner=learner, servers=[dead], context=64, prompt=lambda: [1, 2, 3])
+
+    monkeypatch.setattr(RunSession, "plan_steps", begun)
+    with pytest.raises(RunStopped, match=r"step 0: the model server http://127\.0\.0\.1:9/v1\S* does not answer"):
+        train(toy_plan("algorithm.steps=2"))
+    assert not (tmp_path / "runs" / "toy" / "metrics.jsonl").exists()

@@ -13,6 +13,8 @@ from agentrig_verl.keys import keys_of
 from agentrig_verl.schema import MODEL
 from agentrig_verl.workers import ray_environment
 
+from agentrig.forest.attention import NAME
+from agentrig.forest.scoring import prepare
 from effects import Flip, Settings, config_of
 from effects.tasks import build
 
@@ -29,10 +31,11 @@ def threads(settings: Settings) -> tuple[int, str]:
 
 
 def attention(settings: Settings) -> tuple[str, str]:
-    """Return the attention that verl gets, and that of a model loaded by `grpo`."""
+    """Return the attention that verl is given, and the one that the learner of `grpo` computes with."""
     hardware = build("hardware.cuda", settings)
     key = f"{MODEL}.override_config.attn_implementation"
     model = checkpoint.load_model(model_directory("mini"), attention=checkpoint.attention_of(hardware))
+    prepare(model)  # as the learner does: it may replace what the model was loaded with
     return keys_of(config_of("algorithm.verl", {}), hardware).get(key, ""), model.config._attn_implementation
 
 
@@ -48,7 +51,7 @@ TABLES = {
     },
     "hardware.cuda": {
         "attention": Flip(
-            a="sdpa", b="eager", look=attention, shows=lambda a, b: (a, b) == (("sdpa",) * 2, ("eager",) * 2)
+            a="sdpa", b="eager", look=attention, shows=lambda a, b: (a, b) == (("sdpa", NAME), ("eager", "eager"))
         ),
     },
     "hardware.ascend": {

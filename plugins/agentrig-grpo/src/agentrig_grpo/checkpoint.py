@@ -50,7 +50,7 @@ def load_tokenizer(directory: str | Path) -> Any:
 
 
 def attention_of(hardware: Hardware) -> str:
-    """Return the attention that the learner computes with: the hardware's first choice that takes a mask.
+    """Return the attention that the learner's model is loaded with: the hardware's first choice that computes in fp32.
 
     With sdpa, calls share tokens (`agentrig.forest.attention`); with another one each call is a row of its own.
 
@@ -60,8 +60,9 @@ def attention_of(hardware: Hardware) -> str:
     fit = [name for name in hardware.attention if name != "flash_attention_2"]
     if not fit:
         raise ConfigError(
-            f"[hardware] attention = {', '.join(hardware.attention)} of {hardware.name}: grpo packs responses to one "
-            "prompt with a mask, which flash attention does not take. Leave attention out, or set sdpa or eager"
+            f"[hardware] attention = {', '.join(hardware.attention)} of {hardware.name}: grpo also computes in fp32, "
+            "for the bound of the proof of delivery, and flash attention takes 16-bit numbers only. Leave attention "
+            "out, or set sdpa (tokens that calls share are computed once) or eager"
         )
     return fit[0]
 

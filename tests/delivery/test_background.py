@@ -1,0 +1,199 @@
+"""The proof of delivery in the background: who asks, who waits, and what happens when something ends meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from agentrig_grpo import checkpoint
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.delivery import LearnerView
+from agentrig_grpo.learner import Learner
+from agentrig_grpo.server.handle import LLMServer, ServerSettings
+from proof_runs import Backend, balanced, tiny
+
+from agentrig import Endpoint
+from agentrig.delivery import Delivery
+from agentrig.errors import RunStopped
+
+IDS = [2, *range(40, 70)]
+
+
+class View(LearnerView):
+    """The learner, which notes the threads that use it."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.threads: set[int] = set()
+
+    def logprobs(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
+        self.threads.add(threading.get_ident())
+        return super().logprobs(ids, temperature=temperature)
+
+    def digests(self) -> dict[str, str]:
+        self.threads.add(threading.get_ident())
+        return super().digests()
+
+
+class Stage:
+    """A learner, its server behind a gate that can be closed, and the proofs of a run."""
+
+    def __init__(self, folder: Path, server: LLMServer, learner: Learner, base_url: str) -> None:
+        self.server, self.learner, self.view = server, learner, View(learner, "float32")
+        self.delivery = Delivery(folder)
+        self.endpoint = Endpoint(base_url=base_url, model="policy", sampling={"temperature": 1.0})
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def begin(self, version: int, **more: Any) -> None:
+        self.delivery.begin(
+            version=version, learner=self.view, servers=[self.endpoint], context=64, prompt=lambda: IDS, **more
+        )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    checkpoint.save(tiny().make_model("qwen2"), tiny().make_tokenizer(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[LLMServer]:
+    with LLMServer(ServerSettings(model=str(model), name="policy", slots=4)) as found:
+        yield found
+
+
+@pytest.fixture
+def stage(model: Path, tmp_path: Path, server: LLMServer) -> Iterator[Stage]:
+    torch.set_num_threads(1)
+    learner = Learner(checkpoint.load_model(model), GrpoConfig(model=str(model)), dtype="float32", seed=0)
+    with gated(server) as (base_url, gate):
+        made = Stage(tmp_path, server, learner, base_url)
+        made.gate = gate
+        yield made
+        gate.set()
+
+
+@contextmanager
+def gated(server: LLMServer) -> Iterator[tuple[str, threading.Event]]:
+    """Run a balancer in front of a server that passes a connection on once its gate is open."""
+    gate = threading.Event()
+    gate.set()
+
+    class Gated(Backend):
+        @property
+        def api_key(self) -> str:  # read just before a request is passed on
+            assert gate.wait(60)
+            return server.api_key
+
+        @api_key.setter
+        def api_key(self, value: str) -> None:
+            pass
+
+    with balanced([Gated(server.base_url, "")]) as balancer:
+        yield balancer.base_url, gate
+
+
+def test_the_run_goes_on_while_the_server_is_asked(stage: Stage) -> None:
+    stage.gate.clear()
+    stage.begin(0)
+    assert stage.view.threads == set(), "the learner has not been asked"
+    assert stage.delivery.record.summary()["proofs"] == 0
+    waiting = threading.Thread(target=lambda: (time.sleep(0.2), stage.gate.set()))
+    waiting.start()
+    stage.delivery.settle()
+    waiting.join()
+    found = stage.delivery.summary()
+    assert (found["proofs"], found["arrived"]) == (1, 1)
+    assert stage.view.threads == {threading.get_ident()}, "the thread that settles is the only one that uses it"
+    line = stage.delivery.record.line()
+    assert line["background_s"] > 0.15
+    assert line["version"] == 0
+
+
+@pytest.mark.parametrize("call", ["prepare", "begin", "sign"])
+def test_what_comes_next_gives_the_verdict_first(stage: Stage, tmp_path: Path, call: str) -> None:
+    stage.begin(0)
+    stage.delivery.settle()
+    with torch.no_grad():
+        next(iter(stage.learner.trained.values())).mul_(1.001)  # and nobody sends it
+    stage.begin(1)
+    calls: dict[str, Any] = {
+        "prepare": lambda: stage.delivery.prepare([stage.endpoint]),
+        "begin": lambda: stage.begin(2),
+        "sign": lambda: stage.delivery.sign(tmp_path),
+    }
+    with pytest.raises(RunStopped, match=r"step 1: the weights of version 1 did not arrive at http") as stopped:
+        calls[call]()
+    assert "answers with the weights of version 0; the learner's are version 1" in str(stopped.value)
+    assert not (tmp_path / "trainer").exists(), "no checkpoint is signed"
+
+
+def test_a_server_that_ends_while_it_is_asked_is_named(stage: Stage, model: Path) -> None:
+    with (
+        LLMServer(ServerSettings(model=str(model), name="policy", slots=4)) as server,
+        gated(server) as (base_url, gate),
+    ):
+        stage.endpoint = Endpoint(base_url=base_url, model="policy")
+        gate.clear()
+        stage.begin(3)
+        server.stop()
+        gate.set()
+        with pytest.raises(RunStopped, match=r"step 3: the model server http://\S+ does not answer"):
+            stage.delivery.settle()
+
+
+def test_an_error_of_the_thread_is_raised_where_the_run_waits(stage: Stage) -> None:
+    def held() -> list[dict[str, str]]:
+        raise LookupError("a worker has gone")
+
+    stage.begin(0, held=held)
+    with pytest.raises(LookupError, match="a worker has gone"):
+        stage.delivery.settle()
+    stage.delivery.settle()  # once
+
+
+@pytest.mark.alone
+def test_ctrl_c_ends_the_wait_for_a_server_that_hangs(stage: Stage) -> None:
+    stage.gate.clear()
+    stage.begin(0)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begun = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stage.delivery.settle()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - begun < 5
+    names = [thread for thread in threading.enumerate() if thread.name == "delivery"]
+    assert all(thread.daemon for thread in names), "the process can end without them"
+
+
+def test_a_transfer_that_nobody_settles_counts_as_one_that_did_not_arrive(stage: Stage) -> None:
+    stage.begin(0)
+    found = stage.delivery.summary()
+    assert (found["proofs"], found["arrived"]) == (1, 0)
+    stage.delivery.settle()
+
+
+def test_the_probe_is_put_into_the_cache_beside_the_update(stage: Stage) -> None:
+    stage.begin(0)
+    stage.delivery.settle()
+    stage.gate.clear()
+    stage.delivery.prepare([stage.endpoint], wait=False)  # returns at once
+    before = stage.server.health()["counts"]
+    stage.gate.set()
+    stage.delivery.prepare([stage.endpoint])  # waits for the one under way, and asks no second time
+    after = stage.server.health()["counts"]
+    assert after["prompts"] == before["prompts"] + 1
+    assert after["prefills"] == before["prefills"], "it was still in the cache"
