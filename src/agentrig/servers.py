@@ -1,10 +1,10 @@
 """Servers: what serves the model while it is trained and evaluated, and what an algorithm may ask of it.
 
 An algorithm whose spec has `server=True` gets its server from the run: `session.server(plan)` while it trains, and the
-argument `server` of its `serve` for `agentrig eval` and `agentrig dev`. Which server that is, `[server] use` says.
+argument `server` of its `serve` for `agentrig eval` and `agentrig dev`. `[server] use` selects which server that is.
 
 Everything here is called in the main process, in the thread `algorithm`, one call at a time; only `held` is called
-in another thread. A server answers requests in processes of its own, so that it goes on while the algorithm computes.
+in another thread. A server answers requests in its own processes, so that it continues while the algorithm computes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ServerPlan:
         model: A Hugging Face directory: configuration, weights, tokenizer.
         name: The model's name in requests.
         hardware: What to serve on. A server may use another device of the same kind than the learner.
-        dtype: What the server computes in: `float32` or `bfloat16`. The proof of delivery rounds the learner's weights
-            to it.
+        dtype: The dtype in which the server computes: `float32` or `bfloat16`. The proof of delivery rounds
+            the learner's weights to it.
         context: Most tokens of a prompt and its answer together; 0 for the model's own limit.
         share: Share of the device's memory that the server may take while it is awake, from 0 to 1; None if the
             server's own settings say.

@@ -3,7 +3,7 @@
     python tests/benchmarks/one_gpu.py [--server vllm|embedded] [--shape 18m|0.5b|1.5b] [--rows 32x4x816+128]
         [--steps 8] [KEY=VALUE …]
 
-Prints the parts of each step, their medians over all steps but the first two, and how long the first step took to end
+Prints the parts of each step, their medians over all steps after the first two, and how long the first step took to end
 after the command, with the parts of the start that the server's log names. With `--server vllm`, run it twice: the
 first run writes vLLM's caches. On a CPU: --shape 18m --server embedded --hardware cpu --rows 2x4x64+16.
 """

@@ -63,7 +63,7 @@ def cpu(*overrides: str, files: tuple[str, ...] = ()) -> Plan:
     return resolve("mini", overrides=["hardware.use=cpu", *overrides], files=files)
 
 
-def test_auto_takes_the_highest_rank_that_can_serve_and_says_why(fast: Callable[..., str]) -> None:
+def test_auto_takes_the_highest_rank_that_can_serve_with_a_reason(fast: Callable[..., str]) -> None:
     assert server_of(cpu()) == ("embedded", "it is the first that serves on cpu")
     assert server_of(cpu(files=(fast(),))) == ("fast", "it is the first that serves on cpu")
     refused = cpu(files=(fast("it needs a GPU"),))
@@ -90,7 +90,7 @@ def test_a_key_that_one_server_has_selects_it(fast: Callable[..., str]) -> None:
         cpu("server.batsh=3")
 
 
-def test_the_start_of_a_run_says_which_server_and_why(
+def test_the_start_of_a_run_names_the_server_and_the_reason(
     fast: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="agentrig")
@@ -104,7 +104,7 @@ def test_the_start_of_a_run_says_which_server_and_why(
 
 
 @pytest.mark.parametrize("word", ["server.use=embedded", "server.threads=2", "server.batch=3"])
-def test_an_algorithm_with_its_own_server_refuses_another_in_words(toy_plan: Callable[..., Plan], word: str) -> None:
+def test_an_algorithm_with_its_own_server_refuses_another(toy_plan: Callable[..., Plan], word: str) -> None:
     asked = 'use = "embedded"' if "use" in word else word.split(".")[1].split("=")[0]
     with pytest.raises(ConfigError, match=rf"\[server\] {asked}: algorithm toy-number brings its own model server"):
         toy_plan(word)
@@ -170,12 +170,12 @@ def test_a_former_key_of_the_algorithm_is_accepted_with_a_warning(
     assert getattr(later.configs["server"], name) == value
 
 
-def test_a_former_key_is_checked_as_the_one_of_now() -> None:
+def test_a_former_key_is_checked_like_the_current_one() -> None:
     with pytest.raises(ConfigError, match=r"\[server\] .*'batch' must be >= 1"):
         server_of(cpu("algorithm.server_batch=0"))
 
 
-def test_a_run_of_before_resumes_with_embedded(tmp_path: Path, fast: Callable[..., str]) -> None:
+def test_a_run_of_an_earlier_version_resumes_with_embedded(tmp_path: Path, fast: Callable[..., str]) -> None:
     """Its configuration has no [server], and all of the former keys, whatever else is installed by now."""
     old = cpu().as_dict()
     del old["server"]
@@ -187,7 +187,7 @@ def test_a_run_of_before_resumes_with_embedded(tmp_path: Path, fast: Callable[..
     assert plan.configs["server"].port == 4711
 
 
-def test_an_algorithm_whose_spec_says_nothing_gets_one_with_a_warning(
+def test_an_algorithm_whose_spec_does_not_declare_it_gets_a_server_with_a_warning(
     fast: Callable[..., str], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     plan = resolve("mini", overrides=["hardware.use=cpu"], uses={"algorithm": "silent"}, files=[fast("no GPU")])

@@ -1,4 +1,4 @@
-"""The memory of an update is known before it, and one that does not fit is refused in words."""
+"""The memory of an update is estimated before it; an update that does not fit is refused with a message."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_checkpointing_is_on_only_where_memory_is_short(directory, monkeypatch) 
         (2, {}, r"Take a smaller model, or a device with more memory"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_cure(directory, monkeypatch, mib, settings, cure) -> None:
+def test_an_update_that_does_not_fit_is_refused_with_advice(directory, monkeypatch, mib, settings, cure) -> None:
     words = rf"an update needs about [\d.]+ [GM]iB of memory, and [\d.]+ [GM]iB of cpu are free for it; .*\n  {cure}$"
     with pytest.raises(ConfigError, match=re.compile(words, re.DOTALL)) as error:
         fit(directory, mib << 20, monkeypatch, **settings)

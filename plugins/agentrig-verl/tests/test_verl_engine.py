@@ -1,4 +1,4 @@
-"""The engine with shared tokens beside verl's own: log-probabilities, loss and gradients are the same.
+"""The engine with shared tokens compared with verl's own: log-probabilities, loss and gradients are equal.
 
 Both are real engines: FSDP2 over one process on the CPU, in fp32, with verl's own PPO loss.
 """
@@ -95,7 +95,7 @@ def test_an_entropy_bonus_has_the_gradient_of_verls_engine(engines: tuple[Any, A
         agree(found, without)
 
 
-def test_rows_without_an_advantage_cost_nothing(engines: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_an_advantage_are_not_computed(engines: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     own, forest = engines
     rows = [row for seed in (1, 2) for row in rows_like_a_step(seed)]
     batches = [batch_of(rows, tokens=tokens, calculate_entropy=False) for tokens in (60, 130)]
@@ -258,7 +258,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_seen(engines: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_a_planted_fault_is_found(engines: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     import importlib
 
     own, forest = engines

@@ -1,4 +1,4 @@
-"""vLLM's engine arguments: which there are, which are a run's to set, and how a plan becomes a command line."""
+"""vLLM's engine arguments: all names, those that a run may set, and the command line of a plan."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_plan_becomes_a_command_line_that_the_parser_reads_back(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_what_the_settings_say_goes_before_what_the_algorithm_asks():
+def test_settings_take_precedence_over_the_algorithm():
     def share(config: VllmConfig, asked: float | None) -> float:
         return options.arguments_of(plan(share=asked), config)["gpu_memory_utilization"]
 

@@ -1,4 +1,4 @@
-"""The server's two processes and what they say to each other, with a stand-in for vLLM itself."""
+"""The server's two processes and their messages, with a stand-in for vLLM itself."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_wrong_weights_are_refused_and_nothing_is_answered_with_half_of_them(ser
         assert ask(made).json()["system_fingerprint"] == "v5"
 
 
-def test_asleep_it_refuses_and_awake_it_waits_for_weights(server, model):
+def test_a_sleeping_server_refuses_and_an_awake_one_waits_for_weights(server, model):
     with server() as made:
         made.take(weights(model).items(), 1)
         made.sleep()
@@ -146,7 +146,7 @@ def test_it_starts_while_the_run_does_something_else(server):
 
 
 @pytest.mark.parametrize("fails", ["configure", "load"])
-def test_one_that_cannot_start_says_why(server, monkeypatch, fails):
+def test_the_error_of_a_server_that_cannot_start_has_the_reason(server, monkeypatch, fails):
     monkeypatch.setenv("STAND_IN_FAILS", fails)
     with server() as made:
         processes = family(made)
@@ -156,7 +156,7 @@ def test_one_that_cannot_start_says_why(server, monkeypatch, fails):
         assert gone(processes)
 
 
-def test_one_that_takes_too_long_is_ended_with_what_it_started(server, monkeypatch):
+def test_a_server_that_starts_too_slowly_is_ended_with_its_children(server, monkeypatch):
     monkeypatch.setenv("STAND_IN_FAILS", "hang")
     with server(start_s=8.0) as made:
         while len(family(made)) < 2:
@@ -180,7 +180,7 @@ def test_a_dead_engine_is_named_at_once(server, model):
         assert gone(processes)
 
 
-def test_a_killed_server_takes_its_engine_along(server, model):
+def test_the_engine_of_a_killed_server_ends(server, model):
     with server() as made:
         made.take(weights(model).items(), 1)
         processes = family(made)

@@ -1,8 +1,8 @@
-"""The memory of an update, known before the first rollout: the update's own code on tensors without storage.
+"""The memory of an update, estimated before the first rollout by running its code on tensors without storage.
 
-torch's fake tensors have a shape, a dtype and a device, and no bytes. The learner is built from them and computes the
-gradient of one full pack, and a counter adds up what would be alive. So the estimate follows the model's code, gradient
-checkpointing, the chunks of logits and the kernels, whatever they are.
+torch's fake tensors have a shape, a dtype and a device, but no bytes. The learner is built from them and computes the
+gradient of one full pack, and a counter adds up the tensors that are alive. So the estimate follows the actual code of
+the model, gradient checkpointing, the chunks of logits and the kernels.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ GIB = 1 << 30
 
 @attrs.frozen(kw_only=True)
 class Need:
-    """Bytes that an update holds on its device, by part.
+    """Bytes that an update needs on its device, by part.
 
     Attributes:
-        weights: Trained, frozen, and copies of fewer bits.
-        gradients: Of the trained ones.
-        optimizer: Its state.
-        activations: Most that the passes of one update add to these.
+        weights: Trained and frozen weights, and copies with fewer bits.
+        gradients: Gradients of the trained weights.
+        optimizer: The optimizer's state.
+        activations: The most that the passes of one update add to these.
         change: The weights before the update, to measure how far it moved them; after the passes.
     """
 
@@ -50,22 +50,22 @@ class Need:
         return self.weights + self.gradients + self.optimizer + max(self.activations, self.change)
 
     def describe(self) -> str:
-        """Return the parts in words."""
+        """Return the parts as text."""
         parts = {name: size for name, size in attrs.asdict(self).items() if name != "change"}
         return ", ".join(f"{name} {in_gib(size)}" for name, size in parts.items())
 
 
 def in_gib(size: float) -> str:
-    """Return bytes in words."""
+    """Return bytes as text."""
     return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.1f} MiB"
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of the tensors that operations make on a device, and of those that it is told of.
+    """Counts the bytes of the tensors that operations create on a device, and of tensors that are added to it.
 
     Attributes:
-        alive: Bytes of those that are alive.
-        peak: Most that were.
+        alive: Bytes of the tensors that are alive.
+        peak: The most bytes that were alive at once.
     """
 
     def __init__(self, device: str) -> None:
@@ -81,7 +81,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def add(self, tensors: Iterator[torch.Tensor]) -> None:
-        """Count each tensor's storage, once, until it is gone."""
+        """Count each tensor's storage once, until it is freed."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             number, size = storage._cdata, storage.nbytes()
@@ -101,11 +101,11 @@ def need_of(directory: Path, config: GrpoConfig, *, dtype: str, device: str, att
     """Return what an update needs: passes of `tokens_per_batch` tokens, of groups with the longest replies.
 
     Args:
-        directory: The model's.
+        directory: The model's directory.
         config: Settings; `gradient_checkpointing` is "auto" for off here.
-        dtype: As for the learner.
-        device: torch's name of it.
-        attention: As for `load_model`.
+        dtype: The learner's dtype.
+        device: torch's name of the device.
+        attention: The attention, as in `load_model`.
         chunk: Most logits at once.
 
     Raises:

@@ -1,4 +1,4 @@
-"""verl's FSDP engine with shared tokens: what a mini-batch's rows have in common from the start is computed once.
+"""verl's FSDP engine with shared tokens: common prefixes of a mini-batch's rows are computed once.
 
 The rows of a mini-batch become a forest (`agentrig.forest`). It is cut into packs under the token budget of verl's
 micro-batches; the rows of a pack are a micro-batch. The model runs once over the tokens of a pack, and verl's own loss
@@ -29,16 +29,16 @@ from agentrig.forest.sequences import Batch, collate
 from agentrig_verl.rows import Row, by_row, old_logprobs, places_of, rows_of, trained_only, without_gradient
 
 MODEL_TYPE = "agentrig_forest"
-"""What verl's registry of engines knows this one by."""
+"""The name of this engine in verl's registry."""
 
 
 @attrs.frozen(eq=False)
 class MicroBatch:
-    """What is computed in one pass.
+    """The rows of one pass.
 
     Attributes:
-        members: Its rows, as indices into the mini-batch; none when only other ranks have something to compute.
-        pack: Their tokens; a single one for rows without a trained token, whose result nobody reads.
+        members: Its rows, as indices into the mini-batch; none if only other ranks have rows to compute.
+        pack: Their tokens; a single one for rows without a trained token, whose result is not used.
         samples: The rows of the pack's forest.
     """
 
@@ -48,7 +48,7 @@ class MicroBatch:
 
 
 IDLE = Row(index=-1, prompt_ids=(0,), response_ids=(0,), trained=np.ones(1, dtype=bool), length=2)
-"""What a rank computes when it has no rows for a pass."""
+"""The sample that a rank computes if it has no rows for a pass."""
 
 
 @attrs.define

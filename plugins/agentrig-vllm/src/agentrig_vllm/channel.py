@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Channel:
-    """One end.
+    """One end of the connection.
 
     Args:
         connection: A duplex connection of `multiprocessing`.

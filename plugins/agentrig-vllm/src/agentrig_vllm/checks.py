@@ -23,7 +23,7 @@ print(json.dumps({"vllm": importlib.metadata.version("vllm"), "torch": importlib
 
 
 def refusal(hardware: Hardware) -> str:
-    """Return why vLLM cannot serve on this hardware, in a few words, or ''. Reads metadata only."""
+    """Return why vLLM cannot serve on this hardware, as a short text, or ''. Reads metadata only."""
     if hardware.torch_device.partition(":")[0] != "cuda":
         return f"it needs an NVIDIA GPU, and the run's hardware is {hardware.name}"
     version = installed()
@@ -43,7 +43,7 @@ def installed() -> str | None:
 
 
 def check_vllm(situation: Situation) -> Iterator[Finding]:
-    """For `agentrig doctor`: can the chosen server run, where it is vLLM?"""
+    """Check for `agentrig doctor` whether vLLM can run, if it is the chosen server."""
     plan, hardware = situation.plan, situation.hardware
     if plan is None or hardware is None or "server" not in plan.components:
         return

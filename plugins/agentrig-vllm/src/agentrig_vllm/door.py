@@ -1,4 +1,4 @@
-"""The door of the HTTP server: who may ask, and when there is nobody to answer. An ASGI middleware."""
+"""Access to the HTTP server, an ASGI middleware: it checks the key, and refuses requests while there are no weights."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Door:
     """Passes a request on if it has the run's key and the server has weights.
 
     Args:
-        app: What answers.
-        key: That every request must have, as a bearer token.
+        app: The application that answers.
+        key: The bearer token that every request must have.
 
     Attributes:
-        closed: Why no request is answered now, in a sentence; '' if they are.
+        closed: Why no request is answered now, as a sentence; '' if requests are answered.
     """
 
     def __init__(self, app: App, key: str) -> None:

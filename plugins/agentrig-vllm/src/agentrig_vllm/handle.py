@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 NAME = "the vLLM server"
 ORDER_S = 300.0
-"""Longest wait for an order to be carried out: running requests end first."""
+"""Longest wait for an order, in seconds: running requests end first."""
 
 LOOKED_THROUGH = 400
 """Lines of the log in which the cause of a failed start is looked for: vLLM logs many after it."""
@@ -59,20 +59,20 @@ ENVIRONMENT: Mapping[str, str] = {
 """Variables of vLLM's process, unless the run's environment has them."""
 
 WITHHELD = ("VLLM_API_KEY", "VLLM_SERVER_DEV_MODE")
-"""Variables that would open or close vLLM's own doors."""
+"""Variables that would change the access to vLLM's own server."""
 
 
 class VllmServer:
     """A vLLM process; implements `agentrig.servers.Server`.
 
-    `__enter__` returns at once, so that the learner can be loaded while vLLM starts: whatever needs the server waits.
+    `__enter__` returns immediately, so that the learner can load while vLLM starts; methods that need the server wait.
 
     Args:
-        plan: How to serve.
+        plan: The model to serve, and how.
         config: Settings.
 
     Attributes:
-        dtype: What it computes in.
+        dtype: The dtype in which it computes.
         parts: Seconds of the start's parts, once it has started.
     """
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from agentrig_vllm.config import VllmConfig
 
 SHARE = 0.4
-"""The share of the device's memory if neither the settings nor the algorithm say."""
+"""The share of the device's memory if neither the settings nor the algorithm set it."""
 
 GRAPH_SIZES = (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
 """Batch sizes that CUDA graphs are recorded for; a batch is padded to the next one."""
@@ -37,7 +37,7 @@ def arguments_of(plan: ServerPlan, config: VllmConfig) -> dict[str, Any]:
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
-        "disable_cascade_attn": True,  # it runs without graphs, and rounds otherwise than the rest
+        "disable_cascade_attn": True,  # it runs without graphs, and rounds differently from the rest
         "enable_flashinfer_autotune": False,  # nothing that it tunes is used by these models
         "disable_log_stats": True,
         "worker_cls": "agentrig_vllm.worker.Worker",

@@ -1,4 +1,4 @@
-"""vLLM's engine arguments: which there are, and which are agentrig's to set.
+"""vLLM's engine arguments: all names, and those that agentrig sets itself.
 
 The names are read from the installed vLLM's source without importing it, which would take seconds, and without vLLM
 from the list that `arguments.txt` recorded.

@@ -1,9 +1,9 @@
-"""vLLM's process: its engine and its OpenAI server, on the orders of the run that started it.
+"""vLLM's process: its engine and its OpenAI server, controlled by the run that started it.
 
     python -m agentrig_vllm.serving DESCRIPTOR
 
-Orders come over the channel (`agentrig_vllm.channel`), so that the HTTP server has no door to them. When the run's end
-of the channel closes, the run is gone, and this process ends with vLLM's engine, which is a process of its own.
+Orders come over the channel (`agentrig_vllm.channel`) and cannot be sent by HTTP. When the run's end of the channel
+closes, the run has ended. Then this process ends, and with it vLLM's engine, which is a separate process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentrig_vllm.channel import Channel
 from agentrig_vllm.door import Door
 
 WATCH_S = 0.2
-"""Seconds between two looks whether the engine lives."""
+"""Seconds between two checks that the engine is alive."""
 
 NO_WEIGHTS = "the server has slept and has no weights yet: its run sends them before it asks"
 TAKING = "the server takes new weights"
@@ -34,7 +34,7 @@ class Orders:
 
     Args:
         engine: vLLM's engine.
-        door: Of the HTTP server.
+        door: The HTTP server's access control.
         state: The HTTP application's state, which has vLLM's objects that answer.
     """
 
@@ -59,7 +59,7 @@ class Orders:
             return {"error": f"{type(error).__name__}: {error}"}
 
     async def _begin(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Let running requests end, forget keys and values of the old weights, and get ready for new ones."""
+        """Let running requests end, drop keys and values of the old weights, and prepare for new ones."""
         if self._asleep:
             raise RuntimeError("the server sleeps: wake it first")
         await self._engine.pause_generation(mode="wait", clear_cache=True)

@@ -28,14 +28,14 @@ HANDLE = (
     "event_handle",
     "event_sync_required",
 )
-"""What torch says of shared memory on a GPU, in the order in which `_share_cuda_` returns and takes it."""
+"""torch's description of shared memory on a GPU, in the order in which `_share_cuda_` returns and takes it."""
 
 
 class Sender:
     """The learner's side.
 
     Args:
-        dtype: Of the server's floating-point tensors.
+        dtype: The dtype of the server's floating-point tensors.
         room: Bytes of the buffer; a larger tensor makes it larger.
 
     Attributes:

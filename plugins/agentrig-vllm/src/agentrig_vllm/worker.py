@@ -1,4 +1,4 @@
-"""vLLM's worker, which also takes the learner's weights and says what it computes with. Runs in vLLM's process."""
+"""vLLM's worker, extended to load the learner's weights and to report digests. Runs in vLLM's process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Worker(GpuWorker):
         return int(self.requested_memory - peak - BESIDE)
 
     def agentrig_begin(self) -> None:
-        """Start to take weights: nothing of them is there yet."""
+        """Begin a transfer: no tensor has arrived yet."""
         self._loaded, self._known = set(), True
 
     def agentrig_load(self, message: str, device: int) -> None:
