@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ from agentrig_verl.sharing import by_rank, choose
 
 from agentrig.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("needs_verl")
+pytestmark = [
+    pytest.mark.usefixtures("needs_verl"),
+    pytest.mark.filterwarnings("ignore"),  # raised by verl and Ray
+]
 
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 
@@ -95,3 +99,48 @@ def test_each_rank_gets_as_many_rows_when_groups_are_unequal() -> None:
     assert sorted(order) == list(range(16))
     parts = [{groups[i] for i in order[r * 4 : r * 4 + 4]} for r in range(4)]
     assert sum(len(part) for part in parts) <= 7, "few groups are split"
+
+
+@pytest.mark.parametrize("forest", [True, False])
+def test_verls_dispatch_leaves_a_group_on_one_rank(forest: bool) -> None:
+    """verl's own balancing, on which this one builds, scatters groups over the ranks."""
+    from agentrig_verl.trainer import Trainer
+    from transfer_queue import KVBatchMeta
+
+    rng = random.Random(3)
+    keys = [f"uid{g}_{session}_0" for session in range(4) for g in range(8)]
+    batch = KVBatchMeta(keys=keys, tags=[{"seq_len": rng.randint(50, 900)} for _ in keys])
+    trainer: Any = Trainer.__new__(Trainer)
+    trainer.forest, trainer.use_critic, trainer.global_steps = forest, False, 1
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 1]})
+    trainer.tokenizer = SimpleNamespace(eos_token_id=0)
+    actor = SimpleNamespace(ppo_mini_batch_size=8)
+    trainer.config = SimpleNamespace(
+        trainer=SimpleNamespace(critic_warmup=0),
+        actor_rollout_ref=SimpleNamespace(actor=actor, rollout=SimpleNamespace(n=4)),
+    )
+    lengths = dict(zip(keys, (tag["seq_len"] for tag in batch.tags), strict=True))
+    balanced = trainer._balance_batch(batch, {})
+    assert {key: tag["seq_len"] for key, tag in zip(balanced.keys, balanced.tags, strict=True)} == lengths
+    on = [{key.partition("_")[0] for key in balanced.keys[r * 16 : r * 16 + 16]} for r in range(2)]
+    assert (len(on[0] & on[1]) == 0) == forest
+
+
+@pytest.mark.parametrize("forest", [True, False])
+def test_the_trainer_starts_the_workers_of_the_chosen_engine(forest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentrig_verl import trainer as ours
+
+    monkeypatch.setattr(ours.ray, "remote", lambda cls: cls)
+    base = ours.PPOTrainerSync
+
+    def prepare(self: Any) -> None:
+        from verl.workers.engine_workers import ActorRolloutRefWorker
+
+        metadata = SimpleNamespace(modified_class=ActorRolloutRefWorker)
+        self.role_worker_mapping = {"actor": SimpleNamespace(__ray_metadata__=metadata)}
+
+    monkeypatch.setattr(base, "_init_resource_pool_mgr", prepare)
+    trainer: Any = ours.Trainer.__new__(ours.Trainer)
+    trainer.forest = forest
+    trainer._init_resource_pool_mgr()
+    assert trainer.role_worker_mapping["actor"].__name__ == ("ForestActor" if forest else "Actor")

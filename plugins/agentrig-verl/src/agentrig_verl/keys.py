@@ -62,5 +62,5 @@ def attention(flat: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
         return {}
     if chosen not in _said:
         _said.add(chosen)
-        log.warning("no flash attention is installed: training with %s attention on padded sequences", chosen)
+        log.warning("no flash attention is installed: verl's own engine uses %s attention on padded sequences", chosen)
     return {key: chosen, f"{MODEL}.use_remove_padding": False}
