@@ -47,7 +47,7 @@ def check_vllm(situation: Situation) -> Iterator[Finding]:
     plan, hardware = situation.plan, situation.hardware
     if plan is None or hardware is None or "server" not in plan.components:
         return
-    if plan.components["server"].name != "vllm":
+    if plan.components["server"].spec.name != "vllm":
         return
     reason = refusal(hardware)
     if reason:
