@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 VOCABULARY = 32
@@ -31,6 +30,7 @@ def make_model(folder: Path, kind: str = "qwen2", **changes: Any) -> None:
 def on_the_cpu(group: Path, *, rank: int = 0, ranks: int = 1) -> Iterator[None]:
     """Start a process group, and let verl run on the CPU: it has no platform for it, but asks for nothing more."""
     import agentrig_verl.trainer  # noqa: F401  (imported first, so that verl does not see the platform below)
+    import pytest
     from verl.plugin.platform import platform_manager
 
     cpu: Any = SimpleNamespace(
