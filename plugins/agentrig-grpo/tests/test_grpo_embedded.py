@@ -1,4 +1,4 @@
-"""The server `embedded` behind the contract of `agentrig.servers`: started, given weights, lent, ended, found dead."""
+"""The server `embedded` under the contract of `agentrig.servers`: start, weights, sleep, end, crash."""
 
 import os
 import signal
@@ -58,14 +58,14 @@ def test_it_takes_weights_and_names_their_version(server, make_model):
     assert server.held() is None, "the digests come with its answers"
 
 
-def test_weights_that_do_not_fit_are_refused_and_it_serves_on(server):
+def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(server):
     with pytest.raises(ServerError, match=r"refuses its new weights \(version 2\): .*is missing"):
         server.take([("model.norm.weight", torch.ones(3))], 2)
     assert ask(server.endpoints[0])["system_fingerprint"] == "v0"
     server.check()
 
 
-def test_sleep_frees_what_is_kept_of_prompts(server):
+def test_sleep_frees_the_kept_prompts(server):
     def prefills():
         return server.process.health()["counts"]["prefills"]
 
@@ -98,7 +98,7 @@ def test_nothing_is_left_after_its_end(model_dir):
     assert not psutil.pid_exists(pid)
 
 
-def test_its_spec_is_the_last_resort_of_auto():
+def test_auto_selects_it_only_if_no_other_server_can_be_used():
     (spec,) = register_servers()
     assert (spec.name, spec.rank, spec.refusal) == ("embedded", 0, None)
     assert spec.sequences(spec.config(batch=3)) == 3

@@ -61,7 +61,7 @@ def test_verls_own_engine_is_one_key_away(model: Path) -> None:
         ({f"{MODEL}.override_config": {"use_sliding_window": True, "sliding_window": 64}}, "sees 64 tokens only"),
     ],
 )
-def test_what_keeps_tokens_from_being_shared_is_named(model: Path, keys: dict[str, Any], said: str) -> None:
+def test_the_reason_why_tokens_cannot_be_shared_is_named(model: Path, keys: dict[str, Any], said: str) -> None:
     forest, why = choose("auto", composed(model, **keys), device="cuda")
     assert not forest
     assert said in why
@@ -77,7 +77,7 @@ def test_other_models_and_devices_are_trained_by_verls_engine(model: Path) -> No
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_group_lies_on_one_rank_and_side_by_side(ranks: int) -> None:
+def test_the_rows_of_a_group_are_adjacent_on_one_rank(ranks: int) -> None:
     rng = random.Random(ranks)
     rows = [(f"g{g}", rng.randint(50, 900)) for g in range(8) for _ in range(4)]
     rng.shuffle(rows)

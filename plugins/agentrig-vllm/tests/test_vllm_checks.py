@@ -1,4 +1,4 @@
-"""Where vLLM can serve, and what the doctor says of it."""
+"""Where vLLM can serve, and the doctor's findings about it."""
 
 from __future__ import annotations
 

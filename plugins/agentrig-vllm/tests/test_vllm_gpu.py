@@ -1,6 +1,6 @@
 """On a host with an NVIDIA GPU and the GPU environment: whole runs of `grpo` with a real vLLM.
 
-Some five minutes, most of them starts of vLLM:
+About five minutes, most of them for starts of vLLM:
 
     python -m pytest -m gpu plugins/agentrig-vllm/tests/test_vllm_gpu.py
 """

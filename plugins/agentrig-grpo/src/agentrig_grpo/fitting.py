@@ -1,4 +1,4 @@
-"""Whether an update fits into the device's memory: chosen or refused in words before the first rollout."""
+"""Checks before the first rollout that an update fits into the device's memory, or refuses it with a message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentrig_grpo.memory import Need, in_gib, need_of
 log = logging.getLogger(__name__)
 
 MARGIN = 1.1
-"""What the device must have free, over the estimate: memory between the tensors, and the libraries' workspaces."""
+"""Factor over the estimate that must be free: for fragmentation and the workspaces of libraries."""
 
 SERVER_SHARE = 0.25
 """Share of an accelerator's memory that the model's server takes for keys and values, beside its weights."""
@@ -32,7 +32,7 @@ LEAST = 256
 
 @attrs.frozen(kw_only=True)
 class Fit:
-    """How an update is computed.
+    """Settings with which an update fits.
 
     Attributes:
         config: The settings, with `gradient_checkpointing` on or off.
@@ -51,11 +51,11 @@ def fitted(directory: Path, config: GrpoConfig, *, dtype: str, device: str, atte
     The model's server takes its share of an accelerator's memory; on a CPU it takes its weights.
 
     Args:
-        directory: The model's.
+        directory: The model's directory.
         config: Settings.
-        dtype: As for the learner.
-        device: torch's name of it.
-        attention: As for `load_model`.
+        dtype: The learner's dtype.
+        device: torch's name of the device.
+        attention: The attention, as in `load_model`.
 
     Raises:
         ConfigError: It does not fit; names a setting with which it does.
@@ -95,7 +95,7 @@ def check_left(fit: Fit, device: str) -> None:
         ConfigError: It is not; says what to set.
     """
     kind = torch.device(device).type
-    if fit.need is None or kind == "cpu":  # a CPU's memory is everybody's, and was free a moment ago
+    if fit.need is None or kind == "cpu":  # other processes share a CPU's memory, which was checked a moment ago
         return
     rest, left = fit.need.peak - fit.need.weights, free_memory(device)
     if rest > left:

@@ -1,7 +1,7 @@
 """fp32 weights that are trained, and 16-bit copies that the model computes with.
 
-Autocast makes such copies too, but in each pass, and keeps what flows between the layers in fp32. Here the copies are
-made once an update, and everything between the layers has 16 bits.
+Autocast also makes such copies, but in each pass, and keeps activations between the layers in fp32. Here the copies are
+made once per update, and activations between the layers have 16 bits.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Masters:
     Gradients add up in fp32: after a backward pass each copy's gradient is added to that of its fp32 weight, and freed.
 
     Args:
-        model: In fp32, all of it trained. Its parameters become copies; its buffers stay as they are.
-        dtype: Of the copies.
+        model: A model in fp32 with all weights trained. Its parameters become copies; its buffers don't change.
+        dtype: The dtype of the copies.
 
     Attributes:
         trained: Name to fp32 parameter.
@@ -53,14 +53,14 @@ def _adds_to(master: torch.nn.Parameter) -> Any:
 
 
 def round_weights(model: Any, dtype: torch.dtype) -> None:
-    """Round a model's parameters to a dtype; its buffers (the frequencies of positions) stay as they are."""
+    """Round a model's parameters to a dtype; its buffers (the frequencies of positions) don't change."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
 
 
 @contextmanager
 def computing_with(parameters: Mapping[str, torch.nn.Parameter], values: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Give parameters other values for a while; they come back as they were."""
+    """Give parameters other values, and restore them afterwards."""
     kept = {name: parameter.data for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():

@@ -1,6 +1,6 @@
-"""What the workers computed the loss over, by their own count: rows, tokens, and a sum that knows which rows.
+"""The workers' count of what they computed the loss over: rows, tokens, and a checksum of the rows.
 
-It is counted where verl calls the loss function, for each micro-batch, and compared with the rows that were sent.
+They count where verl calls the loss function, for each micro-batch. The count is compared with the rows that were sent.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Counted:
     """Rows in a loss.
 
     Attributes:
-        rows: How many have a token in it.
-        tokens: How many tokens that are.
-        sum: Of the rows' checksums, modulo `PRIME`.
+        rows: Number of rows with a token in the loss.
+        tokens: Number of these tokens.
+        sum: Sum of the rows' checksums, modulo `PRIME`.
     """
 
     rows: int = 0
@@ -49,7 +49,7 @@ class Counter:
     """Counts the rows that a loss function is computed over.
 
     Args:
-        loss: verl's; called with `data`, a TensorDict with ragged `input_ids` and `response_mask`.
+        loss: verl's loss function; called with `data`, a TensorDict with ragged `input_ids` and `response_mask`.
     """
 
     def __init__(self, loss: Callable[..., Any]) -> None:
@@ -90,11 +90,11 @@ def in_loss(data: Any) -> torch.Tensor:
 
 
 def checksums(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Return a number for the token ids of each row, int64 [rows] below `PRIME`.
+    """Return a checksum of the token ids of each row, int64 [rows] below `PRIME`.
 
     Args:
-        values: The ids of all rows, one after the other.
-        offsets: Where each row begins, and the end.
+        values: The concatenated ids of all rows.
+        offsets: The start of each row, and the last end.
     """
     owners = _owners(offsets, len(values))
     places = torch.arange(len(values), device=values.device) - offsets[owners]
@@ -120,7 +120,7 @@ def _owners(offsets: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def compare(sent: Counted, told: Counted, *, step: int, epochs: int) -> None:
-    """Make sure that the workers computed the loss over what was sent, once in each epoch.
+    """Check that the workers computed the loss over the rows that were sent, once in each epoch.
 
     Raises:
         RunStopped: They did not.

@@ -19,7 +19,7 @@ class Row:
     """A row of verl's batch, up to its last trained token: nothing after it has an effect.
 
     Attributes:
-        index: Its place in the batch.
+        index: Its index in the batch.
         prompt_ids: Token ids, at least one.
         response_ids: Token ids up to the last trained one; empty when the row has none.
         trained: Which of `response_ids` are trained, [len(response_ids)].
@@ -34,7 +34,7 @@ class Row:
 
     @property
     def traced(self) -> int:
-        """The tokens to compute when nothing is shared; 0 for a row without a trained token."""
+        """Number of tokens to compute if nothing is shared; 0 for a row without a trained token."""
         return self.length - 1 if self.response_ids else 0
 
 
@@ -90,10 +90,10 @@ def without_gradient(rows: Sequence[Row], data: Any) -> list[Row]:
 
 
 def trained_only(batch: Batch, rows: Sequence[Row]) -> Batch:
-    """Return a batch without the tokens that no loss looks at, for example those of a tool's answer.
+    """Return a batch without the tokens that are in no loss, for example those of a tool's answer.
 
     Args:
-        batch: On the CPU.
+        batch: A batch on the CPU.
         rows: The samples of its forest.
     """
     starts = torch.tensor([0, *np.cumsum([len(row.trained) for row in rows])])
@@ -103,7 +103,7 @@ def trained_only(batch: Batch, rows: Sequence[Row]) -> Batch:
 
 
 def places_of(batch: Batch, samples: Sequence[Row], members: Sequence[Row]) -> torch.Tensor:
-    """Return where verl looks for each log-probability of a batch: at the token before the predicted one.
+    """Return where verl expects each log-probability of a batch: at the token before the predicted one.
 
     Args:
         batch: The batch.
@@ -111,7 +111,7 @@ def places_of(batch: Batch, samples: Sequence[Row], members: Sequence[Row]) -> t
         members: The rows of the micro-batch, in its order.
 
     Returns:
-        Index into the tokens of all members, one row after the other, [T]; 0 for a sample that is none of them.
+        Index into the concatenated tokens of all members, [T]; 0 for a sample that is not one of them.
     """
     starts = np.cumsum([0, *(row.length for row in members)])
     first = {row.index: int(start) + len(row.prompt_ids) - 1 for row, start in zip(members, starts, strict=False)}

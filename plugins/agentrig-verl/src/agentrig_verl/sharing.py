@@ -1,4 +1,4 @@
-"""Which engine trains: the one that computes shared tokens once where it is exact, verl's own elsewhere."""
+"""Selects the engine: the one that computes shared tokens once if that is exact, otherwise verl's own."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from agentrig.errors import ConfigError
 from agentrig_verl.schema import ACTOR, MODEL
 
 ATTENTIONS = (None, "sdpa", "flash_attention_2", "flash_attention_3")
-"""What `attn_implementation` may name: they all compute the same function as the forest's attention."""
+"""Values of `attn_implementation` that compute the same function as the forest's attention."""
 
 
 def choose(engine: Literal["auto", "forest", "verl"], config: Any, *, device: str) -> tuple[bool, str]:
     """Choose the engine of a run.
 
     Args:
-        engine: As `algorithm.engine` says.
+        engine: The value of `algorithm.engine`.
         config: verl's composed configuration.
         device: The hardware's `torch_device`.
 
     Returns:
-        Whether shared tokens are computed once, and a sentence for the log and the report that says why or why not.
+        Whether shared tokens are computed once, and a sentence with the reason for the log and the report.
 
     Raises:
-        ConfigError: `forest` is asked for, and cannot train this run.
+        ConfigError: `engine` is `forest`, which cannot train this run.
     """
     reasons = ["algorithm.engine is verl"] if engine == "verl" else list(obstacles(config, device=device))
     if not reasons:
@@ -40,7 +40,7 @@ def choose(engine: Literal["auto", "forest", "verl"], config: Any, *, device: st
 
 
 def obstacles(config: Any, *, device: str) -> Iterator[str]:
-    """Yield what keeps a run from sharing tokens exactly, or is not tested with it."""
+    """Yield the reasons why a run cannot share tokens exactly, or why this is not tested."""
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     if device != "cuda":
         yield f"the device is {device}; shared tokens are tested on cuda"
@@ -69,7 +69,7 @@ def obstacles(config: Any, *, device: str) -> Iterator[str]:
 
 
 def of_model(model: Any) -> Iterator[str]:
-    """Yield what of a model, verl's table `actor_rollout_ref.model`, keeps its tokens from being shared."""
+    """Yield the reasons in verl's table `actor_rollout_ref.model` why tokens cannot be shared."""
     from transformers import AutoConfig
 
     from agentrig.forest.scoring import SHARING
@@ -85,7 +85,7 @@ def of_model(model: Any) -> Iterator[str]:
 
 
 def by_rank(groups: Sequence[str], lengths: Sequence[int], ranks: int) -> list[int]:
-    """Return an order of rows in which each rank's lie side by side, and so do those of a group.
+    """Return an order of rows in which the rows of a rank, and those of a group, are adjacent.
 
     Each rank gets equally many rows. The longest groups are placed first, each on the rank with the fewest tokens that
     has room for it; a group without such a rank is split. A rank keeps the groups in their order.

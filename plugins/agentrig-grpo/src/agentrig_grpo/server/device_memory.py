@@ -1,7 +1,7 @@
 """Memory of one CUDA device that two processes share: allocated by one, opened by the other through a handle.
 
-Through CUDA's own driver, not torch's reductions: those keep counts in named files of /dev/shm, which stay when a
-process is killed, and cannot share what expandable segments hold. This memory is freed with its process.
+It uses CUDA's driver instead of torch's reductions: those keep counts in named files of /dev/shm, which remain when a
+process is killed, and cannot share memory of expandable segments. This memory is freed with its process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _call(name: str, *arguments: Any) -> None:
 
 
 class _Interface:
-    """Memory in the form that torch takes without a copy, see `__cuda_array_interface__` of Numba's documentation."""
+    """Memory that torch can use without a copy; see `__cuda_array_interface__` in Numba's documentation."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {
@@ -106,14 +106,14 @@ class DeviceMemory:
 
     @property
     def handle(self) -> str:
-        """What another process opens it by, hexadecimal."""
+        """The handle with which another process opens it, as hexadecimal digits."""
         found = _Handle()
         with _context(self._device):
             _call("cuIpcGetMemHandle", ctypes.byref(found), ctypes.c_uint64(self._address))
         return bytes(found).hex()
 
     def close(self) -> None:
-        """Give it back; harmless when it is closed."""
+        """Free it; does nothing if it is closed already."""
         if self._address:
             address, self._address = ctypes.c_uint64(self._address), 0
             with _context(self._device):

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 class Embedded:
     """Implements `agentrig.servers.Server`.
 
-    `__enter__` does not wait for the process: the learner can be loaded while it starts. Whatever needs it waits.
+    `__enter__` does not wait for the process: the learner can load while it starts. Methods that need it wait.
 
-    Its answers state the version of its weights and, where it scores tokens, the digests of its tensors.
+    Its answers have the version of its weights and, if it scores tokens, the digests of its tensors.
 
     Args:
         config: The keys of `[server]`.
-        plan: What the algorithm asks for.
+        plan: The algorithm's plan.
     """
 
     def __init__(self, config: EmbeddedConfig, plan: ServerPlan) -> None:
