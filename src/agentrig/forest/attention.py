@@ -25,8 +25,10 @@ BoolArray = npt.NDArray[np.bool_]
 NAME = "agentrig_forest"
 """The attention's name in transformers."""
 
-BLOCK = 512
-"""Most tokens with one attention mask, if there is no kernel for sequences of different lengths."""
+LEAST, BLOCK = 128, 512
+"""Most tokens with one attention mask, if there is no kernel for sequences of different lengths: as many as there are
+before them, within these bounds. Many short segments in one block would compute mostly what the mask hides; behind a
+long prompt that is little, beside copying the prompt's keys for each block."""
 
 AREA = 1 << 24
 """Most mask entries in one call of sdpa, with padding."""
@@ -168,8 +170,8 @@ class Part:
 class Blocks:
     """Adjacent queries form a block; its keys are its ancestors and the block itself.
 
-    A block is a whole tree or subtrees below one segment, of at most `BLOCK` tokens; or `BLOCK` tokens of a longer
-    segment. So no mask is larger than a block times a path.
+    A block is a whole tree or subtrees below one segment, or a piece of a longer segment: at most `_most` tokens. So no
+    mask is larger than a block times a path.
 
     Attributes:
         parts: The blocks, grouped by size.
@@ -253,18 +255,24 @@ def _blocks(pack: Pack) -> Iterator[_Block]:
             inside.add(index)
             held.append(index)
             continue
-        if below[index] > BLOCK:  # too long together with its descendants: split it into pieces
+        most = _most(forest.segments[index].start)
+        if below[index] > most:  # too long together with its descendants: split it into pieces
             yield from closed()
             held, size, inside = [], 0, set()
             yield from _pieces(forest, spans, index)
             continue
-        if held and (size + below[index] > BLOCK or parent is None or parent != forest.segments[held[0]].parent):
+        if held and (size + below[index] > most or parent is None or parent != forest.segments[held[0]].parent):
             yield from closed()
             held, size, inside = [], 0, set()
         held.append(index)
         inside.add(index)
         size += below[index]
     yield from closed()
+
+
+def _most(before: int) -> int:
+    """Return the most tokens of a block that begins at a position."""
+    return min(max(before, LEAST), BLOCK)
 
 
 def _pieces(forest: Forest, spans: Mapping[int, tuple[int, int]], index: int) -> Iterator[_Block]:
@@ -275,8 +283,9 @@ def _pieces(forest: Forest, spans: Mapping[int, tuple[int, int]], index: int) ->
         everything = np.arange(*own)
         yield _Block(everything, everything, None)
         return
-    for start in range(own[0], own[1], BLOCK):
-        end = min(start + BLOCK, own[1])
+    size = _most(len(prefix))
+    for start in range(own[0], own[1], size):
+        end = min(start + size, own[1])
         keys = np.concatenate([prefix, np.arange(own[0], end)])
         before = len(keys) - (end - start)
         sees = np.arange(len(keys))[None, :] <= before + np.arange(end - start)[:, None]

@@ -15,6 +15,8 @@ SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 SHAPES: Mapping[str, Mapping[str, int]] = {
     "tiny": {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 192, "vocabulary": 1024},
     "33m": {"hidden": 512, "layers": 8, "heads": 8, "kv_heads": 4, "intermediate": 1792, "vocabulary": 8192},
+    # SmolLM-135M's.
+    "135m": {"hidden": 576, "layers": 30, "heads": 9, "kv_heads": 3, "intermediate": 1536, "vocabulary": 49_152},
     # Qwen2.5-0.5B's.
     "0.5b": {"hidden": 896, "layers": 24, "heads": 14, "kv_heads": 2, "intermediate": 4864, "vocabulary": 151_936},
     # Qwen2.5-1.5B's.
