@@ -1,13 +1,13 @@
 """Log-probabilities and update of verl's engines on one GPU, without Ray and rollouts: verl's own, and shared tokens.
 
     python tests/benchmarks/verl_engine.py [--engines forest,verl] [--shape 1.5b|18m] [--rows 32x4x816+128 …]
-        [--tokens 49152] [--micro 16] [--repeat 3] [--work DIR]
+        [--tokens 49152] [--micro 16] [--repeat 3] [--no-checkpointing] [--profile] [--work DIR]
 
 Rows are TASKSxNxPROMPT+RESPONSE random tokens. The engine with shared tokens runs passes of `--tokens` tokens; verl's
 own runs micro-batches of `--micro` rows of the first shape, and of fewer rows where they are longer, padded, with
 agentrig's log-probabilities of tokens. An update is forward, PPO loss, backward, clipping and AdamW. Prints one JSON
 object for each engine and shape: the median seconds, tokens, peak memory, and how far the log-probabilities of the two
-engines are apart.
+engines are apart. `--profile` adds where the seconds of one more update go, by CPU and by GPU.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def rows_of(text: str, vocabulary: int) -> list[tuple[list[int], list[int], list
     return found
 
 
-def make_engine(folder: Path, kind: str) -> Any:
-    """Return an initialized engine: bf16 with fp32 weights and gradient checkpointing on a GPU, fp32 on a CPU."""
+def make_engine(folder: Path, kind: str, *, checkpointing: bool) -> Any:
+    """Return an initialized engine: bf16 with fp32 weights on a GPU, fp32 on a CPU."""
     from agentrig_verl import logprobs
     from agentrig_verl.engine import ForestEngine
     from verl.trainer.config import CheckpointConfig
@@ -66,6 +66,7 @@ def make_engine(folder: Path, kind: str) -> Any:
             load_tokenizer=False,
             override_config={"attn_implementation": "sdpa"},
             use_remove_padding=False,
+            enable_gradient_checkpointing=checkpointing,
         ),
         FSDPEngineConfig(strategy="fsdp" if CUDA else "fsdp2", **precision),
         FSDPOptimizerConfig(lr=1e-6, total_training_steps=10),
@@ -120,6 +121,20 @@ def measure(engine: Any, kind: str, text: str, arguments: argparse.Namespace) ->
         with engine.train_mode():
             engine.train_batch(data, loss)
         updating.append(wait() - start)
+    if arguments.profile:
+        from torch.profiler import ProfilerActivity, profile
+
+        data = batch_of(rows, **settings)
+        start = wait()
+        with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if CUDA else [])]) as seen:
+            with engine.train_mode():
+                engine.train_batch(data, loss)
+            wait()
+        print(f"profiled update: {wait() - start:.3f} s", flush=True)
+        by = "self_device_time_total" if CUDA else "self_cpu_time_total"
+        print(seen.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=60), flush=True)
+        if CUDA:
+            print(seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=15, max_name_column_width=60))
     seconds = statistics.median(updating[1:])
     lengths = [len(prompt) + len(response) for prompt, response, _ in rows]
     figures = {
@@ -165,6 +180,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=49152)
     parser.add_argument("--micro", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--no-checkpointing", action="store_true")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--work", type=Path)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -176,7 +193,7 @@ def main() -> None:
         seen: dict[str, list[Any]] = {}
         for kind in arguments.engines.split(","):
             begin = wait()
-            engine = make_engine(work / "model", kind)
+            engine = make_engine(work / "model", kind, checkpointing=not arguments.no_checkpointing)
             print(json.dumps({"engine": kind, "start_s": round(wait() - begin, 1)}), flush=True)
             for text in arguments.rows:
                 figures, found = measure(engine, kind, text, arguments)

@@ -48,16 +48,16 @@ def on_the_cpu(group: Path, *, rank: int = 0, ranks: int = 1) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def make_engine(folder: Path, *, forest: bool, lora_rank: int = 0, checkpointing: bool = True) -> Any:
-    """Return an engine in fp32."""
+def make_engine(folder: Path, *, forest: bool, lora_rank: int = 0, attention: str | None = "sdpa") -> Any:
+    """Return an engine in fp32; without `attention` with verl's own choice, and its packed rows."""
     from agentrig_verl.engine import ForestEngine
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
     model = HFModelConfig(
-        path=str(folder), load_tokenizer=False, override_config={"attn_implementation": "sdpa"}, lora_rank=lora_rank,
-        enable_gradient_checkpointing=checkpointing,
+        path=str(folder), load_tokenizer=False, lora_rank=lora_rank,
+        override_config={"attn_implementation": attention} if attention else {},
     )  # fmt: skip
     made = (ForestEngine if forest else FSDPEngineWithLMHead)(
         model,

@@ -155,6 +155,14 @@ def test_each_kind_of_model_in_the_table(engines: tuple[Any, Any], tmp_path: Pat
     agree(update(forest, batch_of(rows, tokens=90)), update(own, batch_of(rows)))
 
 
+def test_verls_default_attention_need_not_be_installed(engines: tuple[Any, Any], tmp_path: Path) -> None:
+    """verl asks for flash_attention_2; shared tokens have an attention of their own, which needs no flash-attn."""
+    make_model(tmp_path)
+    rows = rows_like_a_step(9)
+    own, forest = make_engine(tmp_path, forest=False), make_engine(tmp_path, forest=True, attention=None)
+    agree(update(forest, batch_of(rows, use_remove_padding=True)), update(own, batch_of(rows)))
+
+
 def test_adapters_are_trained_as_by_verls_engine(engines: tuple[Any, Any], tmp_path: Path) -> None:
     make_model(tmp_path)
     rows = rows_like_a_step(8)
