@@ -208,7 +208,7 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
         logprobs["old_log_probs"] = logprobs.pop("rollout_log_probs")
         tq.kv_batch_put(keys=list(meta.keys), partition_id="train", fields=logprobs)
         trainer = Trainer.__new__(Trainer)
-        trainer.config = composed
+        trainer.config, trainer.global_steps = composed, 1
         meta = trainer._compute_advantage(meta, {})
         data = tq.kv_batch_get(
             keys=list(meta.keys), partition_id="train", select_fields=["advantages", "response_mask"]
