@@ -41,6 +41,28 @@ def test_a_former_name_gives_the_same_object_and_a_warning(former: tuple[str, st
     assert found is getattr(importlib.import_module(present[0]), present[1])
 
 
+OF_PLUGINS = {
+    ("agentrig_grpo.checkpoint", "TOKENIZER_FILES"): ("agentrig.run.checkpoints", "TOKENIZER_FILES"),
+    ("agentrig_verl.algorithm", "attention"): ("agentrig_verl.keys", "attention"),
+    ("agentrig_verl.checkpoints", "TOKENIZER"): ("agentrig.run.checkpoints", "TOKENIZER_FILES"),
+    ("agentrig_verl.manager", "Loan"): ("agentrig_verl.manager", "ManagerContext"),
+    ("agentrig_verl.manager", "lend"): ("agentrig_verl.manager", "manager_context"),
+}
+"""Names of plugins' modules that still exist, to the present ones."""
+
+
+@pytest.mark.parametrize(("former", "present"), OF_PLUGINS.items(), ids=[".".join(f) for f in OF_PLUGINS])
+def test_a_former_name_of_a_plugin_gives_the_same_object_and_a_warning(
+    former: tuple[str, str], present: tuple[str, str]
+) -> None:
+    module = pytest.importorskip(former[0], exc_type=ImportError)
+    with pytest.warns(DeprecationWarning, match=f"{'.'.join(former)} is now {'.'.join(present)}"):
+        found = getattr(module, former[1])
+    assert found is getattr(importlib.import_module(present[0]), present[1])
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = module.no_such_name
+
+
 def test_a_from_import_warns_at_the_users_line() -> None:
     code = "import warnings; warnings.simplefilter('always')\nfrom agentrig.config import setting\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

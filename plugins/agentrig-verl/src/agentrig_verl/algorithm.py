@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -20,7 +21,6 @@ from agentrig.hardware import Hardware
 from agentrig.runners.jobs import AgentPlan
 from agentrig_verl import schema, sharing, symbols
 from agentrig_verl.checks import check, check_loggers
-from agentrig_verl.keys import attention as attention  # its path of 0.1, until 0.3
 from agentrig_verl.keys import changed, keys_of, served_with
 from agentrig_verl.pool import PlacedPool
 from agentrig_verl.schema import ACTOR, MODEL, ROLLOUT
@@ -223,3 +223,14 @@ def logging_into(directory: Path) -> Iterator[None]:
     finally:
         for name in own:
             os.environ.pop(name, None)
+
+
+def __getattr__(name: str) -> Any:
+    """Return what a name of 0.1 stands for now, with a warning."""
+    if name != "attention":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    text = f"{__name__}.{name} is now agentrig_verl.keys.attention; the former path works until agentrig 0.3"
+    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    from agentrig_verl.keys import attention
+
+    return attention

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from agentrig.errors import ConfigError
-from agentrig.run.checkpoints import TOKENIZER_FILES, copy_tokenizer
-
-TOKENIZER = TOKENIZER_FILES
-"""The list's name in 0.1, until 0.3."""
+from agentrig.run.checkpoints import copy_tokenizer
 
 
 def finish_checkpoint(path: Path, step: int, *, base: str) -> None:
@@ -94,3 +92,16 @@ def _merged(weight: Any, a: Any, b: Any, *, alpha: float) -> Any:
     layer.load_state_dict({name: tensor.float() for name, tensor in factors.items()}, assign=True)
     layer.merge()
     return layer.get_base_layer().weight.detach().to(weight.dtype)
+
+
+def __getattr__(name: str) -> Any:
+    """Return what a name of 0.1 stands for now, with a warning."""
+    if name != "TOKENIZER":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    text = (
+        f"{__name__}.{name} is now agentrig.run.checkpoints.TOKENIZER_FILES; the former path works until agentrig 0.3"
+    )
+    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    from agentrig.run.checkpoints import TOKENIZER_FILES
+
+    return TOKENIZER_FILES
