@@ -34,6 +34,7 @@ from agentrig.run.guards import (
     warn_of_unseen,
 )
 from agentrig.run.ledger import Books, Ledger, totals
+from agentrig.run.lines import Lines
 from agentrig.run.metrics import count_failures, count_nodes
 from agentrig.run.past import Past
 from agentrig.run.setup import make_server
@@ -94,7 +95,7 @@ class RunSession:
         self._audit = audit
         self._begin_run, self.begun = begin, False
         self._progress: dict[str, Any] = dict(past.progress)
-        self.lines: list[Mapping[str, Any]] = list(past.lines)
+        self.lines = Lines(past.lines)
         self._step_rollouts: list[Rollout] = []
         self._step_audits: dict[str, Score] = {}
         self._step_time: dict[str, float] = defaultdict(float)
@@ -303,10 +304,11 @@ class RunSession:
     def summary(self, *, wall_s: float) -> dict[str, Any]:
         """Return the content of `summary.json`."""
         before, after = self._progress.get("before", {}), self._progress.get("after", {})
+        lines = list(self.lines)
         times: Counter[str] = Counter()
-        for line in self.lines:
+        for line in lines:
             times.update(line["time_s"])
-        whole = sum(line["step_s"] for line in self.lines)
+        whole = sum(line["step_s"] for line in lines)
         split = {part: times.get(part, 0.0) / whole if whole else 0.0 for part in ("rollout", "reward", "update")}
         return {
             "accuracy": {
@@ -317,18 +319,18 @@ class RunSession:
             "validation_before": self._progress.get("validation_before"),
             "validation_reward_before": self._progress.get("validation_reward_before"),
             "reward": {"before": before.get("reward"), "after": after.get("reward")},
-            "steps": self.lines[-1]["step"] if self.lines else 0,  # a line may have been lost
+            "steps": lines[-1]["step"] if lines else 0,  # a line may have been lost
             "solved": self.solved,
             "wall_s": wall_s,
-            "rollouts": sum(line["rollouts"] for line in self.lines) + self._measured,
-            "train_rollouts": sum(line["rollouts"] for line in self.lines),
+            "rollouts": sum(line["rollouts"] for line in lines) + self._measured,
+            "train_rollouts": sum(line["rollouts"] for line in lines),
             "failures": dict(self._failures),
-            "calls": totals(self.lines, "calls"),
-            "call_tokens": totals(self.lines, "call_tokens"),
+            "calls": totals(lines, "calls"),
+            "call_tokens": totals(lines, "call_tokens"),
             "time_share": split,
-            "transitions_per_rollout": mean([line["transitions_per_rollout"] for line in self.lines]),
-            "prompt_tokens": mean([line["prompt_tokens"] for line in self.lines if line["prompt_tokens"]]),
-            "response_tokens": mean([line["response_tokens"] for line in self.lines if line["response_tokens"]]),
+            "transitions_per_rollout": mean([line["transitions_per_rollout"] for line in lines]),
+            "prompt_tokens": mean([line["prompt_tokens"] for line in lines if line["prompt_tokens"]]),
+            "response_tokens": mean([line["response_tokens"] for line in lines if line["response_tokens"]]),
             "warnings": [w for w in (self.engine.scorer.correctness.warning, *self._warnings) if w],
             "notes": list(self._notes),
             "delivery": self.delivery.summary(),

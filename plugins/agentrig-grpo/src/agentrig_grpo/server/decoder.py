@@ -215,12 +215,22 @@ class LlamaDecoder:
         ]
 
     @torch.inference_mode()
-    def score(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the log-probability of each token after the first, given those before it, fp32 [len(tokens) - 1]."""
-        x, _, _ = self._through([tokens])
-        targets = torch.tensor(tokens[1:], device=self.device)
-        parts = zip(torch.split(x[0, :-1], SCORED), torch.split(targets, SCORED), strict=True)
-        return torch.cat([-F.cross_entropy(self._logits(part), given, reduction="none") for part, given in parts])
+    def score(self, tokens: Sequence[int]) -> tuple[torch.Tensor, Prompt | None]:
+        """Score given tokens; what the same pass computed as a prompt can be sampled after.
+
+        Returns:
+            The log-probability of each token but the first, given those before it, fp32 [len(tokens) - 1]; and the
+            tokens as a prompt.
+        """
+        x, keys, values = self._through([tokens])
+        targets = torch.tensor([*tokens[1:], 0], device=self.device)
+        parts = zip(torch.split(x[0], SCORED), torch.split(targets, SCORED), strict=True)
+        found = []
+        for part, given in parts:
+            logits = self._logits(part)
+            found.append(-F.cross_entropy(logits, given, reduction="none"))
+        prompt = Prompt(len(tokens), logits[-1].clone(), (keys[:, 0].clone(), values[:, 0].clone()))
+        return torch.cat(found)[:-1], prompt
 
     def held(self) -> dict[str, str]:
         """Return name to digest of the weights that it computes with."""

@@ -37,7 +37,7 @@ class Decoder(Protocol):
     def remove(self, row: int) -> None: ...  # noqa: D102
     def step(self, tokens: Sequence[int]) -> torch.Tensor: ...  # noqa: D102
     def clear(self) -> None: ...  # noqa: D102
-    def score(self, tokens: Sequence[int]) -> torch.Tensor: ...  # noqa: D102
+    def score(self, tokens: Sequence[int]) -> tuple[torch.Tensor, Prompt | None]: ...  # noqa: D102
     def held(self) -> dict[str, str]: ...  # noqa: D102
 
 
@@ -188,11 +188,18 @@ class Engine:
         self._swap = apply
 
     def score(self, tokens: Sequence[int], done: Callable[[Score | Exception], None]) -> None:
-        """Score given tokens before the next decode step; `done` is called with the answer or the error."""
+        """Score given tokens before the next decode step; `done` is called with the answer or the error.
+
+        What was computed is kept as a prompt, unless these tokens are one already: whoever samples after them next
+        needs no pass of their own.
+        """
 
         def apply() -> None:
             try:
-                logprobs = self.decoder.score(tokens).tolist()
+                scores, prompt = self.decoder.score(tokens)
+                logprobs, key = scores.tolist(), tuple(tokens)
+                if prompt is not None and key not in self._prompts:
+                    self._keep(key, prompt)
                 if self._held is None:
                     self._held = self.decoder.held()
                 found = Score(version=self.version, logprobs=logprobs, digests=self._held)

@@ -67,11 +67,11 @@ class TransformersDecoder:
         return done
 
     @torch.inference_mode()
-    def score(self, tokens: Sequence[int]) -> torch.Tensor:
+    def score(self, tokens: Sequence[int]) -> tuple[torch.Tensor, Prompt | None]:
         """Return the log-probability of each token after the first, given those before it, fp32 [len(tokens) - 1]."""
         ids = torch.tensor([list(tokens)], device=self.device)
         logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-        return -torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
+        return -torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none"), None
 
     def held(self) -> dict[str, str]:
         """Return name to digest of the weights that it computes with."""
