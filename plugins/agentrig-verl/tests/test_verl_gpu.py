@@ -211,7 +211,7 @@ def test_a_step_is_repeated_from_its_record(run: Run, more: tuple[str, ...]) -> 
     print(done.stdout)
     found = json.loads(done.stdout)
     results = {stage["name"]: stage["result"] for stage in found["stages"]}
-    exact = ("rescore", "tasks", "rewards", "triplets", "advantages", "samples")
+    exact = ("rescore", "tasks", "rewards", "triplets", "advantages", "samples", "batches")
     assert {name: results[name] for name in exact} == dict.fromkeys(exact, "ok"), done.stdout
     assert (results["figures"], results["weights"]) == ("ok", "ok"), done.stdout
 
@@ -267,7 +267,7 @@ def test_the_weights_are_proven_to_arrive_in_vllm(run: Run, rank: int) -> None:
 @pytest.mark.timeout(1200)
 def test_a_vllm_that_keeps_old_weights_is_named(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "stale_extension.py").write_text(STALE, "utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     launch(run, **{"actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls": "stale_extension.Stale"})
     assert run.process is not None
     assert run.process.wait(timeout=1000) != 0, run.tail()

@@ -101,29 +101,64 @@ def test_each_rank_gets_as_many_rows_when_groups_are_unequal() -> None:
     assert sum(len(part) for part in parts) <= 7, "few groups are split"
 
 
-@pytest.mark.parametrize("forest", [True, False])
-def test_verls_dispatch_leaves_a_group_on_one_rank(forest: bool) -> None:
-    """verl's own balancing, on which this one builds, scatters groups over the ranks."""
+def balanced(forest: bool, keys: list[str], lengths: dict[str, int], tasks: list[str]) -> Any:
+    """Return a batch as the trainer gives it to the workers of two ranks.
+
+    Args:
+        forest: Whether shared tokens are computed once.
+        keys: In the order in which verl got them.
+        lengths: Tokens of each.
+        tasks: The keys in the order of the step's tasks.
+    """
     from agentrig_verl.trainer import Trainer
     from transfer_queue import KVBatchMeta
 
-    rng = random.Random(3)
-    keys = [f"uid{g}_{session}_0" for session in range(4) for g in range(8)]
-    batch = KVBatchMeta(keys=keys, tags=[{"seq_len": rng.randint(50, 900)} for _ in keys])
+    batch = KVBatchMeta(keys=list(keys), tags=[{"seq_len": lengths[key]} for key in keys])
     trainer: Any = Trainer.__new__(Trainer)
     trainer.forest, trainer.use_critic, trainer.global_steps = forest, False, 1
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 1]})
+    trainer.agent_loop_manager = SimpleNamespace(trajectories=dict.fromkeys(tasks))
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)
     actor = SimpleNamespace(ppo_mini_batch_size=8)
     trainer.config = SimpleNamespace(
         trainer=SimpleNamespace(critic_warmup=0),
         actor_rollout_ref=SimpleNamespace(actor=actor, rollout=SimpleNamespace(n=4)),
     )
-    lengths = dict(zip(keys, (tag["seq_len"] for tag in batch.tags), strict=True))
-    balanced = trainer._balance_batch(batch, {})
-    assert {key: tag["seq_len"] for key, tag in zip(balanced.keys, balanced.tags, strict=True)} == lengths
-    on = [{key.partition("_")[0] for key in balanced.keys[r * 16 : r * 16 + 16]} for r in range(2)]
+    return trainer._balance_batch(batch, {})
+
+
+GROUPS = [f"uid{g}_{session}_0" for session in range(4) for g in range(8)]
+
+
+def lengths_of(keys: list[str]) -> dict[str, int]:
+    rng = random.Random(3)
+    return {key: rng.randint(50, 900) for key in keys}
+
+
+@pytest.mark.parametrize("forest", [True, False])
+def test_verls_dispatch_leaves_a_group_on_one_rank(forest: bool) -> None:
+    """verl's own balancing, on which this one builds, scatters groups over the ranks."""
+    lengths = lengths_of(GROUPS)
+    found = balanced(forest, GROUPS, lengths, GROUPS)
+    assert {key: tag["seq_len"] for key, tag in zip(found.keys, found.tags, strict=True)} == lengths
+    on = [{key.partition("_")[0] for key in found.keys[r * 16 : r * 16 + 16]} for r in range(2)]
     assert (len(on[0] & on[1]) == 0) == forest
+
+
+@pytest.mark.parametrize("forest", [True, False])
+def test_the_workers_get_the_rows_in_one_order_whichever_group_was_complete_first(forest: bool) -> None:
+    from agentrig_verl.trajectories import digest_of_rows
+
+    lengths, tasks = lengths_of(GROUPS), sorted(GROUPS)
+    found = balanced(forest, GROUPS, lengths, tasks).keys
+    digest = digest_of_rows(found, tasks)
+    for seed in range(5):
+        arrived = list(GROUPS)
+        random.Random(seed).shuffle(arrived)
+        assert balanced(forest, arrived, lengths, tasks).keys == found
+    renamed = {key: f"other{key}" for key in tasks}  # verl makes new keys in each run
+    assert digest_of_rows([renamed[key] for key in found], renamed.values()) == digest
+    assert digest_of_rows([found[1], found[0], *found[2:]], tasks) != digest
 
 
 @pytest.mark.parametrize("forest", [True, False])

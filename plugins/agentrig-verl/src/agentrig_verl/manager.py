@@ -129,7 +129,7 @@ class LoopManager:
                 tasks, n=n, endpoint=self.context.endpoints, step=step, on_groups=write_groups
             )
         self.rollouts = rollouts
-        self.trajectories = lightened([t for some in found.values() for t in some])
+        self.trajectories = lightened([t for uid in uids for t in found.get(uid, ())])
         self.figures = _figures(rollouts, found, self.config.data.max_prompt_length)
         self.digests = digests_of([t for uid in uids for t in found.get(uid, ())])
 

@@ -35,7 +35,7 @@ from agentrig_verl.counted import Counted, compare
 from agentrig_verl.delivery import Transfers
 from agentrig_verl.manager import explained
 from agentrig_verl.sharing import by_rank
-from agentrig_verl.trajectories import ADVANTAGE
+from agentrig_verl.trajectories import ADVANTAGE, digest_of_rows, in_task_order
 from agentrig_verl.used import UsedRow, entries_of, rows_of, sent_rows
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         if session.lines:
             self._idle = int(session.lines[-1]["algorithm"].get(IDLE, 0))
         self._rows: list[UsedRow] = []
+        self._batches = ""
         self._updated = False
         self._aside = Path(session.directory) / "checkpoints" / ".verl"
 
@@ -188,7 +189,8 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             signal.signal(signal.SIGINT, self._ctrl_c)
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], **more: Any) -> Any:
-        """Let verl fill up the batch and balance it; then put rows of one group on one rank, side by side."""
+        """Put the rows in the order of the tasks, let verl balance them, then put each group's rows side by side."""
+        batch.reorder(in_task_order(batch.keys, self.agent_loop_manager.trajectories))
         batch = super()._balance_batch(batch, metrics, **more)
         if self.forest:
             ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
@@ -258,6 +260,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             sent = sent_rows(rows, self.agent_loop_manager.trajectories)
             compare(sent, told, step=self.global_steps, epochs=epochs)
         self._rows += rows
+        self._batches = digest_of_rows(batch.keys, self.agent_loop_manager.trajectories)
         self._updated = True
         return batch
 
@@ -313,6 +316,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             time_s={part: s for part, s in times.items() if s},
             digests={
                 **self.agent_loop_manager.digests,
+                **({"batches": self._batches} if self._updated else {}),
                 "made_with": {"torch": torch.__version__, "device": self.session.hardware.torch_device},
             },
             calls=self._entries(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -152,6 +152,28 @@ def digests_of(trajectories: Sequence[Trajectory]) -> dict[str, str]:
             if name in t.fields:
                 samples.update(t.fields[name].numpy().tobytes())
     return {"advantages": credit.hexdigest(), "samples": samples.hexdigest()}
+
+
+def in_task_order(keys: Sequence[str], trajectories: Iterable[str]) -> list[int]:
+    """Return the order that puts a batch's rows as the step's tasks are, whichever group was complete first.
+
+    verl gets groups as they are complete. Mini-batches, and so the new weights, would depend on that.
+
+    Args:
+        keys: Of the batch's rows.
+        trajectories: The keys of the step's trajectories in the order of its tasks.
+
+    Returns:
+        The rows' places in the batch; rows that are no trajectories come last.
+    """
+    places = {key: i for i, key in enumerate(trajectories)}
+    return sorted(range(len(keys)), key=lambda i: places.get(keys[i], len(places)))
+
+
+def digest_of_rows(keys: Sequence[str], trajectories: Iterable[str]) -> str:
+    """Return a digest of which trajectories a batch has, in its order; verl's keys differ from run to run."""
+    places = {key: i for i, key in enumerate(trajectories)}
+    return hashlib.blake2b(repr([places.get(key) for key in keys]).encode(), digest_size=8).hexdigest()
 
 
 def in_chunks(items: Sequence[Trajectory], tokens: int = 2_000_000) -> Iterator[list[Trajectory]]:
