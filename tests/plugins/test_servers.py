@@ -60,7 +60,7 @@ def server_of(plan: Plan) -> tuple[str, str]:
 
 
 def cpu(*overrides: str, files: tuple[str, ...] = ()) -> Plan:
-    return resolve("mini", overrides=["hardware.use=cpu", *overrides], files=files)
+    return resolve("mini", overrides=["hardware.use=cpu", 'run.block=["agentrig-vllm"]', *overrides], files=files)
 
 
 def test_auto_takes_the_highest_rank_that_can_serve_with_a_reason(fast: Callable[..., str]) -> None:

@@ -11,6 +11,7 @@ import attrs
 
 from agentrig.findings import Finding, Result, Situation
 from agentrig.hardware.memory import GB, KNOWN, ModelShape, Workload, estimate, in_words
+from agentrig.plugins.auto_server import OWN, refusal
 
 REFERENCE_MINIMUM = 40 * GB
 """Known need of the reference profiles (1B and 1.5B, full training); with 24 GB, Adam runs out of memory."""
@@ -116,6 +117,26 @@ def check_algorithm(situation: Situation) -> Iterator[Finding]:
         yield Finding(check="algorithm", result="ok", evidence=f"{spec.name} on {hardware.name}")
         return
     yield Finding(check="algorithm", result="problem", evidence=evidence, cure=cure)
+
+
+def check_server(situation: Situation) -> Iterator[Finding]:
+    """Check whether the model's server can serve on the chosen hardware, and say why `auto` chose it."""
+    plan, hardware = situation.plan, situation.hardware
+    if plan is None or hardware is None or plan.components["server"].spec.name == OWN:
+        return
+    component = plan.components["server"]
+    who = f"{component.spec.name} of {component.distribution} {component.version}"
+    why = refusal(component, hardware)
+    if why:
+        yield Finding(
+            check="server",
+            result="problem",
+            evidence=f"{who} can't serve on {hardware.name}: {why}",
+            cure="leave --server out, or name another: agentrig plugins",
+        )
+        return
+    chosen = f"; auto chose it: {plan.reasons['server']}" if "server" in plan.reasons else ""
+    yield Finding(check="server", result="ok", evidence=f"{who} serves on {hardware.name}{chosen}")
 
 
 def workload(situation: Situation) -> Workload | None:

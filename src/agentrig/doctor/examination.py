@@ -25,6 +25,7 @@ CHECKS: Sequence[Callable[[Any], Iterable[Finding]]] = (
     devices.check_hardware,
     devices.check_visible,
     devices.check_algorithm,
+    devices.check_server,
     software.check_requirements,
     software.check_stack,
     imports.check_imports,
@@ -106,7 +107,7 @@ def look(
     settings: dict[str, Any] = {"overrides": overrides, "files": files, "strict_plugins": strict_plugins}
     try:
         plan = resolve(source, uses=uses, **settings)
-        plan.components["hardware"]  # resolves `auto`
+        plan.components["hardware"], plan.components["server"]  # resolves `auto`
     except HardwareError as error:
         findings.append(_refusal("hardware", error))
         try:  # the rest of the recipe can still be checked

@@ -1,0 +1,176 @@
+"""Each server in real runs of `mini`: killed, resumed, exported, evaluated, examined; a dead one is named.
+
+`file-server` is a package of somebody else's, installed from its wheel and found by its entry point.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROCESS = {"embedded": "agentrig_grpo.server", "file-server": "agentrig_file_server.serving"}
+DISTRIBUTION = {"embedded": "agentrig-grpo", "file-server": "agentrig-file-server"}
+NAME = {"embedded": "the LLM server", "file-server": "the file server"}
+SERVERS = [pytest.param("embedded", marks=pytest.mark.slow), "file-server"]
+TINY = (
+    "algorithm.tasks_per_step=2",
+    "algorithm.group_size=4",
+    "algorithm.validate_every=0",
+    "algorithm.max_tokens=24",
+    "run.report_tasks=2",
+    "run.failure_limit=1.0",
+    "runners.n=1",
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds what the example's wheel installs."""
+    folder = tmp_path_factory.mktemp("third-party")
+    example = str(ROOT / "examples" / "agentrig-file-server")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), example]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--offline", "--no-deps"]
+    subprocess.run([*install, "--target", str(folder / "site"), str(wheel)], check=True, capture_output=True)
+    return folder / "site"
+
+
+class Place:
+    """A folder where commands run, with temporary files of its own."""
+
+    def __init__(self, folder: Path, site: Path) -> None:
+        self.folder, self.temporary = folder, folder / "t"
+        self.temporary.mkdir()
+        self.environment = {**os.environ, "PYTHONPATH": str(site), "TMPDIR": str(self.temporary)}
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start a command in a session of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "agentrig", *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *words: str, ok: bool = True) -> str:
+        """Run a command to its end; return what it printed."""
+        process = self.start(*words)
+        output, _ = process.communicate(timeout=280)
+        assert (process.returncode == 0) == ok, output
+        return output
+
+    def processes(self, text: str = "") -> list[psutil.Process]:
+        """Return the living processes that use this folder for their temporary files."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                mine = process.environ().get("TMPDIR", "").startswith(str(self.temporary))
+                if mine and process.status() != psutil.STATUS_ZOMBIE and text in " ".join(process.cmdline()):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def none_left(self, text: str = "") -> list[psutil.Process]:
+        """Wait up to 30 seconds for the end of all processes; return those that are left."""
+        end = time.monotonic() + 30
+        while (left := self.processes(text)) and time.monotonic() < end:
+            time.sleep(0.2)
+        return left
+
+
+@pytest.fixture
+def place(tmp_path: Path, site: Path) -> Place:
+    return Place(tmp_path, site)
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def wait_for(file: Path, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 200
+    while not file.exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_run_is_killed_resumed_exported_and_evaluated(server: str, place: Place) -> None:
+    named = set(os.listdir("/dev/shm"))
+    killed = place.start("train", "mini", "--server", server, "algorithm.steps=50", "run.name=a", *TINY)
+    run = place.folder / "runs" / "a"
+    wait_for(run / "checkpoints" / "latest", killed)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=60)
+    assert place.none_left() == []
+    assert set(os.listdir("/dev/shm")) <= named
+
+    done = len(lines_of(run))
+    text = place.run("train", "--resume", str(run), f"algorithm.steps={done + 1}")
+    assert list(place.temporary.iterdir()) == [], "the killed run's files are gone, and the resumed run's"
+    assert [line["step"] for line in lines_of(run)] == [*range(1, done + 2)]
+    assert lines_of(run)[-1]["delivery"]["tensors"] > 0
+    summary = json.loads((run / "summary.json").read_text())["delivery"]
+    assert (summary["on"], summary["arrived"], summary["notes"]) == (True, summary["proofs"], [])
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["server"] == {"name": server, "chosen": None}
+    assert manifest["components"]["server"]["distribution"] == DISTRIBUTION[server]
+    assert "is now called" not in text
+
+    exported = place.run("export", str(run), str(place.folder / "model"))
+    assert "it answers as the learner did after step" in exported
+    words = ["eval", "mini", "--server", server, "--checkpoint", str(run), "--limit", "2", "--json"]
+    assert json.loads(place.run(*words).splitlines()[-1])["n"] == 2
+    assert place.none_left(PROCESS[server]) == []
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_run_whose_server_dies_names_it(server: str, place: Place) -> None:
+    process = place.start("train", "mini", "--server", server, "algorithm.steps=50", "run.name=d", *TINY)
+    run = place.folder / "runs" / "d"
+    wait_for(run / "metrics.jsonl", process)
+    for victim in place.processes(PROCESS[server]):
+        if "guard" not in " ".join(victim.cmdline()):
+            victim.kill()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
+    error = json.loads((run / "error.json").read_text())
+    assert error["error"] == "ServerError"
+    assert re.search(rf"{NAME[server]} has died.*exit status -9", error["message"]), error["message"]
+    assert place.none_left() == []
+
+
+def test_the_doctor_examines_the_server_that_the_run_would_use(place: Place) -> None:
+    def found(*words: str) -> dict[str, Any]:
+        text = place.start("doctor", "mini", "--hardware", "cpu", "--json", *words).communicate(timeout=200)[0]
+        findings = json.loads(text[text.index("{") :])["findings"]
+        (one,) = [finding for finding in findings if finding["check"] == "server"]
+        return dict(one)
+
+    assert found("--server", "file-server")["evidence"] == "file-server of agentrig-file-server 0.1.0 serves on cpu"
+    chosen = found()
+    assert chosen["result"] == "ok"
+    assert re.match(r"embedded of agentrig-grpo \S+ serves on cpu; auto chose it: ", chosen["evidence"])
+
+
+def test_a_server_that_is_not_there_ends_the_command_before_the_run(place: Place) -> None:
+    text = place.run("train", "mini", "--server", "file-servr", "run.name=x", ok=False)
+    assert 'there is no server called "file-servr". Did you mean "file-server"?' in text
+    assert not (place.folder / "runs").exists()
