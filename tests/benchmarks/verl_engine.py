@@ -3,17 +3,20 @@
     python tests/benchmarks/verl_engine.py [--engines forest,verl] [--shape 1.5b|18m] [--rows 32x4x816+128 …]
         [--tokens 49152] [--micro 16] [--repeat 3] [--no-checkpointing] [--profile] [--work DIR]
 
-Rows are TASKSxNxPROMPT+RESPONSE random tokens. The engine with shared tokens runs passes of `--tokens` tokens; verl's
-own runs micro-batches of `--micro` rows of the first shape, and of fewer rows where they are longer, padded, with
-agentrig's log-probabilities of tokens. An update is forward, PPO loss, backward, clipping and AdamW. Prints one JSON
-object for each engine and shape: the median seconds, tokens, peak memory, and how far the log-probabilities of the two
-engines are apart. `--profile` adds where the seconds of one more update go, by CPU and by GPU.
+Rows are TASKSxNxPROMPT+RESPONSE random tokens. The engines are `forest`, `verl`, and `packed`: verl's own on rows
+without padding, the second layout without shared tokens. The engine with shared tokens runs passes of `--tokens`
+tokens (0: as many as `--micro` rows allow); verl's own runs micro-batches of `--micro` rows of the first shape, of
+fewer rows where they are longer, with agentrig's log-probabilities of tokens. An update is forward, PPO loss,
+backward, clipping and AdamW. Prints one JSON object for each engine and shape: the median seconds, tokens, peak memory,
+and how far the log-probabilities of the first shape are from those of the first engine. `--profile` adds where the
+seconds of one more update go, by CPU and by GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import statistics
@@ -65,7 +68,7 @@ def make_engine(folder: Path, kind: str, *, checkpointing: bool) -> Any:
             path=str(folder),
             load_tokenizer=False,
             override_config={"attn_implementation": "sdpa"},
-            use_remove_padding=False,
+            use_remove_padding=kind == "packed",
             enable_gradient_checkpointing=checkpointing,
         ),
         FSDPEngineConfig(strategy="fsdp" if CUDA else "fsdp2", **precision),
@@ -97,7 +100,8 @@ def measure(engine: Any, kind: str, text: str, arguments: argparse.Namespace) ->
     while micro * 2 <= arguments.micro * 960 // longest and len(rows) % (micro * 2) == 0:
         micro *= 2
     settings = {
-        "use_remove_padding": False, "calculate_entropy": False, "use_dynamic_bsz": kind == "forest",
+        "use_remove_padding": kind == "packed", "calculate_entropy": False,
+        "use_dynamic_bsz": kind == "forest" and bool(arguments.tokens),
         "max_token_len_per_gpu": arguments.tokens, "micro_batch_size_per_gpu": micro, "temperature": 1.0,
     }  # fmt: skip
     loss = partial(ppo_loss, config=FSDPActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True))
@@ -115,7 +119,6 @@ def measure(engine: Any, kind: str, text: str, arguments: argparse.Namespace) ->
                 values[len(prompt) - 1 : -1].float().cpu()
                 for values, (prompt, _, _) in zip(output["log_probs"].unbind(), rows, strict=True)
             ]
-            data["old_log_probs"] = torch.nested.as_nested_tensor(found, layout=torch.jagged)
         data = batch_of(rows, **settings)
         start = wait()
         with engine.train_mode():
@@ -204,6 +207,7 @@ def main() -> None:
                     seen[text] = found
                 print(json.dumps(figures), flush=True)
             del engine
+            gc.collect()
             if CUDA:
                 torch.cuda.empty_cache()
 

@@ -26,6 +26,7 @@ from verl.workers.utils.losses import ppo_loss  # noqa: TID253
 from agentrig.forest.scoring import prepare, score
 from agentrig.forest.segments import Pack, grow, packs
 from agentrig.forest.sequences import Batch, collate
+from agentrig_verl.budget import room_of, tokens_of_a_pass
 from agentrig_verl.rows import Row, by_row, old_logprobs, places_of, rows_of, trained_only, without_gradient
 
 MODEL_TYPE = "agentrig_forest"
@@ -74,6 +75,7 @@ class ForestEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self.model_config.model_type = "language_model"  # what verl builds; its registry needed the other name
         self.tokens = Tokens()
         self.skips = False
+        self._room = room_of(self.model_config.hf_config, checkpointing=self.model_config.enable_gradient_checkpointing)
 
     def _build_module(self) -> Any:
         self.model_config.hf_config._attn_implementation = "sdpa"  # to load it; replaced below
@@ -114,7 +116,7 @@ class ForestEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             self.tokens.traced += sum(row.traced for row in rows)
             if self.skips and not tensordict_utils.get_non_tensor_data(data, "calculate_entropy", False):
                 rows = without_gradient(rows, data)
-        parts = self._cut(rows, _budget(data, rows), group)
+        parts = self._cut(rows, tokens_of_a_pass(data, rows, self._room), group)
         outputs = []
         for i, part in enumerate(parts):
             last = i == len(parts) - 1
@@ -180,14 +182,6 @@ class ForestEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
                 loss, metrics = loss_function(model_output=model_output, data=micro, dp_group=group)
         detached = {name: x.detach() for name, x in model_output.items()}
         return loss, {"model_output": detached, "loss": loss.detach().item(), "metrics": metrics}
-
-
-def _budget(data: Any, rows: Sequence[Row]) -> int:
-    """Return how many tokens a pass may have: as many as verl's keys allow its own engine."""
-    get = tensordict_utils.get_non_tensor_data
-    if get(data, "use_dynamic_bsz", True):
-        return int(get(data, "max_token_len_per_gpu", None))
-    return int(get(data, "micro_batch_size_per_gpu", None)) * max(row.length for row in rows)
 
 
 def _temperature(data: Any) -> float:
