@@ -216,10 +216,10 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def score(self, tokens: Sequence[int]) -> tuple[torch.Tensor, Prompt | None]:
-        """Score given tokens; what the same pass computed as a prompt can be sampled after.
+        """Score given tokens; the result of the pass can also be used as a prompt to sample after.
 
         Returns:
-            The log-probability of each token but the first, given those before it, fp32 [len(tokens) - 1]; and the
+            The log-probability of each token after the first, given those before it, fp32 [len(tokens) - 1]; and the
             tokens as a prompt.
         """
         x, keys, values = self._through([tokens])
