@@ -190,8 +190,8 @@ class Engine:
     def score(self, tokens: Sequence[int], done: Callable[[Score | Exception], None]) -> None:
         """Score given tokens before the next decode step; `done` is called with the answer or the error.
 
-        The result is kept as a prompt, unless these tokens are one already: a request that samples after them then needs
-        no pass of its own.
+        The result is kept as a prompt, unless these tokens are one already. A later request that samples after them
+        needs no pass of its own.
         """
 
         def apply() -> None:
