@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import random
+import sys
 from pathlib import Path
 
 import attrs
@@ -14,6 +15,7 @@ from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.loss import sample_weights
 from agentrig_grpo.masters import Masters
+from agentrig_grpo.optimizers import optimizer_bytes
 
 from agentrig.credit import LARGEST
 from agentrig.errors import AgentrigError, ConfigError
@@ -430,3 +432,66 @@ def test_groups_without_advantage_cost_nothing(make_model, logprobs, passes):
     assert with_them["traced_tokens"] == without["traced_tokens"]
     nothing = [attrs.evolve(s, advantage=0.0) for s in samples]
     assert learner_of(make_model(), **passes).update(nothing, step=1)["computed_tokens"] == 0
+
+
+def learner_in_8_bits(model, **settings):
+    pytest.importorskip("bitsandbytes")
+    return learner_of(model, optimizer="adamw8bit", **settings)
+
+
+def test_adamw_in_8_bits_learns_nearly_the_same_and_every_step_is_proven(make_model):
+    shape = {"vocab": 2000, "hidden": 64}  # moments of small tensors stay in fp32
+    found = []
+    for make in (learner_of, learner_in_8_bits):
+        model = make_model(**shape)
+        learner = make(model, warmup_steps=2, weight_decay=0.1)
+        for step in range(1, 5):
+            metrics = learner.update(samples_of(seed=step), step=step)
+            assert metrics["step_error"] < 1e-3, "AdamW's formula, from the moments that were stored"
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    start = torch.cat([p.detach().flatten() for p in make_model(**shape).parameters()])
+    assert float((found[0] - found[1]).norm()) < 0.1 * float((found[0] - start).norm())
+    state = [t for s in learner.optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
+    held = sum(t.numel() * t.element_size() for t in state)
+    assert held == optimizer_bytes(list(learner.trained.values()), "adamw8bit")
+    assert held < 0.31 * optimizer_bytes(list(learner.trained.values()), "adamw")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_resumed_learner_in_8_bits_goes_on_bit_for_bit(make_model, tmp_path, dtype):
+    pytest.importorskip("bitsandbytes")
+    shape = {"vocab": 2000, "hidden": 64}
+
+    def new(seed):
+        config = GrpoConfig(lr=1e-3, tokens_per_batch=64, optimizer="adamw8bit")
+        return Learner(make_model(seed=seed, **shape), config, dtype=dtype, seed=0)
+
+    whole, first = new(0), new(0)
+    for step in range(2):
+        for learner in (whole, first):
+            learner.update(samples_of(seed=step), step=step)
+    torch.save(first.state(), tmp_path / "state.pt")
+    second = new(5)
+    second.load_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    for step in range(2, 4):
+        ours, theirs = (learner.update(samples_of(seed=step), step=step) for learner in (whole, second))
+        assert ours == {**theirs, "learner_tokens_per_s": ours["learner_tokens_per_s"]}
+        assert whole.digests["start"] == second.digests["start"]
+    for a, b in zip(whole.trained.values(), second.trained.values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_another_optimizer_than_the_checkpoints_is_refused(make_model):
+    first = learner_of(make_model())
+    first.update(samples_of(), step=1)
+    with pytest.raises(AgentrigError, match=r'optimizer = "adamw", and this run has "adamw8bit": resume with the one'):
+        learner_in_8_bits(make_model()).load_state(first.state())
+
+
+def test_without_bitsandbytes_the_message_says_what_to_install(make_model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(
+        ConfigError, match=r'"adamw8bit" needs bitsandbytes (.*\n.*)*pip install .agentrig-grpo\[8bit\]'
+    ):
+        learner_of(make_model(), optimizer="adamw8bit")

@@ -156,11 +156,13 @@ def _refusal(config: GrpoConfig, found: Need, left: int, device: str, server: st
 
     if config.gradient_checkpointing is False and fits(gradient_checkpointing=True):
         return f"{what}Set algorithm.gradient_checkpointing = true"
-    checkpointing = config.gradient_checkpointing is not False
+    to_save = {"gradient_checkpointing": config.gradient_checkpointing is not False}
     tokens, state = config.tokens_per_batch, found.peak - max(found.activations, found.change)
     while (state + found.change) * MARGIN < left and (tokens := tokens // 2) >= LEAST:
-        if fits(tokens_per_batch=tokens, gradient_checkpointing=checkpointing):
+        if fits(tokens_per_batch=tokens, **to_save):
             return f"{what}Set algorithm.tokens_per_batch = {tokens}"
+    if not config.lora_rank and config.optimizer == "adamw" and fits(optimizer="adamw8bit", **to_save):
+        return f"{what}Set algorithm.optimizer = \"adamw8bit\" (pip install 'agentrig-grpo[8bit]')"
     if not config.lora_rank and fits(lora_rank=16, gradient_checkpointing=True):
         return f"{what}Set algorithm.lora_rank = 16, which trains adapters only"
     return f"{what}Take a smaller model, or a device with more memory"

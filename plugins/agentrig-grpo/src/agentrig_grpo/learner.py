@@ -32,6 +32,7 @@ from agentrig_grpo.digests import (
 )
 from agentrig_grpo.loss import TokenLoss, sample_weights, token_losses
 from agentrig_grpo.masters import Masters, computing_with, round_weights
+from agentrig_grpo.optimizers import check_state, optimizer_of
 from agentrig_grpo.proofs import StepProof, TokenProof
 from agentrig_grpo.samples import TrainSample as TrainSample
 from agentrig_grpo.used import Used, tokens_in_loss
@@ -132,13 +133,7 @@ class Learner:
         else:
             self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._device = next(iter(self.trained.values())).device
-        self.optimizer = torch.optim.AdamW(
-            self.trained.values(),
-            lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        self.optimizer = optimizer_of(self.trained.values(), config)
         self._chunk = chunk or (CHUNK if self._device.type == "cpu" else GPU_CHUNK)
         self.updates = 0
         self.digests: dict[str, Any] = {}
@@ -412,6 +407,7 @@ class Learner:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned; see `load_weights` for the errors."""
+        check_state(state["optimizer"], self.config)
         self.load_weights(state["trained"])
         self.optimizer.load_state_dict(state["optimizer"])
         for group in self.optimizer.param_groups:  # torch restores the old values; a resumed run may set others

@@ -22,6 +22,7 @@ from agentrig.forest.sequences import collate, packed
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.loss import token_losses
+from agentrig_grpo.optimizers import optimizer_bytes
 
 GIB = 1 << 30
 
@@ -122,7 +123,13 @@ def need_of(directory: Path, config: GrpoConfig, *, dtype: str, device: str, att
             model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 settings, dtype=torch.float32, attn_implementation=attention
             )
-            learner = Learner(model.eval(), attrs.evolve(config, kl_loss_coef=0.0), dtype=dtype, seed=0, chunk=chunk)
+            learner = Learner(
+                model.eval(),
+                attrs.evolve(config, kl_loss_coef=0.0, optimizer="adamw"),
+                dtype=dtype,
+                seed=0,
+                chunk=chunk,
+            )
         if not learner.share:
             raise NotImplementedError(f"the calls of a {settings.model_type} share no tokens")
         trained, parameters = list(learner.trained.values()), list(learner.model.parameters())
@@ -146,7 +153,7 @@ def need_of(directory: Path, config: GrpoConfig, *, dtype: str, device: str, att
     return Need(
         weights=weights + _bytes(reference),
         gradients=held - weights,
-        optimizer=2 * bytes_trained,
+        optimizer=optimizer_bytes(trained, config.optimizer),
         activations=counter.peak - held,
         change=bytes_trained,
     )

@@ -15,6 +15,7 @@ import torch  # noqa: TID253  (imported with the learner only)
 from agentrig.errors import RunStopped
 from agentrig.forest.sequences import Batch
 from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.optimizers import moment
 
 log = logging.getLogger(__name__)
 
@@ -227,7 +228,8 @@ class StepProof:
             log.warning("%s: the model does not use %s: they do not change", where, _some(silent))
         states = [optimizer.state.get(p) or {} for p in self._trained.values()]
         steps = {name: s["step"] for name, s in zip(self._trained, states, strict=True) if "step" in s}
-        made = dict(zip(steps, torch.stack(list(steps.values())).tolist() if steps else (), strict=True))
+        numbers = torch.stack([torch.as_tensor(step) for step in steps.values()]).tolist() if steps else []
+        made = dict(zip(steps, numbers, strict=True))
         # A tensor whose gradient was None in some updates has a smaller number.
         most = max(made.values(), default=0)
         if most != update - 1:
@@ -238,8 +240,10 @@ class StepProof:
         self._kept = (
             self._spots(self._trained),
             self._spots({n: gradients.get(n) for n in self._trained}),
-            self._spots({n: s.get("exp_avg") for n, s in zip(self._trained, states, strict=True)}),
-            self._spots({n: s.get("exp_avg_sq") for n, s in zip(self._trained, states, strict=True)}),
+            *(
+                self._on_host([moment(s, number, at) for s, at in zip(states, self._at.values(), strict=True)])
+                for number in (1, 2)
+            ),
             torch.tensor([made.get(n, 0) + 1.0 for n in self._trained], dtype=torch.float64)[:, None],
             torch.tensor([n in gradients for n in self._trained])[:, None],
         )
@@ -295,11 +299,13 @@ class StepProof:
         return float(error.max())
 
     def _spots(self, tensors: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
-        """Return the checked elements, fp64 [tensors, SPOTS] on the CPU; 0 where there is no tensor."""
-        device = next(iter(self._at.values())).device
-        none = torch.zeros(SPOTS, device=device)
-        rows = [none if t is None else torch.take(t.detach(), self._at[n]).float() for n, t in tensors.items()]
-        return torch.stack(rows).cpu().double()
+        """Return the followed elements of tensors; 0 where there is none."""
+        return self._on_host([None if t is None else torch.take(t.detach(), self._at[n]) for n, t in tensors.items()])
+
+    def _on_host(self, rows: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """Return elements, fp64 [tensors, SPOTS] on the CPU, by one transfer."""
+        none = torch.zeros(SPOTS, device=next(iter(self._at.values())).device)
+        return torch.stack([none if row is None else row.float() for row in rows]).cpu().double()
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,0 +1,88 @@
+"""The optimizers that a learner can have, and what their state means."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch  # noqa: TID253  (imported with the learner only)
+
+from agentrig.errors import AgentrigError, ConfigError
+from agentrig_grpo.config import GrpoConfig
+
+BLOCK = 256
+"""Elements of an 8-bit moment that have one scale."""
+
+SMALL = 4096
+"""Tensors with fewer elements have moments in fp32, also in the 8-bit optimizer."""
+
+
+def optimizer_of(parameters: Iterable[torch.nn.Parameter], config: GrpoConfig) -> torch.optim.Optimizer:
+    """Return the optimizer that the settings ask for: AdamW in fp32 (torch), or in 8 bits (bitsandbytes).
+
+    Raises:
+        ConfigError: bitsandbytes is not installed.
+    """
+    settings: Any = {
+        "lr": config.lr,
+        "betas": (config.beta1, config.beta2),
+        "weight_decay": config.weight_decay,
+    }
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, **settings, fused=True)
+    try:
+        library: Any = importlib.import_module("bitsandbytes.optim")
+    except ImportError as error:
+        raise ConfigError(
+            f'[algorithm] optimizer = "{config.optimizer}" needs bitsandbytes ({error}):\n'
+            "  pip install 'agentrig-grpo[8bit]'"
+        ) from error
+    made: torch.optim.Optimizer = library.AdamW8bit(parameters, **settings, min_8bit_size=SMALL)
+    return made
+
+
+def optimizer_bytes(tensors: Sequence[torch.Tensor], name: str) -> int:
+    """Return the bytes of an optimizer's moments of some tensors in fp32."""
+    if name == "adamw":
+        return sum(8 * t.numel() for t in tensors)
+    # One byte for each of two moments, a scale for each block of them, and a table of 256 values a tensor.
+    return sum(
+        8 * t.numel() if t.numel() < SMALL else 2 * (t.numel() + 4 * -(-t.numel() // BLOCK) + 1024) for t in tensors
+    )
+
+
+def moment(state: Mapping[str, Any], number: int, at: torch.Tensor) -> torch.Tensor | None:
+    """Return some elements of a tensor's mean gradient (1) or mean squared gradient (2), in fp32.
+
+    Args:
+        state: The optimizer's, of that tensor.
+        number: Which moment.
+        at: Which elements of the flattened tensor.
+
+    Returns:
+        As many as `at`; None before the first update.
+    """
+    found = state.get(("exp_avg", "exp_avg_sq")[number - 1], state.get(f"state{number}"))
+    if found is None:
+        return None
+    values = torch.take(found, at)
+    if found.dtype != torch.uint8:
+        return values.float()
+    scales: torch.Tensor = state[f"absmax{number}"]
+    table: torch.Tensor = state[f"qmap{number}"]
+    return table[values.long()] * scales.flatten()[at // BLOCK]
+
+
+def check_state(state: Mapping[str, Any], config: GrpoConfig) -> None:
+    """Check that a checkpoint's optimizer is the one of the settings.
+
+    Raises:
+        AgentrigError: It is another one.
+    """
+    kinds = {"adamw" if "exp_avg" in one else "adamw8bit" for one in state["state"].values()}
+    if kinds - {config.optimizer}:
+        raise AgentrigError(
+            f'the checkpoint was written with algorithm.optimizer = "{kinds.pop()}", and this run has '
+            f'"{config.optimizer}": resume with the one that the run started with'
+        )
