@@ -63,8 +63,14 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
     with log.open("wb") as out:
         run = subprocess.Popen([sys.executable, "-m", "agentrig", "train", *words], stdout=out, stderr=out)
     first, seen = None, 0
+    marks: dict[str, float] = {}
+    server_log = folder / "run" / "server.log"
     try:
         while run.poll() is None:
+            if "server started" not in marks and server_log.is_file():
+                marks["server started"] = time.perf_counter() - begun
+            if "server answers" not in marks and server_log.is_file() and STARTED.search(read(server_log)):
+                marks["server answers"] = time.perf_counter() - begun
             lines = lines_of(folder / "run")
             for line in lines[seen:]:
                 first = first or time.perf_counter() - begun
@@ -77,8 +83,7 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
         run.kill()
         run.wait()
     wall = time.perf_counter() - begun
-    server_log = folder / "run" / "server.log"
-    served = server_log.read_text("utf-8", errors="replace") if server_log.is_file() else ""
+    served = read(server_log) if server_log.is_file() else ""
     if run.returncode != 0 or len(lines_of(folder / "run")) < options.steps:
         print(log.read_text("utf-8", errors="replace")[-5000:], served[-8000:], sep="\n", flush=True)
         raise SystemExit(f"the run ended with status {run.returncode}")
@@ -94,6 +99,7 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
         **medians,
         "first_step_ended_after_s": first,
         "of_that_the_step": lines[0]["step_s"],
+        "seconds_after_the_command": {name: round(at, 1) for name, at in marks.items()},
         "start_of_the_server": match[1] if (match := STARTED.search(served)) else None,
         "prompt_tokens": lines[-1]["prompt_tokens"],
         "response_tokens": lines[-1]["response_tokens"],
@@ -102,6 +108,11 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
         "algorithm": {k: v for k, v in lines[-1]["algorithm"].items() if "token" in k or "ratio" in k or "differ" in k},
     }
     print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in figures.items()}, indent=1), flush=True)
+
+
+def read(file: Path) -> str:
+    """Return a log's text."""
+    return file.read_text("utf-8", errors="replace")
 
 
 def lines_of(run: Path) -> list[dict[str, object]]:

@@ -16,7 +16,6 @@ import signal
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,6 +37,9 @@ from agentrig.servers import ServerPlan
 from agentrig.settings import structure
 
 LENGTHS = {"18m": (64, 64), "1.5b": (816, 128)}
+
+
+CLIENT = httpx.Client(timeout=120, limits=httpx.Limits(max_connections=256, max_keepalive_connections=256))
 
 
 def say(**figures: object) -> None:
@@ -74,10 +76,8 @@ def measure(folder: Path, options: argparse.Namespace, config: VllmConfig) -> No
     except BaseException:
         print((folder / "server.log").read_text("utf-8", errors="replace")[-12_000:], flush=True)
         raise
-    lines = (folder / "server.log").read_text("utf-8", errors="replace").splitlines()
-    for line in lines:
-        if any(word in line for word in ("took", "seconds", "secs", "memory", "KV cache", "Maximum concurrency")):
-            print("  log:", line[:200], flush=True)
+    for line in (folder / "server.log").read_text("utf-8", errors="replace").splitlines():
+        print("  log:", line[:220], flush=True)
 
 
 def use(server: VllmServer, folder: Path, options: argparse.Namespace, answer: int) -> None:
@@ -162,9 +162,6 @@ def prove(model: torch.nn.Module, endpoint, version: int) -> None:
     )
 
 
-_local = threading.local()
-
-
 def key(endpoint) -> dict[str, str]:
     """Return the header that the server asks for."""
     return {"Authorization": f"Bearer {endpoint.api_key}"}
@@ -172,12 +169,11 @@ def key(endpoint) -> dict[str, str]:
 
 def call(endpoint, text: str, answer: int) -> tuple[int, int]:
     """Make one call; return its prompt's and its answer's tokens."""
-    client = _local.__dict__.setdefault("client", httpx.Client(timeout=120))
     body = {
         "model": endpoint.model, "messages": [{"role": "user", "content": text}], "max_tokens": answer,
         "temperature": 1.0, "ignore_eos": True, "logprobs": True, "return_token_ids": True,
     }  # fmt: skip
-    reply = client.post(f"{endpoint.base_url}/chat/completions", json=body, headers=key(endpoint))
+    reply = CLIENT.post(f"{endpoint.base_url}/chat/completions", json=body, headers=key(endpoint))
     reply.raise_for_status()
     usage = reply.json()["usage"]
     return usage["prompt_tokens"], usage["completion_tokens"]

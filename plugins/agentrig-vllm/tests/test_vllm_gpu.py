@@ -126,6 +126,7 @@ def test_adapters_arrive_merged_and_the_server_sleeps_during_updates(run) -> Non
     assert (delivery["proofs"], delivery["arrived"]) == (4, 4)
     assert delivery["tensors"] > 10
     assert delivery["difference"] < delivery["bound"]
+    assert "Producer process has been terminated" not in run.tail(), "the server let go of the learner's buffer"
     log = (run.path / "server.log").read_text(errors="replace")
     assert log.count("to fall asleep") == 3, log[-4000:]
 

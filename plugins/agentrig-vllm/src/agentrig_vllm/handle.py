@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -41,6 +42,7 @@ LOOKED_THROUGH = 400
 CAUSE = re.compile(r"\b(?:\w+\.)*\w*(?:Error|Exception): \S.*")
 SECOND_HAND = "Engine core initialization failed"
 CHECK_S = 10.0
+RELEASE_S = 10.0
 POLL_S = 0.2
 ANY_HOST = ("", "0.0.0.0")
 
@@ -117,6 +119,10 @@ class VllmServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._sender is not None:
+            with contextlib.suppress(ServerError):  # it is dead, and so holds no memory
+                self._order("release the buffer", order="release", timeout_s=RELEASE_S)
+            self._sender.close()
         if self._process is not None:
             self._process.stop()  # at once: it has nothing to save
         if self._channel is not None:
@@ -127,7 +133,9 @@ class VllmServer:
 
     def _environment(self) -> dict[str, str]:
         own = self._plan.hardware.environment(Context(role="rollout"))
-        found = {**ENVIRONMENT, **own, **{k: v for k, v in os.environ.items() if k not in WITHHELD}}
+        # The sampler has small compiled parts too; the first of them would cost some seconds at the start.
+        eager = {} if self._config.compile or self.dtype == "float32" else {"TORCHDYNAMO_DISABLE": "1"}
+        found = {**ENVIRONMENT, **eager, **own, **{k: v for k, v in os.environ.items() if k not in WITHHELD}}
         visible = devices(os.environ.get("CUDA_VISIBLE_DEVICES"), own=self._learner, other=self._config.device)
         return found | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
 

@@ -49,6 +49,7 @@ class Orders:
             "load": self._load,
             "end": self._end,
             "held": self._held,
+            "release": self._release,
             "sleep": self._sleep,
             "wake": self._wake,
             "check": self._check,
@@ -85,6 +86,10 @@ class Orders:
 
     async def _held(self, order: dict[str, Any]) -> dict[str, Any]:
         return {"digests": (await self._engine.collective_rpc("agentrig_held", args=(order["shapes"],)))[0]}
+
+    async def _release(self, order: dict[str, Any]) -> dict[str, Any]:
+        await self._engine.collective_rpc("agentrig_release")
+        return {}
 
     async def _sleep(self, order: dict[str, Any]) -> dict[str, Any]:
         self._door.closed, self._asleep = ASLEEP, True
@@ -136,7 +141,7 @@ async def serve(channel: Channel, order: dict[str, Any], begun: float) -> None:
     door = Door(app, order["key"])
     listening = socket.create_server((order["host"], order["port"]), backlog=2048)
     settings = uvicorn.Config(door, log_level="warning", access_log=False, timeout_keep_alive=60, lifespan="on")
-    server = uvicorn.Server(settings)
+    server = app.state.server = uvicorn.Server(settings)  # vLLM's handlers of errors look for it there
     answering = loop.create_task(server.serve(sockets=[listening]))
     while not server.started:
         if answering.done():
@@ -184,8 +189,10 @@ def main() -> None:
     assert order is not None
     # A terminal's Ctrl-C does not come here; what else asks to end ends all at once: there is nothing to save.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    import uvloop
+
     try:
-        asyncio.run(serve(channel, order, begun))
+        uvloop.run(serve(channel, order, begun))
     except BaseException:
         import traceback
 

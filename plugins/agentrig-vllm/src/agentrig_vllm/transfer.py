@@ -80,6 +80,13 @@ class Sender:
         if entries:
             yield self._message(entries, end)
 
+    def close(self) -> None:
+        """Free the buffer; the server must have let go of it."""
+        shared_on_gpu = self._announced and self._buffer is not None and self._buffer.is_cuda
+        self._buffer, self._announced = None, False
+        if shared_on_gpu:
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+
     def _message(self, entries: Sequence[Mapping[str, Any]], end: int) -> dict[str, Any]:
         assert self._buffer is not None
         checked = [entry for entry in entries if getattr(torch, entry["dtype"]).is_floating_point]

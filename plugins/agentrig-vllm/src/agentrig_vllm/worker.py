@@ -58,6 +58,11 @@ class Worker(GpuWorker):
         self._loaded |= loaded or set()
         torch.cuda.synchronize()  # the learner fills the buffer again
 
+    def agentrig_release(self) -> None:
+        """Let go of the learner's buffer."""
+        self._buffer = None
+        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+
     def agentrig_missing(self) -> list[str]:
         """Return the tensors that no message since `agentrig_begin` had; none where the model's class does not say."""
         if not self._known:
