@@ -41,5 +41,6 @@ def room_of(config: Any, *, checkpointing: bool) -> float:
     width = 2  # bytes of a number in bf16
     layer = width * (8 * config.hidden_size + 4 * config.intermediate_size)
     inputs = width * config.hidden_size * config.num_hidden_layers
-    kept = inputs + layer if checkpointing else layer * config.num_hidden_layers
-    return 1 + 2 * width * config.vocab_size / kept
+    kept: int = inputs + layer if checkpointing else layer * config.num_hidden_layers
+    logits: int = 2 * width * config.vocab_size
+    return 1 + logits / kept
