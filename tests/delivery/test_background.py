@@ -1,4 +1,4 @@
-"""The proof of delivery in the background: who asks, who waits, and what happens when something ends meanwhile."""
+"""The proof of delivery in the background: which threads query, which wait, and what happens if something ends."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_run_goes_on_while_the_server_is_asked(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("call", ["prepare", "begin", "sign"])
-def test_what_comes_next_gives_the_verdict_first(stage: Stage, tmp_path: Path, call: str) -> None:
+def test_the_next_call_gives_the_verdict_first(stage: Stage, tmp_path: Path, call: str) -> None:
     stage.begin(0)
     stage.delivery.settle()
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_ctrl_c_ends_the_wait_for_a_server_that_hangs(stage: Stage) -> None:
     assert all(thread.daemon for thread in names), "the process can end without them"
 
 
-def test_a_transfer_that_nobody_settles_counts_as_one_that_did_not_arrive(stage: Stage) -> None:
+def test_a_transfer_without_a_verdict_counts_as_one_that_did_not_arrive(stage: Stage) -> None:
     stage.begin(0)
     found = stage.delivery.summary()
     assert (found["proofs"], found["arrived"]) == (1, 0)

@@ -1,4 +1,4 @@
-"""Digests of tensors: what they tell apart, and that they are the same in whatever way they are computed."""
+"""Digests of tensors: they distinguish tensors, and do not depend on how they are computed."""
 
 from __future__ import annotations
 

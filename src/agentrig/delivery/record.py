@@ -61,7 +61,7 @@ class Record:
 
     Attributes:
         seconds: How long the run waited for proofs since the last `line`.
-        background: How long they took in the background beside the run.
+        background: Seconds that they took in the background.
         notes: What the report adds to the figures.
     """
 

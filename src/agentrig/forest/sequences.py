@@ -16,12 +16,12 @@ from agentrig.forest.segments import Sample as Sample
 
 @attrs.frozen(kw_only=True, eq=False)
 class Batch:
-    """Samples as tensors; T is the number of response tokens, U of tokens whose hidden state predicts one of them.
+    """Samples as tensors: T response tokens, predicted by the hidden states of U tokens.
 
     Attributes:
         ids: Token ids, [1, tokens] for a pack of a forest, [rows, length] with padding on the right otherwise.
         positions: Position of each token in its own prompt + response, like `ids`.
-        layout: Which tokens a token sees; None when each row is one sample and plain causal attention is right.
+        layout: The tokens that each token attends to; None if each row is one sample with causal attention.
         at: Index into the flattened hidden states that predict response tokens, [U]; ascending, without duplicates.
         of: Which of them predicts each response token, [T]; ascending.
         targets: The response tokens, [T].

@@ -1,4 +1,4 @@
-"""The keys of the server `vllm`: looked at in what vLLM's command line and process are given."""
+"""The keys of the server `vllm`, observed in the command line and the environment of vLLM's process."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from agentrig_grpo.samples import TrainSample as TrainSample
 from agentrig_grpo.used import Used, tokens_in_loss
 
 GPU_CHUNK = 1 << 29
-"""Most logits that are held at once on a GPU: a few thousand tokens of a large vocabulary."""
+"""Most logits in memory at once on a GPU: a few thousand tokens of a large vocabulary."""
 
 
 @attrs.define

@@ -1,4 +1,4 @@
-"""verl's actor worker, which also measures how far a step moved the weights."""
+"""verl's actor worker, which also measures the weight change of a step."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SAMPLE = 1 << 20
 METRIC = "weight_change"
 
 COMPUTED, TRACED = "computed_tokens", "traced_tokens"
-"""Metrics of an update: tokens through the model, and what they would be if no two rows shared any."""
+"""Metrics of an update: computed tokens, and the number without sharing between rows."""
 
 SCORINGS = 3
-"""How often the probe is scored with noise of the dtype's rounding."""
+"""How often the probe is scored with noise of the size of the dtype's rounding."""
 
 
 class MeasuringWorker(TrainingWorker):  # type: ignore[misc]
@@ -86,7 +86,7 @@ class ForestWorker(MeasuringWorker):
         super().__init__(dataclasses.replace(config, model_type=MODEL_TYPE))
 
     def set_loss_fn(self, loss_fn: Callable[..., Any]) -> None:
-        """Take verl's loss function, and look whether rows without an advantage have a gradient under it."""
+        """Take verl's loss function, and check whether rows without an advantage have a gradient under it."""
         from agentrig_verl.engine import skips_zero_advantage
 
         self.engine.skips = skips_zero_advantage(loss_fn)
@@ -150,7 +150,7 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def told(self) -> dict[str, Any]:
-        """Return what is known of the latest `update_weights`.
+        """Return the results of the latest `update_weights`.
 
         Returns:
             `logprobs` of the probe's tokens after the first; `noise`, the largest change of one by rounding; `layers`;

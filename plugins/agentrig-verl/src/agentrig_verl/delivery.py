@@ -1,8 +1,8 @@
 """The proof of delivery with verl: the actor scores the probe with each transfer, vLLM after it.
 
-The learner is asked while the servers sleep, as its other work is: with offloaded parameters there may be no room for
-it beside them. What a server samples after the probe is therefore compared with its own fresh scores of these tokens,
-which vLLM never takes from its prefix cache. All else happens in the background, while the next rollouts begin.
+The actor computes while the servers sleep, as in its other work: with offloaded parameters the GPU may not have room for
+both. So the tokens that a server samples after the probe are compared with the server's own new scores of these tokens,
+which vLLM never takes from its prefix cache. The rest runs in the background, while the next rollouts begin.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from agentrig.delivery import Delivery
 
 @attrs.define(kw_only=True)
 class Scored:
-    """Implements `agentrig.delivery.Learner` with what the actor said before a transfer.
+    """Implements `agentrig.delivery.Learner` with the actor's scores before a transfer.
 
     Attributes:
         ids: The probe.
-        dtype: What the servers compute in.
-        found: The probe's log-probabilities; the actor is asked for them in the background.
-        noise: The most that rounding changes one.
-        layers: Blocks of the model.
+        dtype: The dtype in which the servers compute.
+        found: The probe's log-probabilities, which are read from the actor in the background.
+        noise: The largest change of a log-probability by rounding.
+        layers: Number of blocks of the model.
         sent: Name to digest of the tensors that were sent.
         seconds: How long the actor took.
     """
@@ -42,7 +42,7 @@ class Scored:
     seconds: float = 0.0
 
     def logprobs(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
-        """Return the actor's log-probabilities of the probe; it cannot be asked for other tokens now."""
+        """Return the actor's log-probabilities of the probe; it cannot score other tokens now."""
         assert list(ids) == list(self.ids)
         assert temperature == 1.0
         return self.found
@@ -80,7 +80,7 @@ class Transfers:
         """Tell the actors what to score with the next transfer of weights; call it before that.
 
         Raises:
-            agentrig.errors.RunStopped: The proof of the transfer before has failed.
+            agentrig.errors.RunStopped: The proof of the previous transfer has failed.
         """
         if not self._delivery.on:
             return
@@ -110,7 +110,7 @@ class Transfers:
         )
 
     def _compared(self, scored: Scored, endpoints: int, replicas: Sequence[Any]) -> list[dict[str, str]]:
-        """Ask actors and servers for their digests; return those of the tensors that all have, for each endpoint."""
+        """Get the digests of actors and servers; return those of the tensors that all have, for each endpoint."""
         told: Mapping[str, Any] = self._workers.told()[0]
         sent: Mapping[str, tuple[str, list[int]]] = told.get("sent", {})
         held = [self._held(i, replica, sent) for i, replica in enumerate(replicas)]
