@@ -94,7 +94,7 @@ def score(
 def _chunks(of: torch.Tensor, states: int, size: int) -> list[tuple[int, int, int]]:
     """Return where each chunk of hidden states begins, and its first target and the one after its last."""
     starts = [*range(0, states, size), states]
-    # Where no two targets share a hidden state they are numbered alike, and the device need not be asked.
+    # If no two targets share a hidden state, their indices are equal, and nothing is read from the device.
     places = starts if len(of) == states else torch.searchsorted(of, torch.tensor(starts, device=of.device)).tolist()
     return list(zip(starts[:-1], places[:-1], places[1:], strict=True))
 

@@ -1,7 +1,7 @@
 """The proof of delivery with verl: the actor scores the probe with each transfer, vLLM after it.
 
-The actor computes while the servers sleep, as in its other work: with offloaded parameters the GPU may not have room for
-both. So the tokens that a server samples after the probe are compared with the server's own new scores of these tokens,
+The actor computes while the servers sleep, as in its other work: with offloaded parameters the GPU may not have room
+for both. So the tokens that a server samples after the probe are compared with its own new scores of these tokens,
 which vLLM never takes from its prefix cache. The rest runs in the background, while the next rollouts begin.
 """
 
