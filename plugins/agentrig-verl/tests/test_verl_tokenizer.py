@@ -8,8 +8,10 @@ import shutil
 from pathlib import Path
 
 from agentrig_grpo.naming import model_directory
-from agentrig_verl.tokenizer import disagreement, warn
+from agentrig_verl.tokenizer import warn
 from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+from agentrig.tokenizers import disagreement
 
 
 def test_the_shipped_model_is_tokenized_the_same_everywhere():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import attrs
 import httpx
 import psutil
 import pytest
@@ -112,6 +114,23 @@ def test_a_sleeping_server_refuses_and_an_awake_one_waits_for_weights(server, mo
             "sleep 2 wait",
             "wake_up",
         ]
+
+
+def test_a_tokenizer_that_vllm_replaces_is_named(server, model, tmp_path, caplog):
+    from agentrig_grpo.naming import model_directory
+    from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+    made = server()
+    made._plan = attrs.evolve(made._plan, model=tmp_path)
+    for file in (*model_directory("mini").iterdir(), *model.directory.iterdir()):
+        shutil.copy(file, tmp_path / file.name)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    split = pre_tokenizers.Split(Regex(r" ?[A-Za-z]+?|\s|."), "isolated")
+    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytewise])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with caplog.at_level("WARNING"), made:
+        assert f"vLLM tokenizes text differently from {tmp_path}" in caplog.text
 
 
 def test_only_the_run_itself_is_answered(server):

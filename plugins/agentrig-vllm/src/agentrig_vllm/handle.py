@@ -20,6 +20,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError
 from agentrig.hardware import Context
 from agentrig.processes.servers import ServerError, ServerProcess
+from agentrig.tokenizers import disagreement
 from agentrig_vllm.channel import Channel
 from agentrig_vllm.options import arguments_of, command_line
 
@@ -114,6 +115,14 @@ class VllmServer:
             },
             "start",
         )
+        found = disagreement(str(self._plan.model))
+        if found is not None:
+            log.warning(
+                "vLLM tokenizes text differently from %s/tokenizer.json (%s): a model that was trained with that file "
+                "gives worse answers here. Use server.use=embedded, or train it with its model family's pre-tokenizer.",
+                self._plan.model,
+                found,
+            )
         return self
 
     def __exit__(
