@@ -62,6 +62,9 @@ class ProofSession:
     def lines(self) -> Sequence[Any]:
         return self.steps
 
+    def note(self, text: str) -> None:
+        """Do nothing."""
+
     def plan_steps(self, steps: int) -> None:
         """Do nothing."""
 

@@ -37,12 +37,15 @@ class FakeSession:
         self.directory, self.hardware, self.seed = directory, CPU, 3
         self.first_step, self.checkpoint, self.stopping, self.solved = first_step, checkpoint, False, False
         self.stop_after, self.measured = stop_after, None
-        self.calls, self.lines, self.reports, self.saved, self.validated = [], [], {}, {}, {}
+        self.calls, self.lines, self.reports, self.saved, self.validated, self.notes = [], [], {}, {}, {}, []
         directory.mkdir(exist_ok=True)
         self.delivery = Delivery(directory)
 
     def server(self, plan):
         return Embedded(EmbeddedConfig(), plan)
+
+    def note(self, text):
+        self.notes.append(text)
 
     def plan_steps(self, steps):
         self.calls.append(("plan", steps))
@@ -133,6 +136,7 @@ def test_a_model_learns_through_the_whole_loop(model_dir, tmp_path):
     Grpo(config_of(model_dir)).run(session)
     assert session.reports["after"] > session.reports["before"] + 0.5
     assert session.calls[:3] == [("plan", 10), ("report", "before", 0), ("validate", 0)]
+    assert session.notes == ["the learner computes tokens that calls share once"]
     assert session.calls[-3:] == [("end", 10), ("save", 10, True), ("report", "after", 10)]
     assert [c for c in session.calls if c[0] == "validate"] == [("validate", 0), ("validate", 5), ("validate", 10)]
     assert sorted(session.saved) == [4, 8, 10]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 
 import attrs
 import numpy as np
@@ -112,12 +114,30 @@ def check_equal(model, plain, samples, budget):
         assert float((a.grad - b.grad).norm()) <= 1e-5 * scale, name
 
 
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES = {
+    "Qwen2, Qwen2.5": ("qwen2", {}),
+    "Qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": False}),
+    "Llama 3": ("llama", {"rope_parameters": LLAMA_3, "tie_word_embeddings": False}),
+    "Mistral, without a sliding window": ("mistral", {"sliding_window": None, "tie_word_embeddings": False}),
+    "SmolLM": ("llama", {"hidden": 36, "num_attention_heads": 9, "num_key_value_heads": 3}),
+}
+"""The table of docs/learner.md."""
+
+
 @pytest.mark.parametrize(
-    ("kind", "block"), [("qwen2", 2), ("qwen2", 7), ("qwen2", 512), ("qwen3", 7), ("llama", 7), ("mistral", 7)]
+    ("family", "block"), [("Qwen2, Qwen2.5", 2), ("Qwen2, Qwen2.5", 512), *((family, 7) for family in FAMILIES)]
 )
-def test_log_probs_and_gradients_equal_one_sample_at_a_time(make_model, monkeypatch, kind, block):
+def test_log_probs_and_gradients_equal_one_sample_at_a_time(make_model, monkeypatch, family, block):
     monkeypatch.setattr(attention, "BLOCK", block)  # long segments are split, and subtrees are joined
-    more = {"sliding_window": None} if kind == "mistral" else {}
+    kind, more = FAMILIES[family]
     model, plain = make_model(kind, **more), make_model(kind, **more)
     assert scoring.prepare(model)
     for before, after in zip(model.parameters(), plain.parameters(), strict=True):
@@ -183,6 +203,27 @@ def test_a_wrong_layout_is_found(make_model, monkeypatch, plant):
     plant(monkeypatch)
     with pytest.raises((AssertionError, TypeError)):
         check_equal(model, plain, samples, 30)
+
+
+def test_the_docs_name_the_models_that_are_tested():
+    page = Path(__file__).resolve().parents[3] / "docs" / "learner.md"
+    rows = re.findall(r"^\| (.+?) \| `(\w+)` \| yes \|$", page.read_text("utf-8"), re.M)
+    assert rows == [(family, kind) for family, (kind, _) in FAMILIES.items()]
+    assert {kind for kind, _ in FAMILIES.values()} == scoring.SHARING
+
+
+def test_models_whose_calls_share_no_tokens_are_named_with_the_reason(make_model):
+    for kind, more, reason in (
+        ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4}, "models of type gpt2 are not among llama, mistral"),
+        ("mistral", {"sliding_window": 16}, r"sees the last 16 tokens only \(sliding_window\)"),
+        ("qwen2", {}, "the attention is eager"),
+    ):
+        model = make_model(kind, **more)
+        if kind == "qwen2":
+            model.set_attn_implementation("eager")
+        assert re.search(reason, scoring.why_not_shared(model))
+        assert not scoring.shares_tokens(model)
+    assert scoring.why_not_shared(make_model()) == ""
 
 
 def test_a_requested_attention_is_not_replaced(make_model):

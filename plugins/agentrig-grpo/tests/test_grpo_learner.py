@@ -495,3 +495,13 @@ def test_without_bitsandbytes_the_message_says_what_to_install(make_model, monke
         ConfigError, match=r'"adamw8bit" needs bitsandbytes (.*\n.*)*pip install .agentrig-grpo\[8bit\]'
     ):
         learner_of(make_model(), optimizer="adamw8bit")
+
+
+def test_the_learner_says_whether_calls_share_tokens(make_model):
+    shared = learner_of(make_model())
+    assert shared.path == "the learner computes tokens that calls share once"
+    assert shared.update(samples_of(), step=1)["sharing"] == 1.0
+    plain = learner_of(make_model("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=64))
+    assert plain.path.startswith("the learner computes each call in full, in a row of its own: models of type gpt2")
+    metrics = plain.update(samples_of(), step=1)
+    assert (metrics["sharing"], metrics["computed_tokens"]) == (0.0, metrics["traced_tokens"])

@@ -24,10 +24,19 @@ ENTROPY_ROWS = 1024
 
 def shares_tokens(model: Any) -> bool:
     """Return whether tokens can be shared between samples of this model."""
+    return not why_not_shared(model)
+
+
+def why_not_shared(model: Any) -> str:
+    """Return why tokens cannot be shared between samples of this model; an empty string if they can."""
     config = model.config
-    sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    replaceable = config._attn_implementation in ("sdpa", NAME)  # hardware.attention selects others
-    return config.model_type in SHARING and not sliding and replaceable
+    if config.model_type not in SHARING:
+        return f"models of type {config.model_type} are not among {', '.join(sorted(SHARING))}"
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return f"the model's attention sees the last {config.sliding_window} tokens only (sliding_window)"
+    if config._attn_implementation not in ("sdpa", NAME):  # hardware.attention selects others
+        return f"the attention is {config._attn_implementation} (hardware.attention), and sharing needs sdpa"
+    return ""
 
 
 def prepare(model: Any) -> bool:

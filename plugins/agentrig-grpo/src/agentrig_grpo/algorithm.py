@@ -71,6 +71,7 @@ class Grpo:
             view = LearnerView(learner, server.dtype)
             measured = self._measured(endpoints)
             session.plan_steps(config.steps)
+            session.note(learner.path)
             self._deliver(session, server, learner, view, tokenizer, session.first_step - 1)
             check_left(self._fit, session.hardware.torch_device)
             if session.checkpoint is None:

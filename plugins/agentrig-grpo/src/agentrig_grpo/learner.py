@@ -16,7 +16,7 @@ import torch  # noqa: TID253  (imported by the algorithm when it runs)
 
 from agentrig.errors import AgentrigError
 from agentrig.forest.kernels import fuse_norms
-from agentrig.forest.scoring import CHUNK, prepare, score
+from agentrig.forest.scoring import CHUNK, prepare, score, why_not_shared
 from agentrig.forest.segments import Pack
 from agentrig.forest.sequences import Batch, Sample, collate, packed
 from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE
@@ -102,6 +102,8 @@ class Learner:
 
     Attributes:
         digests: Of the latest step: what it began with, its samples, its batches and its new weights.
+        share: Whether tokens that calls share are computed once.
+        path: That, in words: one sentence.
         furthest: Of the samples of the latest `update`, the one whose recorded log-probabilities differ most from the
             learner's, and the mean absolute difference of its tokens: before the update, both are the same policy's.
     """
@@ -115,6 +117,11 @@ class Learner:
             enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
             enable({"use_reentrant": False})
         self.share = prepare(model)
+        self.path = (
+            "the learner computes tokens that calls share once"
+            if self.share
+            else f"the learner computes each call in full, in a row of its own: {why_not_shared(model)}"
+        )
         self._reference: Any = None
         if config.lora_rank:
             torch.manual_seed(seed)
@@ -163,8 +170,9 @@ class Learner:
             step's change of all trained weights), updates, trained_tokens (response tokens that the
             gradient came from), learner_tokens_per_s (all tokens through the model a second),
             computed_tokens (tokens through the model), traced_tokens (what they would be if no two calls shared
-            any), and of the proofs (docs/proofs.md): sampled_difference (mean difference of the sampled
-            log-probabilities and the first update's, nats), token_error and step_error (largest relative differences).
+            any), sharing (1 if shared tokens are computed once, 0 if each call is computed in full), and of the proofs
+            (docs/proofs.md): sampled_difference (mean difference of the sampled log-probabilities and the first
+            update's, nats), token_error and step_error (largest relative differences).
 
         Raises:
             agentrig.errors.RunStopped: An update was not what its samples and the settings ask for.
@@ -209,6 +217,7 @@ class Learner:
             "learner_tokens_per_s": figures.computed / wall,
             "computed_tokens": float(figures.computed),
             "traced_tokens": float(figures.traced),
+            "sharing": float(self.share),
             "sampled_difference": figures.sampled_difference or 0.0,
             "token_error": figures.token_error,
             "step_error": figures.step_error,
