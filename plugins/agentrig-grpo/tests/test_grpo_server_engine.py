@@ -115,7 +115,7 @@ def test_a_long_prompt_does_not_pad_many_short_ones_to_its_length(engine_of):
     engine = engine_of(slots=20, prefill_tokens=400)
     passes = []
     prefill = engine.decoder.prefill
-    engine.decoder.prefill = lambda prompts: passes.append([len(p) for p in prompts]) or prefill(prompts)
+    engine.decoder.prefill = lambda prompts, known: passes.append([len(p) for p in prompts]) or prefill(prompts, known)
     run(engine, [Request(tuple(range(200)), 1), *(Request((9, i), 1) for i in range(12))])
     assert sum(map(len, passes)) == 13
     assert all(len(lengths) * max(lengths) <= 400 for lengths in passes)

@@ -23,6 +23,9 @@ ROTARY = frozenset({"default", "linear", "llama3", "yarn"})
 SCORED = 128
 """Tokens whose logits are there at once while given tokens are scored."""
 
+MASKED = 1 << 25
+"""Most entries of the mask of prompts whose beginning is known; where it would be larger, they are computed in full."""
+
 FIRST_ROWS, FIRST_LENGTH = 8, 256
 """What the cache holds before it grows."""
 
@@ -47,6 +50,14 @@ class Prompt:
     @nbytes.default
     def _held(self) -> int:
         return tensor_bytes(self.logits, self.kv)
+
+
+@attrs.frozen(eq=False)
+class Known:
+    """A kept prompt, and how many of its first tokens another one begins with."""
+
+    prompt: Prompt
+    tokens: int
 
 
 def tensor_bytes(*things: Any) -> int:
@@ -203,11 +214,21 @@ class LlamaDecoder:
         self._parameters.fill(state)
 
     @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prompt]:
-        """Run prompts through the model, padded to the longest; returns them in their order."""
+    def prefill(self, prompts: Sequence[Sequence[int]], known: Sequence[Known | None] = ()) -> list[Prompt]:
+        """Run prompts through the model, padded to the longest; returns them in their order.
+
+        Args:
+            prompts: Token ids.
+            known: For each, a prompt of the same weights that begins with the same tokens; only the others are
+                computed, at least one. Empty for none.
+        """
         lengths = [len(p) for p in prompts]
-        x, keys, values = self._through(prompts)
-        last = torch.tensor([length - 1 for length in lengths], device=self.device)
+        starts = [0 if k is None else k.tokens for k in known] or [0] * len(prompts)
+        width = max(n - start for n, start in zip(lengths, starts, strict=True))
+        if len(prompts) * width * (max(starts) + width) > MASKED:
+            starts = [0] * len(prompts)
+        x, keys, values = self._after(prompts, known, starts) if any(starts) else self._through(prompts)
+        last = torch.tensor([n - start - 1 for n, start in zip(lengths, starts, strict=True)], device=self.device)
         logits = self._logits(x[torch.arange(len(prompts), device=self.device), last])
         return [
             Prompt(length, logits[i].clone(), (keys[:, i, ..., :length].clone(), values[:, i, :, :length].clone()))
@@ -252,6 +273,42 @@ class LlamaDecoder:
             keys[i], values[i] = k.transpose(2, 3), v
             # Padding is on the right, so the causal mask alone hides it from real tokens.
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+            x = self._rest(layer, x, mixed.transpose(1, 2).flatten(2))
+        return x, keys, values
+
+    def _after(
+        self, prompts: Sequence[Sequence[int]], known: Sequence[Known | None], starts: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Run the ends of prompts through all blocks, after keys and values that are known; returns as `_through`."""
+        ends = [list(p[start:]) for p, start in zip(prompts, starts, strict=True)]
+        width = max(map(len, ends))
+        padded = [[*end, *[0] * (width - len(end))] for end in ends]
+        x = F.embedding(torch.tensor(padded, device=self.device), self._embed)
+        n, longest = len(prompts), max(starts) + width  # padding included
+        shape = (self.layers_n, n, self.kv_heads)
+        # Zeros, not empty: what a mask hides has weight 0, but 0 times a stray NaN would be NaN.
+        keys = torch.zeros((*shape, self.head_dim, longest), dtype=self.dtype, device=self.device)
+        values = torch.zeros((*shape, longest, self.head_dim), dtype=self.dtype, device=self.device)
+        for row, known_one in enumerate(known):
+            if known_one is not None:
+                before, same = known_one.prompt.kv, known_one.tokens
+                keys[:, row, ..., :same], values[:, row, :, :same] = before[0][..., :same], before[1][..., :same, :]
+        at = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
+        rows = torch.arange(n, device=self.device)[:, None]
+        # A padded place may lie beyond the longest sequence; nobody reads what it computes.
+        turn = at.clamp(max=len(self._cos) - 1)
+        cos, sin = self._cos[turn][:, :, None], self._sin[turn][:, :, None]
+        sees = (torch.arange(longest, device=self.device) <= at[..., None])[:, None]
+        for i, layer in enumerate(self._layers):
+            q, k, v = self._qkv(layer, x, cos, sin)
+            keys[i][rows, :, :, at], values[i][rows, :, at] = k, v
+            mixed = F.scaled_dot_product_attention(
+                q.transpose(1, 2),
+                keys[i].transpose(2, 3),
+                values[i],
+                attn_mask=sees,
+                enable_gqa=self.heads != self.kv_heads,
+            )
             x = self._rest(layer, x, mixed.transpose(1, 2).flatten(2))
         return x, keys, values
 

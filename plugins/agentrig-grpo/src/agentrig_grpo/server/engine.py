@@ -14,7 +14,8 @@ from typing import Protocol
 import attrs
 import torch  # noqa: TID253  (imported in the server process only)
 
-from agentrig_grpo.server.decoder import Prompt
+from agentrig_grpo.server.decoder import Known, Prompt
+from agentrig_grpo.server.prefixes import Prefixes
 from agentrig_grpo.server.sampling import Settings, Uniforms, sample
 
 
@@ -32,7 +33,7 @@ class Decoder(Protocol):
     """What it computes in."""
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None: ...  # noqa: D102
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prompt]: ...  # noqa: D102
+    def prefill(self, prompts: Sequence[Sequence[int]], known: Sequence[Known | None]) -> list[Prompt]: ...  # noqa: D102
     def append(self, prompts: Sequence[Prompt]) -> None: ...  # noqa: D102
     def remove(self, row: int) -> None: ...  # noqa: D102
     def step(self, tokens: Sequence[int]) -> torch.Tensor: ...  # noqa: D102
@@ -131,6 +132,7 @@ class Engine:
         self._running: list[Request] = []
         self._logits: list[torch.Tensor] = []
         self._prompts: OrderedDict[tuple[int, ...], Prompt] = OrderedDict()
+        self._prefixes = Prefixes()
         self._prompt_bytes = 0
         self._seen: Counter[bytes] = Counter()
         self._swap: Callable[[], None] | None = None
@@ -239,6 +241,7 @@ class Engine:
 
     def _forget_prompts(self) -> None:
         self._prompts.clear()
+        self._prefixes.clear()
         self._seen.clear()
         self._prompt_bytes = 0
 
@@ -269,7 +272,7 @@ class Engine:
         # If rows fail here, the batch that they join fails with them.
         self._running += joining
         self._settings = None
-        ready = dict(zip(missing, self.decoder.prefill(list(missing)), strict=True)) if missing else {}
+        ready = dict(zip(missing, self._prefilled(list(missing)), strict=True)) if missing else {}
         self.counts["prefills"] += len(missing)
         self.counts["prompts"] += len(joining)
         for prompt in dict.fromkeys(r.prompt for r in joining):
@@ -295,13 +298,23 @@ class Engine:
         self._seen[digest] += 1
         return Uniforms("run", self.seed, self.version, prompt, earlier)
 
+    def _prefilled(self, prompts: Sequence[tuple[int, ...]]) -> list[Prompt]:
+        """Run prompts through the model; first tokens that a kept prompt shares are taken from it."""
+        found = [self._prefixes.longest(prompt) for prompt in prompts]
+        known = [None if same is None else Known(self._prompts[same[0]], same[1]) for same in found]
+        self.counts["prompt_tokens"] += sum(map(len, prompts))
+        self.counts["reused_prompt_tokens"] += sum(k.tokens for k in known if k is not None)
+        return self.decoder.prefill(prompts, known)
+
     def _keep(self, key: tuple[int, ...], prompt: Prompt) -> None:
         self._prompts[key] = prompt
+        self._prefixes.add(key)
         self._prompt_bytes += prompt.nbytes
 
     def _drop_old_prompts(self) -> None:
         while self._prompt_bytes > self.prompt_cache_bytes and self._prompts:
-            _, old = self._prompts.popitem(last=False)
+            key, old = self._prompts.popitem(last=False)
+            self._prefixes.remove(key)
             self._prompt_bytes -= old.nbytes
 
     def _advance(self) -> None:

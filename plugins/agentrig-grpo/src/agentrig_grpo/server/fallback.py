@@ -12,7 +12,7 @@ from typing import Any
 
 import torch  # noqa: TID253  (imported in the server process only)
 
-from agentrig_grpo.server.decoder import Prompt, tensor_bytes
+from agentrig_grpo.server.decoder import Known, Prompt, tensor_bytes
 from agentrig_grpo.server.parameters import Parameters
 
 
@@ -58,8 +58,8 @@ class TransformersDecoder:
         self._parameters.fill(state)
 
     @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prompt]:
-        """Run prompts through the model; returns them in their order."""
+    def prefill(self, prompts: Sequence[Sequence[int]], known: Sequence[Known | None] = ()) -> list[Prompt]:
+        """Run prompts through the model, each in full: not every cache can be cut. Returns them in their order."""
         done = []
         for prompt in prompts:
             logits, cache = self._forward(prompt)
