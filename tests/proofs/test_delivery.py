@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -67,7 +68,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if fault.where == "server":
         (folder / "planted").mkdir()
         (folder / "planted" / "sitecustomize.py").write_text(code, "utf-8")
-        monkeypatch.setenv("PYTHONPATH", str(folder / "planted"))
+        monkeypatch.setenv("PYTHONPATH", str(folder / "planted"), prepend=os.pathsep)
         return
     for owner, name in ((LLMServer, "swap"), (checkpoint, "weights"), (transfer.Sender, "pack")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back after the test

@@ -267,3 +267,27 @@ def test_copies_that_are_not_those_of_the_trained_weights_are_named(make_model, 
     monkeypatch.setattr(learner._masters, "refresh", lambda: None)
     with pytest.raises(RunStopped, match=r"step 1, update 1: the model does not compute with the weights that were"):
         two_steps(learner)
+
+
+def with_dropout(kind):
+    """Return a tiny model whose files ask for dropout of a half, everywhere."""
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 300, "eos_token_id": 1, "bos_token_id": 1, "pad_token_id": 0}
+    if kind == "gpt2":
+        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5)
+        config = transformers.GPT2Config(**sizes, **dropout, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+        return transformers.GPT2LMHeadModel(config).eval()
+    dropout = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.5)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64}
+    config = transformers.OPTConfig(**sizes, **dropout, **shape, max_position_embeddings=64, word_embed_proj_dim=32)
+    return transformers.OPTForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt"])
+def test_a_model_with_dropout_is_trained_without_it(kind, tmp_path) -> None:
+    learner = learner_of(with_dropout(kind), gradient_checkpointing=True)
+    metrics = learner.update(samples_of(with_dropout(kind), 1), step=1)
+    assert metrics["sampled_difference"] < 1e-5
+    check_sampled(learner, tmp_path)

@@ -152,10 +152,7 @@ class Learner:
         # that sampled.
         self.model.train(checkpointing)
         for module in self.model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.eval()
-            if hasattr(module, "attention_dropout"):  # a number that attention reads in training mode
-                module.attention_dropout = 0.0
+            _without_dropout(module)
 
     def update(self, samples: Sequence[TrainSample], *, step: int) -> dict[str, float]:
         """Update the weights on a step's samples.
@@ -422,6 +419,19 @@ class Learner:
         for group in self.optimizer.param_groups:  # torch restores the old values; a resumed run may set others
             group.update(betas=(self.config.beta1, self.config.beta2), weight_decay=self.config.weight_decay)
         self.updates = state["updates"]
+
+
+def _without_dropout(module: torch.nn.Module) -> None:
+    """Turn dropout off, in training mode too.
+
+    Models read the share from a Dropout module (GPT-2's attention) or from a number of their own (`dropout`,
+    `attention_dropout`, …) as well as calling such modules.
+    """
+    if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+        module.p = 0.0
+    for name, value in list(vars(module).items()):
+        if "drop" in name and isinstance(value, float):
+            setattr(module, name, 0.0)
 
 
 @attrs.frozen(eq=False)
