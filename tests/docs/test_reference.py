@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,13 @@ def test_the_page_is_up_to_date() -> None:
 @pytest.mark.parametrize("path", reference_pages.PAGES, ids=lambda p: p.name)
 def test_the_generated_pages_are_up_to_date(path: Path) -> None:
     assert path.read_text("utf-8") == reference_pages.PAGES[path](), "run: python tests/support/reference.py"
+
+
+def test_the_pages_are_not_made_without_a_plugin_of_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reference.missing() == []
+    there = [d for d in importlib.metadata.distributions() if d.metadata["Name"] != "agentrig-vllm"]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: there)
+    assert reference.missing() == ["agentrig-vllm"]
 
 
 def test_a_key_shows_type_default_range_and_meaning() -> None:

@@ -5,6 +5,7 @@ A test compares them.
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import re
 from collections.abc import Iterator, Mapping
@@ -91,9 +92,18 @@ def page() -> str:
     return "\n".join(lines)
 
 
+def missing() -> list[str]:
+    """Return the distributions of `plugins/` that are not installed here: their keys would be left out."""
+    folders = [file.parent.name for file in sorted(PAGE.parents[1].glob("plugins/*/pyproject.toml"))]
+    there = {str(found.metadata["Name"]) for found in importlib.metadata.distributions()}
+    return [name for name in folders if name not in there]
+
+
 if __name__ == "__main__":
     import reference_pages
 
+    if missing():
+        raise SystemExit(f"not installed: {', '.join(missing())}; run `make setup` first")
     PAGE.write_text(page(), "utf-8")
     for path, make in reference_pages.PAGES.items():
         path.parent.mkdir(exist_ok=True)
