@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -14,7 +15,7 @@ from agentrig_grpo.fitting import fitted, free_memory
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.memory import GIB, Counter, _full, need_of
 
-from agentrig.errors import ConfigError
+from agentrig.errors import ConfigError, RunStopped
 from agentrig.forest.scoring import CHUNK
 
 LARGE = {"vocab": 4000, "hidden": 128, "layers": 4}
@@ -140,3 +141,40 @@ def test_tensors_are_counted_while_they_live() -> None:
         assert counter.alive == 4000
         del c
     assert (counter.alive, counter.peak) == (0, 8000)
+
+
+def test_a_server_that_has_started_is_not_counted_twice(monkeypatch) -> None:
+    """80 GiB, of which a server takes 32: before it starts, and when it has 2, 32 or 40 GiB and this process 1."""
+    for used, asleep, left in ((0, False, 47), (2, False, 47), (32, False, 47), (40, False, 39), (40, True, 47)):
+        device = SimpleNamespace(
+            mem_get_info=lambda used=used: ((79 - used) * GIB, 80 * GIB), memory_reserved=lambda: GIB
+        )
+        monkeypatch.setattr(torch, "get_device_module", lambda kind, device=device: device)
+        assert fitting._left("cuda", 32 * GIB, asleep=asleep) == left * GIB
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, r"step 3: the device ran out of memory in a pass of at most 40\d tokens \(no room\)\n  Lower algorithm"),
+        (
+            {"tokens_per_batch": 64},
+            r"A call of \d+ tokens is longer than algorithm.tokens_per_batch = 64. Set algorithm.m",
+        ),
+        ({"gradient_checkpointing": True}, r"tokens_per_batch = 8192$"),
+        (
+            {"gradient_checkpointing": False},
+            r"tokens_per_batch = 8192, or set algorithm.gradient_checkpointing = true$",
+        ),
+    ],
+)
+def test_an_update_that_runs_out_of_memory_says_what_to_set(make_model, monkeypatch, settings, words) -> None:
+    learner = Learner(make_model(), GrpoConfig(**settings), dtype="float32", seed=0)
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(learner, "_score", full)
+    samples = _full(GrpoConfig(tokens_per_batch=408, group_size=2, max_tokens=100))
+    with pytest.raises(RunStopped, match=words):
+        learner.update(samples, step=3)

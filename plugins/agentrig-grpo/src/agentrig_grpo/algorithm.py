@@ -138,7 +138,8 @@ class Grpo:
     def replay(self, session: Session, recorded: Path | None) -> WeightDifference | None:
         """Repeat one step from its recorded rollouts; no server is started. See `agentrig.algorithms.Algorithm`."""
         config, step = self.config, session.first_step
-        learner, _, _ = self._load(session, model_directory(config.model), check_device(session.hardware, config.dtype))
+        dtype = check_device(session.hardware, config.dtype)
+        learner, _, _ = self._load(session, model_directory(config.model), dtype, served=False)
         before = {name: p.detach().clone() for name, p in learner.trained.items()}
         tasks = tasks_of_step(session.train_tasks, n=config.tasks_per_step, step=step, seed=session.seed)
         nobody = Endpoint(base_url="http://replay.invalid/v1", model=MODEL_NAME, sampling=self._sampling())
@@ -286,14 +287,14 @@ class Grpo:
 
         session.save_checkpoint(step, write, keep=keep)
 
-    def _load(self, session: Session, source: Path, dtype: str) -> tuple[Learner, Any, Best]:
+    def _load(self, session: Session, source: Path, dtype: str, *, served: bool = True) -> tuple[Learner, Any, Best]:
         """Return the learner and its tokenizer, as the run's checkpoint or the start has them, and the best weights."""
         config = self.config
         check_context(source, max_length=config.max_length, max_tokens=config.max_tokens)
         tokenizer = checkpoint.load_tokenizer(source)
         attention = checkpoint.attention_of(session.hardware)
         device = session.hardware.torch_device
-        self._fit = fitted(source, config, dtype=dtype, device=device, attention=attention)
+        self._fit = fitted(source, config, dtype=dtype, device=device, attention=attention, served=served)
         model = checkpoint.load_model(source, device=device, attention=attention)
         checkpoint.check_vocabulary(model, tokenizer)
         learner = Learner(model, self._fit.config, dtype=dtype, seed=session.seed, chunk=self._fit.chunk)

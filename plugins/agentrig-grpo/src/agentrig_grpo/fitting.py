@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 MARGIN = 1.1
 """Factor over the estimate that must be free: for fragmentation and the workspaces of libraries."""
 
-SERVER_SHARE = 0.25
-"""Share of an accelerator's memory that the model's server takes for keys and values, beside its weights."""
+SERVER_SHARE = 0.4
+"""Share of an accelerator's memory that is left to the model's server while it is awake: what vLLM takes by default,
+and more than `embedded` does."""
 
 LEAST = 256
 """Fewest tokens of a pass that a message recommends."""
@@ -45,10 +46,11 @@ class Fit:
     need: Need | None = None
 
 
-def fitted(directory: Path, config: GrpoConfig, *, dtype: str, device: str, attention: str) -> Fit:
+def fitted(directory: Path, config: GrpoConfig, *, dtype: str, device: str, attention: str, served: bool = True) -> Fit:
     """Choose gradient checkpointing and the chunks of logits so that an update fits into a device's free memory.
 
-    The model's server takes its share of an accelerator's memory; on a CPU it takes its weights.
+    Memory for the model's server is left, which may have started, or not: its share of an accelerator, or its weights
+    alone, if it sleeps during updates or is on a CPU.
 
     Args:
         directory: The model's directory.
@@ -56,12 +58,15 @@ def fitted(directory: Path, config: GrpoConfig, *, dtype: str, device: str, atte
         dtype: The learner's dtype.
         device: torch's name of the device.
         attention: The attention, as in `load_model`.
+        served: Whether the model has a server beside the learner.
 
     Raises:
         ConfigError: It does not fit; names a setting with which it does.
     """
-    free, server = free_memory(device), _server_memory(directory, dtype=dtype, device=device)
-    left = max(free - server, 0)
+    server = _weight_bytes(directory, dtype) if served else 0
+    if served and torch.device(device).type != "cpu" and not config.server_sleep:
+        server += int(total_memory(device) * SERVER_SHARE)
+    left = _left(device, server, asleep=config.server_sleep)
     big = CHUNK if torch.device(device).type == "cpu" else GPU_CHUNK
     ways = [False, True] if config.gradient_checkpointing == "auto" else [config.gradient_checkpointing]
     if _roughly(directory, config) * 2 < left:
@@ -95,7 +100,9 @@ def check_left(fit: Fit, device: str) -> None:
         ConfigError: It is not; says what to set.
     """
     kind = torch.device(device).type
-    if fit.need is None or kind == "cpu":  # other processes share a CPU's memory, which was checked a moment ago
+    if (
+        fit.need is None or fit.config.server_sleep or kind == "cpu"
+    ):  # other processes share a CPU's memory, which was checked a moment ago
         return
     rest, left = fit.need.peak - fit.need.weights, free_memory(device)
     if rest > left:
@@ -121,14 +128,28 @@ def free_memory(device: str) -> int:
     return min(free, int(limit) - int(used)) if limit.isdigit() else free
 
 
-def _server_memory(directory: Path, *, dtype: str, device: str) -> int:
-    """Return the bytes that the model's server is expected to take."""
+def total_memory(device: str) -> int:
+    """Return the bytes of an accelerator's memory."""
+    return int(torch.get_device_module(torch.device(device).type).mem_get_info()[1])
+
+
+def _left(device: str, server: int, *, asleep: bool) -> int:
+    """Return the bytes that are left to the learner beside a server, some of whose memory may be in use already."""
+    kind = torch.device(device).type
+    if kind == "cpu":
+        return max(free_memory(device) - server, 0)
+    total = total_memory(device)
+    own = int(torch.get_device_module(kind).memory_reserved())
+    others = total - free_memory(device) - own
+    return max(total - own - (server if asleep else max(server, others)), 0)
+
+
+def _weight_bytes(directory: Path, dtype: str) -> int:
+    """Return the bytes of a model's weights in a dtype."""
     files = [*directory.glob("*.safetensors"), *directory.glob("pytorch_model*.bin")]
     shape = _shape(directory)
     size = {"float32": 4, "bfloat16": 2}[dtype]
-    weights = shape.parameters * size if shape else sum(file.stat().st_size for file in files)
-    kind = torch.device(device).type
-    return weights if kind == "cpu" else weights + int(torch.get_device_module(kind).mem_get_info()[1] * SERVER_SHARE)
+    return shape.parameters * size if shape else sum(file.stat().st_size for file in files)
 
 
 def _roughly(directory: Path, config: GrpoConfig) -> float:

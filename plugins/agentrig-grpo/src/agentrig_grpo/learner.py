@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import torch  # noqa: TID253  (imported by the algorithm when it runs)
 
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, RunStopped
 from agentrig.forest.kernels import fuse_norms
 from agentrig.forest.scoring import CHUNK, prepare, score, why_not_shared
 from agentrig.forest.segments import Pack
@@ -48,6 +48,8 @@ class _Figures:
     tokens: int = 0
     computed: int = 0
     traced: int = 0
+    longest: int = 0
+    """Tokens of the largest pass."""
     ratio_max: float = 0.0
     sums: Counter[str] = attrs.field(factory=Counter)
     furthest: tuple[float, TrainSample] | None = None
@@ -72,6 +74,27 @@ class _Figures:
             found = dict(zip(names, row, strict=True))
             self.ratio_max = max(self.ratio_max, found.pop("ratio_max"))
             self.sums.update(found)
+
+
+@contextlib.contextmanager
+def _memory_in_words(figures: _Figures, config: GrpoConfig, step: int) -> Iterator[None]:
+    """Say what to do where an update runs out of the device's memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if figures.longest > config.tokens_per_batch:
+            cure = (
+                f"A call of {figures.longest} tokens is longer than algorithm.tokens_per_batch = "
+                f"{config.tokens_per_batch}. Set algorithm.max_length to less than that"
+            )
+        else:
+            cure = f"Lower algorithm.tokens_per_batch = {config.tokens_per_batch}"
+        if config.gradient_checkpointing is not True:
+            cure += ", or set algorithm.gradient_checkpointing = true"
+        raise RunStopped(
+            f"step {step}: the device ran out of memory in a pass of at most {figures.longest} tokens "
+            f"({str(error).splitlines()[0]})\n  {cure}"
+        ) from error
 
 
 def _figures_of(loss: torch.Tensor, out: TokenLoss, entropy: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -172,7 +195,8 @@ class Learner:
             update's, nats), token_error and step_error (largest relative differences).
 
         Raises:
-            agentrig.errors.RunStopped: An update was not what its samples and the settings ask for.
+            agentrig.errors.RunStopped: An update was not what its samples and the settings ask for, or the device has
+                too little memory for it.
 
         An update with a gradient that is not finite is skipped; `grad_norm` is then NaN or infinite.
         """
@@ -190,11 +214,12 @@ class Learner:
         figures = _Figures()
         self.furthest = None
         samples = self._with_behaviour(samples, figures)
-        for epoch in range(self.config.ppo_epochs):
-            for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
-                figures.batches.append((-epoch, *mini_batch))
-                self._one_update([samples[i] for i in mini_batch], figures, mini_batch, step)
-            self.used.end_epoch()
+        with _memory_in_words(figures, self.config, step):
+            for epoch in range(self.config.ppo_epochs):
+                for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
+                    figures.batches.append((-epoch, *mini_batch))
+                    self._one_update([samples[i] for i in mini_batch], figures, mini_batch, step)
+                self.used.end_epoch()
         self.furthest = figures.furthest
         wall = time.perf_counter() - start
         n, sums = max(figures.tokens, 1), figures.sums
@@ -350,6 +375,7 @@ class Learner:
         for pack in packed(samples, self.config.tokens_per_batch, share=self.share):
             batch = self._collate(pack)
             figures.computed += batch.computed
+            figures.longest = max(figures.longest, batch.computed)
             figures.batches.append((*batch.ids.shape, *pack.samples()))
             yield batch
 
