@@ -268,7 +268,10 @@ FAULTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda batch: attrs.evolve(batch, targets=batch.targets.roll(1)),
     ),
     "results go to other tokens": ("agentrig_verl.engine.places_of", lambda places: places.flip(0)),
-    "a pack is dropped": ("agentrig_verl.engine.packs", lambda packs: (lambda found: found[1:] or found)(list(packs))),
+    "a pack is dropped": (
+        "agentrig_verl.micro_batches.packs",
+        lambda packs: (lambda found: found[1:] or found)(list(packs)),
+    ),
     "a row is dropped": ("agentrig_verl.engine.rows_of", lambda rows: rows[:-1]),
     "a token is not trained": (
         "agentrig_verl.engine.trained_only",
@@ -298,14 +301,18 @@ def test_a_planted_fault_is_found(engines: tuple[Any, Any], monkeypatch: pytest.
 
 
 RANK = """
-import json, sys, warnings
+import json, os, sys, warnings
 from pathlib import Path
 warnings.filterwarnings("ignore")
 sys.path.insert(0, sys.argv[4])
 import torch
-from verl_engines import batch_of, make_engine, on_the_cpu, update
+from agentrig_verl.actor import ForestActor
+from verl.utils import tensordict_utils
+from verl_engines import batch_of, make_engine, make_worker, on_the_cpu, update
 
 folder, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks))
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")  # the process group is there already
 rows = json.loads((folder / "rows.json").read_text())
 size = len(rows) // ranks
 mine = rows[rank * size : (rank + 1) * size]
@@ -317,6 +324,11 @@ with on_the_cpu(folder / "group", rank=rank, ranks=ranks):
         found[shared] = update(engine, data)
         if shared:
             found["tokens"] = (engine.tokens.computed, engine.tokens.traced)
+    torch.cpu.max_memory_allocated = torch.cpu.max_memory_reserved = lambda: 0
+    worker = make_worker(ForestActor.actor_worker_cls, folder)
+    data = batch_of(mine, tokens=30, global_batch_size=len(rows), calculate_entropy=False)
+    tensordict_utils.assign_non_tensor(data, mini_batch_size=len(rows), epochs=1, dataloader_kwargs={"shuffle": False})
+    found["metrics"] = tensordict_utils.get(worker.train_mini_batch(data), "metrics")
     torch.save(found, folder / f"found-{rank}.pt")
 """
 
@@ -336,3 +348,8 @@ def test_two_ranks_with_sharded_weights_learn_what_verls_engine_does(needs_verl:
         agree(found[True], found[False])
     assert busy["tokens"][1] > busy["tokens"][0] > 30, "in more than one pass"
     assert idle["tokens"][1] == 0
+    for metrics in (busy["metrics"], idle["metrics"]):  # gathered from as many micro-batches of each rank
+        of_both = [float(a + b) for a, b in zip(busy["tokens"], idle["tokens"], strict=True)]
+        assert (metrics["computed_tokens"] + metrics["traced_tokens"]) == of_both
+        assert metrics["grad_norm"][0] > 0
+        assert metrics["weight_change"][0] > 0

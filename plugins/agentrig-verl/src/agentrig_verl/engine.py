@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import attrs
-import numpy as np
 import torch  # noqa: TID253  (runs in verl's workers; imported by the actor only)
 from verl.utils import tensordict_utils  # noqa: TID253
 from verl.utils.device import get_device_id, get_device_name  # noqa: TID253
@@ -23,33 +21,19 @@ from verl.workers.engine import EngineRegistry  # noqa: TID253
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead  # noqa: TID253
 from verl.workers.utils.losses import ppo_loss  # noqa: TID253
 
+from agentrig.forest.kernels import fuse_norms
 from agentrig.forest.scoring import prepare, score
-from agentrig.forest.segments import Pack, grow, packs
 from agentrig.forest.sequences import Batch, collate
 from agentrig_verl.budget import room_of, tokens_of_a_pass
+from agentrig_verl.micro_batches import MicroBatch, cut, split
 from agentrig_verl.rows import Row, by_row, old_logprobs, places_of, rows_of, trained_only, without_gradient
 
 MODEL_TYPE = "agentrig_forest"
 """The name of this engine in verl's registry."""
 
 
-@attrs.frozen(eq=False)
-class MicroBatch:
-    """The rows of one pass.
-
-    Attributes:
-        members: Its rows, as indices into the mini-batch; none if only other ranks have rows to compute.
-        pack: Their tokens; a single one for rows without a trained token, whose result is not used.
-        samples: The rows of the pack's forest.
-    """
-
-    members: Sequence[int]
-    pack: Pack
-    samples: Sequence[Row]
-
-
-IDLE = Row(index=-1, prompt_ids=(0,), response_ids=(0,), trained=np.ones(1, dtype=bool), length=2)
-"""The sample that a rank computes if it has no rows for a pass."""
+LOGITS = 1 << 28
+"""Most logits that are held at once: in fp32, with their gradient and its parts, about 4 GiB."""
 
 
 @attrs.define
@@ -90,6 +74,12 @@ class ForestEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         module.forward = scoring(module)
         return module
 
+    def _build_fsdp_module(self, module: Any) -> Any:
+        module = super()._build_fsdp_module(module)
+        if get_device_name() != "cpu" and self._autocast_dtype != torch.float32:
+            fuse_norms(module)
+        return module
+
     def forward_backward_batch(
         self, data: Any, loss_function: Callable[..., Any] | None, forward_only: bool = False
     ) -> dict[str, Any]:
@@ -122,64 +112,49 @@ class ForestEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             last = i == len(parts) - 1
             mode = torch.no_grad() if forward_only else self._gradient_sync_context(is_last_micro_batch=last)
             with mode, torch.profiler.record_function(f"micro_batch{i}"):
-                loss, output = self._pass(data, rows, part, loss_function)
+                loss, output = self._pass(data, part, loss_function)
                 if not forward_only:
                     (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-            if part.members:
-                outputs.append((part.members, output if keep else {**output, "model_output": {}}))
+            outputs.append((part.members, output if keep else {**output, "model_output": {}}))
             if not forward_only:
                 self.tokens.computed += part.pack.tokens
         return _gathered(outputs, len(rows))
 
     def _cut(self, rows: Sequence[Row], budget: int, group: Any) -> list[MicroBatch]:
         """Cut rows into micro-batches, as many on each rank: each pass of a sharded model is one of all ranks."""
-        trained = [row for row in rows if row.response_ids]
-        parts = [
-            MicroBatch([trained[i].index for i in sorted(pack.samples())], pack, trained)
-            for pack in packs(grow(trained), budget)
-        ]
-        # The loss function gets every row, those without a trained token too.
-        without = [row.index for row in rows if not row.response_ids]
-        (idle,) = packs(grow([IDLE]), 1)
-        if parts and without:
-            parts[0] = attrs.evolve(parts[0], members=[*parts[0].members, *without])
-        elif without:
-            parts = [MicroBatch(without, idle, [IDLE])]
+        parts = cut(rows, budget)
         most = torch.tensor(len(parts), device=get_device_id())
         torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX, group=group)
-        return [MicroBatch([], idle, [IDLE])] * (int(most) - len(parts)) + parts
+        while len(parts) < int(most):
+            parts = split(parts)
+        return parts
 
     def _pass(
-        self, data: Any, rows: Sequence[Row], part: MicroBatch, loss_function: Callable[..., Any] | None
+        self, data: Any, part: MicroBatch, loss_function: Callable[..., Any] | None
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Compute one micro-batch's loss and output."""
         device = torch.device(get_device_id())
         batch = collate(part.pack, share=True, varlen=device.type == "cuda" and self._autocast_dtype != torch.float32)
         batch = trained_only(batch, part.samples).to(device)
-        precision: Any = nullcontext()
-        if self._autocast_dtype != torch.float32:
-            precision = torch.autocast(get_device_name(), self._autocast_dtype)
         calculate_entropy = tensordict_utils.get_non_tensor_data(data, "calculate_entropy", False)
-        with precision:
-            logprobs, entropy = self.module(
-                forest=batch,
-                temperature=_temperature(data),
-                entropy_gradient=calculate_entropy and torch.is_grad_enabled(),
-            )
-            if not part.members:
-                return logprobs.sum() * 0.0, {}
-            micro = tensordict_utils.index_select_tensor_dict(data, list(part.members)).to(get_device_id())
-            members = [rows[i] for i in part.members]
-            places = places_of(batch, part.samples, members)
-            like, training = micro["input_ids"], torch.is_grad_enabled()
-            known = old_logprobs(micro, members) if self.skips and training else None
-            model_output = {"log_probs": by_row(logprobs, places, like, known)}
-            if calculate_entropy:
-                model_output["entropy"] = by_row(entropy, places, like)
-            loss, metrics = torch.ones((), device=device), {}
-            if loss_function is not None:
-                group = self.get_data_parallel_group()
-                loss, metrics = loss_function(model_output=model_output, data=micro, dp_group=group)
+        # FSDP hands the weights over in the precision of `mixed_precision`, so autocast would change nothing.
+        logprobs, entropy = self.module(
+            forest=batch,
+            temperature=_temperature(data),
+            entropy_gradient=calculate_entropy and torch.is_grad_enabled(),
+        )
+        micro = tensordict_utils.index_select_tensor_dict(data, [row.index for row in part.members])
+        micro = micro.to(get_device_id())
+        places = places_of(batch, part.samples, part.members)
+        like, training = micro["input_ids"], torch.is_grad_enabled()
+        known = old_logprobs(micro, part.members) if self.skips and training else None
+        model_output = {"log_probs": by_row(logprobs, places, like, known)}
+        if calculate_entropy:
+            model_output["entropy"] = by_row(entropy, places, like)
+        loss, metrics = torch.ones((), device=device), {}
+        if loss_function is not None:
+            group = self.get_data_parallel_group()
+            loss, metrics = loss_function(model_output=model_output, data=micro, dp_group=group)
         detached = {name: x.detach() for name, x in model_output.items()}
         return loss, {"model_output": detached, "loss": loss.detach().item(), "metrics": metrics}
 
@@ -197,15 +172,15 @@ def _temperature(data: Any) -> float:
     return float(found.pop())
 
 
-def _gathered(outputs: Sequence[tuple[Sequence[int], dict[str, Any]]], rows: int) -> dict[str, Any]:
+def _gathered(outputs: Sequence[tuple[Sequence[Row], dict[str, Any]]], rows: int) -> dict[str, Any]:
     """Return the outputs of micro-batches as those of the mini-batch, its rows in their own order."""
     by_name: dict[str, list[torch.Tensor]] = {}
     metrics: dict[str, Any] = {}
     for members, output in outputs:
         for name, values in output["model_output"].items():
             placed = by_name.setdefault(name, [torch.empty(0)] * rows)
-            for i, value in zip(members, values.unbind(), strict=True):
-                placed[i] = value
+            for row, value in zip(members, values.unbind(), strict=True):
+                placed[row.index] = value
         append_to_dict(metrics, output["metrics"])
     model_output = {name: torch.nested.as_nested_tensor(x, layout=torch.jagged) for name, x in by_name.items()}
     return {"model_output": model_output, "loss": [output["loss"] for _, output in outputs], "metrics": metrics}
@@ -228,7 +203,7 @@ def scoring(model: Any) -> Callable[..., Any]:
     ) -> Any:
         if forest is None:
             return plain(*args, **more)
-        return score(model, forest, temperature, entropy_gradient=entropy_gradient)
+        return score(model, forest, temperature, chunk=LOGITS, entropy_gradient=entropy_gradient)
 
     return forward
 
