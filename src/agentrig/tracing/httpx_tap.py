@@ -35,7 +35,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
     copied = async_tee(library.AsyncByteStream) if is_async else tee(library.SyncByteStream)
     send = client.send
 
-    def prepare(self: Any, request: Any) -> tuple[_Call, Any] | None:
+    def prepare(request: Any) -> tuple[_Call, Any] | None:
         recorder = active.get()
         if recorder is None or request.method != "POST" or not request.url.path.endswith("/chat/completions"):
             return None
@@ -49,15 +49,16 @@ def _tap(library: Any, *, is_async: bool) -> None:
         if recorder.token_ids and foreign is None:
             body = {**body, "return_token_ids": True, "logprobs": True}
             headers = {k: v for k, v in request.headers.items() if k.lower() not in ("content-length", "host")}
-            asked = self.build_request(request.method, request.url, headers=headers, json=body)
-            asked.extensions = request.extensions
-            request = asked
+            # Not the client's build_request, which would merge its URL, cookies and headers in once more.
+            request = library.Request(
+                request.method, request.url, headers=headers, json=body, extensions=request.extensions
+            )
         return _Call(recorder, time.time(), body, own, foreign, parent_span.get()), request
 
     if is_async:
 
         async def asend(self: Any, request: Any, **options: Any) -> Any:
-            prepared = prepare(self, request)
+            prepared = prepare(request)
             if prepared is None:
                 return await send(self, request, **options)
             call, request = prepared
@@ -76,7 +77,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
         return
 
     def ssend(self: Any, request: Any, **options: Any) -> Any:
-        prepared = prepare(self, request)
+        prepared = prepare(request)
         if prepared is None:
             return send(self, request, **options)
         call, request = prepared
