@@ -32,8 +32,8 @@ MODEL_TYPE = "agentrig_forest"
 """The name of this engine in verl's registry."""
 
 
-LOGITS = 1 << 28
-"""Most logits that are held at once: in fp32, with their gradient and its parts, about 4 GiB."""
+LOGITS = 1 << 27
+"""Most logits that are held at once: in fp32, with their gradient and its parts, about 2 GiB."""
 
 
 @attrs.define
