@@ -91,6 +91,8 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         warnings += [*manifest_changes(before, facts), *past.warnings]
         facts["resumed"] = [*before.get("resumed", []), facts["created"]]
         facts["created"] = before.get("created", facts["created"])
+        if before.get("server", {}).get("name") == facts["server"]["name"]:
+            facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
     facts["warnings"] = warnings
     for warning in warnings:
         log.warning("%s", warning)

@@ -70,7 +70,7 @@ class DeviceMemory:
 
     def __init__(self, device: str, address: int, size: int, *, opened: bool) -> None:
         self._address, self._opened = address, opened
-        self._device = torch.device(device)
+        self._device = torch.device("cuda", _index(device))
         self.bytes = torch.as_tensor(_Interface(address, size), device=self._device)
 
     @classmethod
@@ -121,12 +121,16 @@ class DeviceMemory:
                 _call("cuIpcCloseMemHandle" if self._opened else "cuMemFree_v2", address)
 
 
+def _index(device: torch.device | str) -> int:
+    place = torch.device(device).index
+    return torch.cuda.current_device() if place is None else place
+
+
 @contextmanager
 def _context(device: torch.device | str) -> Iterator[None]:
     """Let the driver's functions use a device in this thread: in the context that torch uses, the primary one."""
-    place = torch.device(device).index
     number = ctypes.c_int()
-    _call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(torch.cuda.current_device() if place is None else place))
+    _call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(_index(device)))
     context = ctypes.c_void_p()
     _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
     try:

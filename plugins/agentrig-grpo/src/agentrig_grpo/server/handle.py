@@ -220,7 +220,7 @@ class LLMServer:
         try:
             message, descriptor = self._sender.pack(weights)
         except OSError as error:
-            raise ServerError(f"there is not enough memory to send the weights to the server: {error}") from None
+            raise ServerError(f"there is no memory in which the weights can be sent to the server: {error}") from None
         try:
             message["version"] = version
             answer = self._ask(message, timeout_s, "take its new weights", descriptor=descriptor)

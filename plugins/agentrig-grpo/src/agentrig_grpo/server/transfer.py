@@ -58,8 +58,7 @@ class Sender:
         descriptor = None
         if self._bytes is None or self._bytes.numel() != max(end, 1):
             self.close()
-            on_device = self._device.startswith("cuda") and any(t.is_cuda for t in weights.values())
-            descriptor = self._allocate(max(end, 1), message, weights if on_device else {})
+            descriptor = self._allocate(max(end, 1), message, weights)
         assert self._bytes is not None
         try:
             with torch.no_grad():
@@ -73,11 +72,12 @@ class Sender:
             raise
         return message, descriptor
 
-    def _allocate(self, size: int, message: dict[str, Any], on_device: Mapping[str, torch.Tensor]) -> int | None:
-        for tensor in on_device.values():
+    def _allocate(self, size: int, message: dict[str, Any], weights: Mapping[str, torch.Tensor]) -> int | None:
+        place = next((str(t.device) for t in weights.values() if t.is_cuda), "")
+        if place and self._device.startswith("cuda") and torch.version.cuda:  # not ROCm, which has the same name
             from agentrig_grpo.server.device_memory import DeviceMemory
 
-            self._memory = DeviceMemory.allocate(str(tensor.device), size)
+            self._memory = DeviceMemory.allocate(place, size)
             self._bytes = self._memory.bytes
             message["handle"], message["size"] = self._memory.handle, size
             return None
