@@ -62,5 +62,7 @@ TABLE: Mapping[str, Flip | Elsewhere] = {
     "chunk_mb": Elsewhere(f"{TESTS}::test_address_and_buffer_are_those_of_the_settings", "it needs vLLM's process"),
     "host": Elsewhere(f"{TESTS}::test_address_and_buffer_are_those_of_the_settings", "it needs vLLM's process"),
     "port": Elsewhere(f"{TESTS}::test_address_and_buffer_are_those_of_the_settings", "it needs vLLM's process"),
-    "start_s": Elsewhere(f"{TESTS}::test_one_that_takes_too_long_is_ended_with_what_it_started", "it needs a process"),
+    "start_s": Elsewhere(
+        f"{TESTS}::test_a_server_that_starts_too_slowly_is_ended_with_its_children", "it needs vLLM's process"
+    ),
 }  # fmt: skip
