@@ -294,6 +294,8 @@ class Learner:
             out.loss.retain_grad()
             loss = (out.loss * weight).sum()
             loss.backward()  # type: ignore[no-untyped-call]
+            if self._masters is not None:
+                self._masters.collect()
             in_loss.index_add_(0, batch.sample, tokens_in_loss(logprobs, out, advantage).long())
             figures.tokens += len(batch.targets)
             parts.append(_figures_of(loss, out, entropy))
@@ -329,10 +331,12 @@ class Learner:
         self.used.train([places[i] for i in active], in_loss.tolist())
 
     @torch.no_grad()
-    def _change(self, before: Sequence[torch.Tensor]) -> float:
-        """Return the L2 norm of the step's change; 0 if no update was made."""
-        norms = [(p - b).norm() for p, b in zip(self.trained.values(), before, strict=False)]
-        return float(torch.stack(norms).norm()) if norms else 0.0
+    def _change(self, before: list[torch.Tensor]) -> float:
+        """Return the L2 norm of the step's change, into the memory of the weights before; 0 if none was made."""
+        if not before:
+            return 0.0
+        torch._foreach_sub_(before, list(self.trained.values()))  # in place: a third copy of all weights would be much
+        return float(torch.stack(torch._foreach_norm(before)).norm())
 
     @torch.no_grad()
     def _used(self, name: str, batch: Batch) -> bool:

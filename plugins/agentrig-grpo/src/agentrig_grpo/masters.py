@@ -6,11 +6,15 @@ made once per update, and activations between the layers have 16 bits.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch  # noqa: TID253  (imported with the learner only)
+
+TOGETHER = 32
+"""Gradients that are added in one operation; until then they are in memory."""
 
 
 class Masters:
@@ -32,24 +36,35 @@ class Masters:
         self.trained = {name: torch.nn.Parameter(copy.data) for name, copy in self.copies.items()}
         round_weights(model, dtype)
         for name, copy in self.copies.items():
-            copy.register_post_accumulate_grad_hook(_adds_to(self.trained[name]))  # type: ignore[no-untyped-call]
+            add = functools.partial(self._arrived, self.trained[name])
+            copy.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
+        self._waiting: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+
+    def _arrived(self, master: torch.nn.Parameter, copy: torch.Tensor) -> None:
+        assert copy.grad is not None
+        self._waiting.append((master, copy.grad))
+        copy.grad = None
+        if len(self._waiting) >= TOGETHER:
+            self.collect()
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Add the gradients of a backward pass that are not added yet; call it after each."""
+        sums, more = [], []
+        for master, gradient in self._waiting:
+            if master.grad is None:
+                master.grad = gradient.float()
+            else:
+                sums.append(master.grad)
+                more.append(gradient)
+        if sums:
+            torch._foreach_add_(sums, more)
+        self._waiting = []
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the trained weights into the model."""
         torch._foreach_copy_(list(self.copies.values()), list(self.trained.values()))
-
-
-def _adds_to(master: torch.nn.Parameter) -> Any:
-    def add(copy: torch.Tensor) -> None:
-        assert copy.grad is not None
-        if master.grad is None:
-            master.grad = copy.grad.float()
-        else:
-            master.grad.add_(copy.grad)
-        copy.grad = None
-
-    return add
 
 
 def round_weights(model: Any, dtype: torch.dtype) -> None:

@@ -147,6 +147,8 @@ def need_of(directory: Path, config: GrpoConfig, *, dtype: str, device: str, att
                 kl_loss_coef=0.0,
             )  # fmt: skip
             out.loss.sum().backward()  # type: ignore[no-untyped-call]
+            if learner._masters is not None:
+                learner._masters.collect()
     # With a KL loss there is a frozen copy of the model, as it computes.
     reference = parameters if config.kl_loss_coef and not config.lora_rank else []
     bytes_trained = _bytes(trained)

@@ -6,16 +6,18 @@ They compute a few numbers per token and a few elements per tensor, without a pa
 from __future__ import annotations
 
 import logging
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.errors import RunStopped
 from agentrig.forest.sequences import Batch
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.optimizers import moment
+from agentrig_grpo.optimizers import Spots, moment
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +69,11 @@ class TokenProof:
         self._lengths = [len(s.response_ids) for s in samples]
         lengths = torch.tensor(self._lengths)
         self._offsets = (lengths.cumsum(0) - lengths).to(device)
-        self._ids = torch.tensor([i for s in samples for i in s.response_ids], device=device)
+        self._ids = torch.from_numpy(np.concatenate([np.asarray(s.response_ids) for s in samples])).to(device)
         n = len(self._ids)
 
         def spread(values: Sequence[float]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.float32).repeat_interleave(lengths).to(device)
+            return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), self._lengths)).to(device)
 
         self._advantages, self._weights = spread([s.advantage for s in samples]), spread(weights)
         known = all(s.logprobs is not None for s in samples)
@@ -175,10 +177,10 @@ class StepProof:
 
     def __init__(self, trained: Mapping[str, torch.nn.Parameter], config: GrpoConfig) -> None:
         self._trained, self._config = trained, config
-        generator = torch.Generator().manual_seed(0)
-        self._at = {
-            name: torch.randint(p.numel(), (SPOTS,), generator=generator).to(p.device) for name, p in trained.items()
-        }
+        # Adjacent elements, at random places: reading them is a view, where any others would need a kernel a tensor.
+        rng = random.Random(0)
+        starts = {name: rng.randrange(max(1, p.numel() - SPOTS)) for name, p in trained.items()}
+        self._at = {n: Spots.of(starts[n], SPOTS, p.numel(), p.device) for n, p in trained.items()}
         self._silent: Counter[str] = Counter()
         self._idle: set[str] = set()
         self._kept: tuple[torch.Tensor, ...] = ()
@@ -300,12 +302,15 @@ class StepProof:
 
     def _spots(self, tensors: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
         """Return the followed elements of tensors; 0 where there is none."""
-        return self._on_host([None if t is None else torch.take(t.detach(), self._at[n]) for n, t in tensors.items()])
+        return self._on_host([None if t is None else self._at[n].pick(t) for n, t in tensors.items()])
 
     def _on_host(self, rows: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """Return elements, fp64 [tensors, SPOTS] on the CPU, by one transfer."""
-        none = torch.zeros(SPOTS, device=next(iter(self._at.values())).device)
-        return torch.stack([none if row is None else row.float() for row in rows]).cpu().double()
+        like = next((row for row in rows if row is not None), None)
+        if like is None:
+            return torch.zeros(len(rows), SPOTS, dtype=torch.float64)
+        none = torch.zeros_like(like)
+        return torch.cat([none if row is None else row for row in rows]).view(-1, SPOTS).cpu().double()
 
 
 def _some(names: Sequence[str]) -> str:
