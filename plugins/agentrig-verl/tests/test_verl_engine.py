@@ -317,6 +317,9 @@ rows = json.loads((folder / "rows.json").read_text())
 size = len(rows) // ranks
 mine = rows[rank * size : (rank + 1) * size]
 with on_the_cpu(folder / "group", rank=rank, ranks=ranks):
+    import agentrig_verl.engine
+
+    agentrig_verl.engine.LOGITS = 64  # logits of two tokens at a time, computed again for the gradient
     found = {}
     for shared in (False, True):
         engine = make_engine(folder, forest=shared)

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 import torch  # noqa: TID253  (runs in verl's workers; imported by the actor only)
-from verl.utils import tensordict_utils  # noqa: TID253
+from verl.utils import fsdp_utils, tensordict_utils  # noqa: TID253
 from verl.utils.device import get_device_id, get_device_name  # noqa: TID253
 from verl.utils.py_functional import append_to_dict  # noqa: TID253
 from verl.workers.engine import EngineRegistry  # noqa: TID253
@@ -75,7 +75,18 @@ class ForestEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         return module
 
     def _build_fsdp_module(self, module: Any) -> Any:
-        module = super()._build_fsdp_module(module)
+        head, chosen = module.get_output_embeddings(), fsdp_utils._select_fsdp2_wrap_targets
+
+        def without_head(*given: Any) -> list[Any]:
+            return [part for part in chosen(*given) if part is not head]
+
+        # The head is called for each chunk of logits, and the ranks have different numbers of chunks. Sharded by
+        # itself it would be gathered in each call; as a part of the whole model it is gathered once in a pass.
+        fsdp_utils._select_fsdp2_wrap_targets = without_head
+        try:
+            module = super()._build_fsdp_module(module)
+        finally:
+            fsdp_utils._select_fsdp2_wrap_targets = chosen
         if get_device_name() != "cpu" and self._autocast_dtype != torch.float32:
             fuse_norms(module)
         return module

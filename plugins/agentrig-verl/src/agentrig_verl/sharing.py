@@ -52,6 +52,7 @@ def obstacles(config: Any, *, device: str) -> Iterator[str]:
     wanted: tuple[tuple[str, Any, Any], ...] = (
         (f"{ACTOR}.ulysses_sequence_parallel_size", actor.ulysses_sequence_parallel_size, 1),
         (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", actor.fsdp_config.ulysses_sequence_parallel_size, 1),
+        (f"{ACTOR}.fsdp_config.wrap_policy.min_num_params", actor.fsdp_config.wrap_policy.get("min_num_params", 0), 0),
         (f"{ACTOR}.calculate_sum_pi_squared", actor.calculate_sum_pi_squared, False),
         (f"{ACTOR}.fsdp_config.full_determinism", actor.fsdp_config.full_determinism, False),
         (f"{ACTOR}.fsdp_config.qat.enable", actor.fsdp_config.qat.enable, False),
