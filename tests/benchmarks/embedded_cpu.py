@@ -75,6 +75,8 @@ def main() -> None:
             context=options.words + options.max_tokens + 64,
             texts=[plugin.paragraph(i, 400) for i in range(50)],
         )
+        # Calls share a prompt only within one pass, so a task's calls must fit into it.
+        budget = max(2048, options.words + options.size * options.max_tokens + 64)
         command = [
             sys.executable, "-m", "agentrig", "train", "--plugin", str(Path(plugin.__file__)), "--tasks", "paragraphs",
             "--agent", "reader", "--reward", "letters", "--adapter", "agent-match", "--algorithm", "grpo",
@@ -82,7 +84,8 @@ def main() -> None:
             f"tasks.tasks={max(options.tasks, 4)}", "run.report_tasks=1", "run.validation_tasks=1", "run.seed=0",
             f"algorithm.model={model}", f"algorithm.steps={options.steps}", f"algorithm.tasks_per_step={options.tasks}",
             f"algorithm.group_size={options.size}", f"algorithm.max_tokens={options.max_tokens}", "algorithm.lr=1e-5",
-            "algorithm.validate_every=0", "algorithm.gradient_checkpointing=true", "algorithm.tokens_per_batch=2048",
+            "algorithm.validate_every=0", "algorithm.gradient_checkpointing=true",
+            f"algorithm.tokens_per_batch={budget}",
             "runners.n=1", "runners.threads=32", "runners.deadline_s=3000", *killed.ONE_UPDATE,
             f"run.directory={folder}", "run.name=run", *settings,
         ]  # fmt: skip
