@@ -127,8 +127,21 @@ def test_a_model_whose_calls_share_no_tokens_is_not_estimated(make_model, tokeni
 
     checkpoint.save(make_model("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=64), tokenizer, tmp_path)
     found = fit(tmp_path, 64 * GIB, monkeypatch)
-    assert (found.need, found.config.gradient_checkpointing) == (None, True)
-    assert "how much memory an update needs is not known before the first one: the calls of a gpt2" in caplog.text
+    assert (found.need, found.config.gradient_checkpointing) == (None, False)
+    words = (
+        "how much memory an update needs is not known before the first one: NotImplementedError: the calls of a gpt2"
+    )
+    assert words in caplog.text
+
+
+def test_an_estimate_that_fails_does_not_stop_a_run(directory, monkeypatch, caplog) -> None:
+    def broken(*_, **__):
+        raise RuntimeError("an operation without fake tensors")
+
+    monkeypatch.setattr(fitting, "need_of", broken)
+    found = fit(directory, 200 << 20, monkeypatch)
+    assert (found.need, found.config.gradient_checkpointing, found.chunk) == (None, False, CHUNK)
+    assert "RuntimeError: an operation without fake tensors. Gradient checkpointing is off" in caplog.text
 
 
 def test_tensors_are_counted_while_they_live() -> None:

@@ -87,9 +87,12 @@ def fitted(directory: Path, config: GrpoConfig, *, dtype: str, device: str, atte
                     )
                     chosen = attrs.evolve(config, gradient_checkpointing=checkpointing)
                     return Fit(config=chosen, chunk=chunk, need=found)
-    except NotImplementedError as error:
-        log.warning("how much memory an update needs is not known before the first one: %s", error)
-        return Fit(config=attrs.evolve(config, gradient_checkpointing=ways[-1]), chunk=CHUNK)
+    except Exception as error:  # the estimate, not the update, has failed: the run can go on without it
+        log.warning(
+            "how much memory an update needs is not known before the first one: %s. Gradient checkpointing is %s",
+            *(f"{type(error).__name__}: {error}", "on" if ways[0] else "off"),
+        )
+        return Fit(config=attrs.evolve(config, gradient_checkpointing=ways[0]), chunk=CHUNK)
     raise ConfigError(_refusal(config, found, left, device, f"; its server takes {in_gib(server)}", need))
 
 
