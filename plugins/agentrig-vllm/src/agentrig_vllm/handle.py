@@ -222,7 +222,8 @@ class VllmServer:
         """Raise `ServerError` if vLLM's process or its engine has died."""
         if self._process is None:
             raise ServerError(f"{NAME} was never started")
-        self._process.check()
+        if self._process.exit_status is not None:
+            raise self._died("answer")
         if self._ready is not None:
             self._order("answer", order="check", timeout_s=CHECK_S)
 
@@ -241,7 +242,8 @@ class VllmServer:
         if "error" in answer:
             assert self._process is not None
             self._process.wait(1.0 if "Dead" in answer["error"] else 0.0)
-            raise ServerError(f"{NAME} could not {what}: {answer['error']}{self._process.tail()}")
+            hint = self._hint(what)
+            raise ServerError(f"{NAME} could not {what}: {answer['error']}{hint}{self._process.tail()}")
         return answer
 
     def _send(self, order: Mapping[str, Any], what: str) -> None:
@@ -275,7 +277,14 @@ class VllmServer:
         status = self._process.exit_status
         cause = cause_in(self._process.tail(LOOKED_THROUGH))
         self._process.stop()
-        return ServerError(f"{NAME} has died, asked to {what} (exit status {status}){cause}{self._process.tail()}")
+        words = f"{NAME} has died, asked to {what} (exit status {status}){cause}"
+        return ServerError(f"{words}{self._hint(what)}{self._process.tail()}")
+
+    def _hint(self, what: str) -> str:
+        """Return where the log is, and how to go on."""
+        log = f"\n  its log: {self._plan.log}" if self._plan.log else ""
+        again = "" if what == "start" else "\n  Resume from the last checkpoint: agentrig train --resume RUN"
+        return log + again
 
 
 def cause_in(lines: str) -> str:
