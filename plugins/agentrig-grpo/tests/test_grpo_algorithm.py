@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import httpx
+import psutil
 import pytest
 import torch
 from agentrig_grpo import build, checkpoint, register_algorithms
@@ -16,8 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agentrig import Endpoint, Outcome, Score, Task, Trace, Triplet
 from agentrig.algorithms import Measurement
 from agentrig.delivery import Delivery
-from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped
 from agentrig.hardware import Cpu, CpuConfig
+from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Rollout
 
 TARGET = 42
@@ -306,6 +308,31 @@ def test_solved_tasks_end_a_run_normally(model_dir, tmp_path):
     resumed.solved = True
     Grpo(config).run(resumed)
     assert [c for c in resumed.calls if c[0] in ("end", "report")] == [("report", "after", 2)]
+
+
+@pytest.mark.parametrize("lost", ["rollouts", "weights"])
+def test_a_server_that_dies_in_a_step_is_named_with_the_way_to_go_on(model_dir, tmp_path, lost):
+    """It dies before the second step's rollouts, or before it gets the second step's weights."""
+
+    class Killed(FakeSession):
+        def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None):
+            found = super().rollouts(tasks, n=n, endpoint=endpoint, step=step, mode=mode)
+            if mode == "train" and step == 2:
+                servers = [p for p in psutil.Process().children() if "agentrig_grpo.server" in p.cmdline()]
+                assert servers
+                for server in servers:
+                    server.kill()
+                psutil.wait_procs(servers, timeout=10)
+                if lost == "rollouts":
+                    raise RunStopped("step 2: all rollouts failed")
+            return found
+
+    session = Killed(tmp_path / "run")
+    with pytest.raises(ServerError) as caught:
+        Grpo(config_of(model_dir, steps=3, validate_every=0)).run(session)
+    said = str(caught.value)
+    assert "the LLM server has died" in said
+    assert f"agentrig train --resume {session.directory}" in said
 
 
 @pytest.mark.slow

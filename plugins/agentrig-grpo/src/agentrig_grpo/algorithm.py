@@ -25,6 +25,7 @@ from agentrig.credit import check_advantages, group_advantages
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped
 from agentrig.hardware import Hardware
 from agentrig.ledger import LEFT_OUT_BY_SAMPLES, Call, Entry
+from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import reading
 from agentrig.servers import MakeServer, Server, ServerPlan
@@ -65,7 +66,7 @@ class Grpo:
         dtype = check_device(session.hardware, config.dtype)
         plan = self._plan(session.checkpoint or source, session.hardware, dtype)
         plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log")
-        with session.server(plan) as server, _dead_server_first(server):
+        with session.server(plan) as server, _dead_server_first(server, session):
             learner, tokenizer, best = self._load(session, source, dtype)  # a server may start meanwhile
             endpoints = self._endpoints(server)
             view = LearnerView(learner, server.dtype)
@@ -333,12 +334,18 @@ def _call_of(sample: TrainSample, rollouts: Sequence[Rollout]) -> str:
 
 
 @contextmanager
-def _dead_server_first(server: Server) -> Iterator[None]:
-    """Raise the server's error when a run stops because its server died."""
+def _dead_server_first(server: Server, session: Session) -> Iterator[None]:
+    """Raise the server's error when a run stops because its server died, and say how to go on."""
     try:
         yield
-    except RunStopped:
-        server.check()
+    except (RunStopped, ServerError) as stopped:
+        try:
+            server.check()
+        except ServerError as dead:
+            if not session.lines:
+                raise
+            again = f"agentrig train --resume {session.directory}"
+            raise ServerError(f"{dead}\n  The unfinished step is lost; resume with: {again}") from stopped
         raise
 
 
