@@ -47,6 +47,7 @@ OF_PLUGINS = {
     ("agentrig_verl.checkpoints", "TOKENIZER"): ("agentrig.run.checkpoints", "TOKENIZER_FILES"),
     ("agentrig_verl.manager", "Loan"): ("agentrig_verl.manager", "ManagerContext"),
     ("agentrig_verl.manager", "lend"): ("agentrig_verl.manager", "manager_context"),
+    ("agentrig_verl.tokenizer", "SAMPLE"): ("agentrig.tokenizers", "SAMPLE"),
 }
 """Names of plugins' modules that still exist, to the present ones."""
 

@@ -201,7 +201,22 @@ def decayed(settings: Settings) -> float:
     return float(torch.stack([w.norm() for w in learn(settings).weights.values()]).norm())
 
 
+def moments(settings: Settings) -> set[str]:
+    """Return the dtypes in which the optimizer keeps the moments of an embedding after an update."""
+    updated = learner(settings)
+    updated.update(samples(), step=1)
+    weight = updated.trained["model.embed_tokens.weight"]
+    state = updated.optimizer.state[weight].values()
+    return {str(value.dtype) for value in state if isinstance(value, torch.Tensor) and value.shape == weight.shape}
+
+
 TABLE = {
+    "optimizer": Flip(
+        a="adamw",
+        b="adamw8bit",
+        look=moments,
+        shows=lambda a, b: (a, b) == ({"torch.float32"}, {"torch.uint8"}),
+    ),
     "lr": Flip(
         a=1e-5, b=1e-4, look=lambda s: learn(s).change(), shows=lambda a, b: b == pytest.approx(10 * a, rel=0.02)
     ),

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from agentrig_grpo.naming import model_directory
 from agentrig_verl.manager import LoopManager
+from agentrig_verl.sharing import choose
 from rollouts import rollout, trace_of
 
 from agentrig import Task, Triplet
@@ -46,7 +48,14 @@ def sequences(settings: Settings) -> Sequence[tuple[float, Sequence[int]]]:
     ]
 
 
+def engine(settings: Settings) -> bool:
+    """Return whether the engine that trains on a GPU computes shared tokens once."""
+    local = {**settings, "model": str(model_directory("mini"))}
+    return choose(settings["engine"], composed(local), device="cuda")[0]
+
+
 TABLE = {
+    "engine": Flip(a="auto", b="verl", look=engine, shows=lambda a, b: (a, b) == (True, False)),
     "model": Flip(
         a="first/model",
         b="second/model",
