@@ -55,6 +55,7 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
         "adapter.match=write_query", f"algorithm.model={folder / 'model'}", f"algorithm.steps={options.steps}",
         f"algorithm.tasks_per_step={tasks}", f"algorithm.group_size={n}", f"algorithm.max_tokens={answer}",
         f"algorithm.max_length={context}", "algorithm.lr=1e-6", "algorithm.validate_every=0",
+        "algorithm.ppo_epochs=1", "algorithm.mini_batches=1",  # the recipe `mini` has two of each
         "algorithm.save_every=1000", "run.report_tasks=2", "run.seed=0", "runners.n=4", "runners.threads=32",
         f"run.directory={folder}", "run.name=run", *keys,
     ]  # fmt: skip
