@@ -114,7 +114,8 @@ def test_the_run_goes_on_while_the_server_is_asked(stage: Stage) -> None:
     waiting.join()
     found = stage.delivery.summary()
     assert (found["proofs"], found["arrived"]) == (1, 1)
-    assert stage.view.threads == {threading.get_ident()}, "the thread that settles is the only one that uses it"
+    assert len(stage.view.threads) == 1
+    assert threading.get_ident() not in stage.view.threads, "the run's own thread does not wait for the learner"
     line = stage.delivery.record.line()
     assert line["background_s"] > 0.15
     assert line["version"] == 0
@@ -177,6 +178,27 @@ def test_ctrl_c_ends_the_wait_for_a_server_that_hangs(stage: Stage) -> None:
     assert time.monotonic() - begun < 5
     names = [thread for thread in threading.enumerate() if thread.name == "delivery"]
     assert all(thread.daemon for thread in names), "the process can end without them"
+
+
+def test_at_the_end_of_a_run_nothing_uses_the_learner_any_more(stage: Stage) -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow() -> dict[str, str]:
+        inside.set()
+        assert leave.wait(30)
+        return {}
+
+    stage.view.digests = slow  # type: ignore[method-assign]
+    stage.begin(0)
+    assert inside.wait(30)
+    threading.Timer(0.3, leave.set).start()
+    stage.delivery.end()
+    assert leave.is_set(), "it waited for the thread that was computing"
+    stage.view.threads.clear()
+    stage.begin(1)
+    with pytest.raises(RunStopped, match="the run has ended"):
+        stage.delivery.settle()
+    assert stage.view.threads == set()
 
 
 def test_a_transfer_without_a_verdict_counts_as_one_that_did_not_arrive(stage: Stage) -> None:

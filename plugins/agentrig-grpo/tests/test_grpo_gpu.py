@@ -72,6 +72,7 @@ def test_weights_reach_the_server_within_the_device(make_model, model_dir, dtype
     named = set(os.listdir("/dev/shm"))
     settings = ServerSettings(model=str(model_dir), name="tiny", device="cuda", dtype=dtype, slots=4, max_length=96)
     with LLMServer(settings) as server:
+        mine = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
         endpoint = Endpoint(base_url=server.base_url, model="tiny", api_key=server.api_key)
         for version in (1, 2, 3):
             with torch.no_grad():
@@ -84,7 +85,9 @@ def test_weights_reach_the_server_within_the_device(make_model, model_dir, dtype
             assert answer.version == version
             assert answer.digests
             assert all(ours[name] == value for name, value in answer.digests.items())
-    assert set(os.listdir("/dev/shm")) <= named
+    # other runs of the host have files there too; torch and CUDA name theirs by the process, in decimal or hexadecimal
+    left = set(os.listdir("/dev/shm")) - named
+    assert [name for name in left if any(str(pid) in name or f"{pid:x}" in name for pid in mine)] == []
 
 
 def test_device_memory_is_free_again_after_a_kill(make_model, model_dir):

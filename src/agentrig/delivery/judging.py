@@ -8,7 +8,7 @@ from typing import Protocol
 import attrs
 
 from agentrig.delivery import verdict
-from agentrig.delivery.asking import Answer, Asked, Background, CannotScore, Client
+from agentrig.delivery.asking import Answer, Asked, CannotScore, Client
 from agentrig.delivery.record import Record
 from agentrig.delivery.verdict import Expected
 from agentrig.endpoints import Endpoint
@@ -42,27 +42,6 @@ class Learner(Protocol):
     def spread(self, ids: Sequence[int]) -> float:
         """Return how much the tokens' log-probabilities change if the server's dtype is used instead of fp32."""
         ...
-
-
-@attrs.frozen(kw_only=True)
-class Pending:
-    """A transfer whose proof has begun.
-
-    Attributes:
-        version: The version of the weights.
-        learner: The learner, with which the answers are compared.
-        servers: The addresses.
-        ids: The probe.
-        fresh: Whether samples are compared with the server's own new scores of them.
-        asked: The answers of each address, or its error, and the digests of its tensors.
-    """
-
-    version: int
-    learner: Learner
-    servers: Sequence[Endpoint]
-    ids: Sequence[int]
-    fresh: bool
-    asked: Background[list[tuple[Asked | CannotScore | None, Mapping[str, str]]]]
 
 
 class Bounds:
@@ -110,7 +89,11 @@ class Ours:
     """The learner's log-probabilities of the probe and of the tokens sampled after it, in one pass if possible.
 
     Args:
-        pending: The transfer.
+        version: The version of the weights.
+        learner: The learner.
+        ids: The probe.
+        fresh: Whether samples are compared with the server's own new scores of them.
+        servers: The addresses.
         asked: The answers of each address.
         bounds: The run's bounds.
         client: Requests scores from a server if the learner cannot compute them.
@@ -120,19 +103,32 @@ class Ours:
     """
 
     def __init__(
-        self, pending: Pending, asked: Sequence[Asked | CannotScore | None], bounds: Bounds, client: Client
+        self,
+        *,
+        version: int,
+        learner: Learner,
+        ids: Sequence[int],
+        fresh: bool,
+        servers: Sequence[Endpoint],
+        asked: Sequence[Asked | CannotScore | None],
+        bounds: Bounds,
+        client: Client,
     ) -> None:
-        self.learner, self.ids = pending.learner, pending.ids
-        self._fresh, self._client = pending.fresh, client
+        self.learner, self.ids = learner, ids
+        self._fresh, self._client = fresh, client
         self._samples: dict[tuple[float, tuple[int, ...]], Sequence[float]] = {}
-        logprobs = self._probe(pending.servers, asked)
+        logprobs = self._probe(servers, asked)
         self.expected = Expected(
-            version=pending.version,
+            version=version,
             logprobs=logprobs,
-            digests=self.learner.digests(),
-            dtype=self.learner.dtype,
-            bound=bounds.bound(self.learner, self.ids, logprobs),
+            digests=learner.digests(),
+            dtype=learner.dtype,
+            bound=bounds.bound(learner, ids, logprobs),
         )
+        if not fresh:
+            for server, found in zip(servers, asked, strict=True):
+                for sampled in (found.answer, *found.others) if isinstance(found, Asked) else ():
+                    _gap(sampled, found, self, server)  # type: ignore[arg-type]
 
     def _probe(self, servers: Sequence[Endpoint], asked: Sequence[Asked | CannotScore | None]) -> Sequence[float]:
         for server, found in zip(servers, asked, strict=True):

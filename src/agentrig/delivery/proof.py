@@ -1,12 +1,13 @@
 """The proof of each transfer: choose the probe, query the servers, compare with the learner, keep the figures.
 
-The servers are queried in the background while the run continues. The run's own thread queries the learner and gives
-the verdict: a learner is never used by two threads at once.
+The servers are queried in the background while the run continues, and then the learner, which the run does not use
+between a transfer and the verdict. The run's own thread gives the verdict.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from agentrig.delivery import probe as probes
 from agentrig.delivery import verdict
 from agentrig.delivery.asking import Answer, Asked, Background, CannotAnswer, CannotScore, Client
-from agentrig.delivery.judging import Bounds, Learner, Ours, Pending, judge
+from agentrig.delivery.judging import Bounds, Learner, Ours, judge
 from agentrig.delivery.probe import Probe
 from agentrig.delivery.record import Record, sign
 from agentrig.delivery.verdict import Expected
@@ -24,6 +25,9 @@ from agentrig.errors import RunStopped
 from agentrig.rollouts import Rollout
 
 log = logging.getLogger(__name__)
+
+Answers = tuple[Endpoint, Asked | CannotScore | None, Mapping[str, str]]
+"""An address, its answers or why it has none, and the digests of its tensors if they were read in another way."""
 
 CURE = (
     "What is sampled from now on would not be the policy that is trained. Look at the server's log, and resume from "
@@ -50,7 +54,8 @@ class Delivery:
         self._bounds = Bounds(self.record)
         self._ids: Sequence[int] = ()
         self._context = 0
-        self._pending: Pending | None = None
+        self._pending: tuple[int, Sequence[int], Background[tuple[list[Answers], Ours]]] | None = None
+        self._using, self._ended = threading.Lock(), False
         self._cached: Background[None] | None = None
         self._unproven = False
         self.weaker = ""
@@ -129,12 +134,13 @@ class Delivery:
     ) -> None:
         """Begin to prove that each server answers with the learner's weights; call it after every transfer.
 
-        The servers are queried in the background. `settle` gives the verdict. Call it before the learner's weights
-        change and before the servers end. `Session.rollouts`, `prepare`, `begin` and `sign` call it.
+        The servers are queried in the background, and there the learner answers too. `settle` gives the verdict. Call
+        it before the learner's model is used or changed, and before the servers end. `Session.rollouts`, `prepare`,
+        `begin` and `sign` call it.
 
         Args:
             version: The version of the weights: the step that made them.
-            learner: The model that is trained; `settle` uses it, in the thread of its caller.
+            learner: The model that is trained; used in another thread until `settle` returns.
             servers: The addresses that got the weights, with the sampling settings of training.
             context: The servers' context in tokens.
             prompt: Returns the token ids of a task's prompt, for a run that has recorded no call yet.
@@ -152,15 +158,29 @@ class Delivery:
         start = time.perf_counter()
         ids, weaker = self.probe(context=context, prompt=prompt), bool(self.weaker)
 
-        def ask() -> list[tuple[Asked | CannotScore | None, Mapping[str, str]]]:
+        def ask() -> tuple[list[Answers], Ours]:
             digests = (held() if held is not None else None) or [{}] * len(servers)
-            pairs = zip(servers, digests, strict=True)
-            return [(None if weaker else self._asked(server, ids, fresh), known) for server, known in pairs]
+            asked = [None if weaker else self._asked(server, ids, fresh) for server in servers]
+            with self._using:
+                if self._ended:
+                    raise RunStopped("the run has ended")
+                ours = Ours(
+                    version=version, learner=learner, ids=ids, fresh=fresh, servers=servers, asked=asked,
+                    bounds=self._bounds, client=self._client,
+                )  # fmt: skip
+            return list(zip(servers, asked, digests, strict=True)), ours
 
-        self._pending = Pending(
-            version=version, learner=learner, servers=servers, ids=ids, fresh=fresh, asked=Background(ask)
-        )
+        self._pending = version, ids, Background(ask)
         self.record.seconds += time.perf_counter() - start
+
+    def end(self) -> None:
+        """Wait until the background no longer uses the learner, and keep it from it; the run calls this at its end.
+
+        A process must not end while another of its threads computes.
+        """
+        self._ended = True
+        with self._using:
+            pass
 
     def _asked(self, server: Endpoint, ids: Sequence[int], fresh: bool) -> Asked | CannotScore:
         try:
@@ -178,15 +198,15 @@ class Delivery:
         if pending is None:
             return
         start = time.perf_counter()
-        self.record.begin(pending.version)
+        version, ids, found = pending
+        self.record.begin(version)
         try:
-            asked, background = pending.asked.result()
+            (asked, ours), background = found.result()
         except CannotAnswer as error:
-            raise RunStopped(f"step {pending.version}: the model server {error}") from error
-        ours = Ours(pending, [found for found, _ in asked], self._bounds, self._client)
-        for server, (found, known) in zip(pending.servers, asked, strict=True):
-            self._one(server, found, known, ours)
-        self._expected, self._ids = ours.expected, pending.ids
+            raise RunStopped(f"step {version}: the model server {error}") from error
+        for server, answers, known in asked:
+            self._one(server, answers, known, ours)
+        self._expected, self._ids = ours.expected, ids
         if self.weaker:
             self._unproven = True
         else:

@@ -129,6 +129,8 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         begin=begin_again if resume else lambda: None,
     )
 
+    ending.callback(session.delivery.end)
+
     # Run rollouts and updates until the algorithm is done.
     signals = RunSignals(session, runtime.abort)
     ending.enter_context(handling(signals))

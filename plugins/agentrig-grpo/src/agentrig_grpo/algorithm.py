@@ -282,6 +282,7 @@ class Grpo:
         self, session: Session, step: int, learner: Learner, tokenizer: Any, best: Best, dtype: str, *, keep: bool
     ) -> None:
         def write(directory: Path) -> None:
+            session.delivery.settle()  # until then the proof uses the model
             checkpoint.save(learner.model, tokenizer, directory, dtype=getattr(torch, dtype))
             trainer_files.write(directory, learner=learner.state(), best=best, step=step, seed=session.seed)
             session.delivery.sign(directory)
