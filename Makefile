@@ -2,8 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-# One more than the two cores of a small machine: tests of servers and processes wait more than they compute.
-WORKERS ?= 3
+# More than the two cores of a small machine: tests of servers and processes wait as much as they compute.
+WORKERS ?= 4
 PLUGINS := $(sort $(wildcard plugins/agentrig-*))
 READY := $(VENV)/.ready
 # Half of what is installed: pip has compiled it already, or no run imports it.
