@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 # More than the two cores of a small machine: tests of servers and processes wait as much as they compute.
-WORKERS ?= 4
+WORKERS ?= 3
 PLUGINS := $(sort $(wildcard plugins/agentrig-*))
 READY := $(VENV)/.ready
 # Half of what is installed: pip has compiled it already, or no run imports it.

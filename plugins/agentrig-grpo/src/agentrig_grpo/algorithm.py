@@ -47,6 +47,9 @@ from agentrig_grpo.used import entries_of
 
 log = logging.getLogger(__name__)
 
+DYING_S = 3.0
+"""How long to look for the death of a server whose connections failed."""
+
 MODEL_NAME = "policy"
 """The model's name in requests."""
 
@@ -340,13 +343,19 @@ def _dead_server_first(server: Server, session: Session) -> Iterator[None]:
     try:
         yield
     except (RunStopped, ServerError) as stopped:
-        try:
-            server.check()
-        except ServerError as dead:
-            if not session.lines:
-                raise
-            again = f"agentrig train --resume {session.directory}"
-            raise ServerError(f"{dead}\n  The unfinished step is lost; resume with: {again}") from stopped
+        # a process that is killed closes its connections some time before its parent can see that it is dead
+        end = time.monotonic() + (DYING_S if stopped.__cause__ is not None else 0.0)
+        while True:
+            try:
+                server.check()
+            except ServerError as dead:
+                if not session.lines:
+                    raise
+                again = f"agentrig train --resume {session.directory}"
+                raise ServerError(f"{dead}\n  The unfinished step is lost; resume with: {again}") from stopped
+            if time.monotonic() > end:
+                break
+            time.sleep(0.05)
         raise
 
 
