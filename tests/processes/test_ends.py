@@ -56,6 +56,15 @@ class Command:
         found = [p for p in psutil.process_iter() if variable(p, "TMPDIR").startswith(str(self.tmp))]
         return [p for p in found if p.pid != self.process.pid]
 
+    def kill(self) -> None:
+        """Kill it; all that it has started ends soon after."""
+        self.process.kill()
+        self.process.wait()
+        end = time.monotonic() + 20
+        while (left := self.started()) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert [cmdline(process) for process in left] == []
+
     def end(self, timeout_s: float = 120.0) -> tuple[int, str]:
         return self.process.wait(timeout_s), self.log.read_text()
 
@@ -242,12 +251,7 @@ def test_a_killed_run_leaves_no_process_and_the_next_run_removes_its_files(
 ) -> None:
     command = start(*family(tmp_path, model, toy_file), 'tasks.do=["hang"]', "runners.deadline_s=500")
     command.wait_for(lambda: sum("sleep(600)" in " ".join(cmdline(p)) for p in command.started()) >= 5)
-    command.process.kill()
-    command.process.wait()
-    end = time.monotonic() + 20
-    while (left := command.started()) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert [cmdline(process) for process in left] == []
+    command.kill()
     assert len(list(command.tmp.glob("agentrig-*"))) == 1
     again = start(*toy(model, toy_file, steps=1))
     assert again.end()[0] == 0
@@ -259,12 +263,7 @@ def test_nothing_is_left_of_a_killed_run_whose_agents_start_processes_all_the_ti
 ) -> None:
     command = start(*family(tmp_path, model, toy_file, agent="breeder"), "runners.n=1", "runners.threads=2")
     command.wait_for(lambda: sum("sleep(600)" in " ".join(cmdline(p)) for p in command.started()) >= 5)
-    command.process.kill()
-    command.process.wait()
-    end = time.monotonic() + 20
-    while (left := command.started()) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert [cmdline(process) for process in left] == []
+    command.kill()
 
 
 def test_runners_that_cannot_be_forked_are_an_error(
