@@ -118,8 +118,14 @@ agentrig.rundir > agentrig.run.rows
     row_of
 agentrig.runtime > agentrig.runners.lightning_spans
     endpoint_of final_reward from_lightning lightning_llm to_lightning
+agentrig.runtime > agentrig.runners.lightning_runner
+    IDLE_POLL_S PoolRunner
+agentrig.runtime > agentrig.runners.lightning_store
+    Store
+agentrig.runtime > agentrig.runners.lightning_tracer
+    RecorderTracer SpanAdapter
 agentrig.runtime > agentrig.runners.runtime
-    IDLE_POLL_S MODES PoolRunner RecorderTracer Runtime SpanAdapter Store
+    MODES Runtime
 agentrig.session > agentrig.figures
     mean
 agentrig.session > agentrig.run.session

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from agentrig.runners.runtime import Store
+from agentrig.runners.lightning_store import Store
 
 
 def kept(value: Any, sought: str, seen: set[int], path: str) -> Iterator[str]:

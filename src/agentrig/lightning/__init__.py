@@ -1,0 +1,17 @@
+"""Wraps components that were written for Agent Lightning 0.3 as agentrig specs, in one line each.
+
+```python
+@hookimpl
+def register_agents():
+    yield lightning.agent(MyLitAgent, name="mine", summary="My LitAgent, unchanged.")
+```
+"""
+
+from agentrig.lightning.adapters import adapter
+from agentrig.lightning.agents import Factory, agent, tracer
+from agentrig.lightning.algorithms import LightningAlgorithmConfig, algorithm
+from agentrig.lightning_import import skip_litellm
+
+skip_litellm()
+
+__all__ = ["Factory", "LightningAlgorithmConfig", "adapter", "agent", "algorithm", "tracer"]

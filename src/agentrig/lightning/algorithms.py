@@ -1,0 +1,109 @@
+"""An `Algorithm` as an algorithm: it gets the run's store, adapter, data and resources."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.endpoints import Endpoint
+from agentrig.errors import AgentrigError
+from agentrig.hardware import Hardware
+from agentrig.plugins.specs import AlgorithmSpec
+from agentrig.rollouts import Rollout
+from agentrig.runners.jobs import Result
+from agentrig.secrets import Secret
+from agentrig.settings import setting
+from agentrig.tasks import Task, fingerprint
+
+
+def algorithm(cls: Callable[[], Any], *, name: str, summary: str, resource: str = "main_llm") -> AlgorithmSpec:
+    """Return the spec of an `Algorithm`.
+
+    It gets the store, the adapter, the training and validation inputs as datasets, and as initial resource
+    the endpoint that the run configures. Rewards are stored in the store in the form that it expects.
+    """
+
+    def build(config: Any) -> Any:
+        return _AlgorithmCall(cls(), config, resource)
+
+    return AlgorithmSpec(name=name, summary=summary, config=LightningAlgorithmConfig, build=build)
+
+
+@attrs.frozen(kw_only=True)
+class LightningAlgorithmConfig:
+    """Settings of an algorithm that was written for Agent Lightning."""
+
+    endpoint: str = setting("", help="an OpenAI-compatible server (…/v1); empty for OPENAI_BASE_URL, if that is set")
+    model: str = setting("", help="the model to ask it for; empty for its first")
+    api_key: Secret | None = setting(None, secret=True, help="the server's key; OPENAI_API_KEY when it is not set")
+    temperature: float = setting(1.0, help="sampling temperature", ge=0)
+
+    def served(self) -> Endpoint | None:
+        """Return the server from the run's settings or the environment, or None."""
+        from agentrig.endpoints import environment_endpoint
+
+        key = self.api_key.reveal() if self.api_key else None
+        return environment_endpoint(self.endpoint or None, model=self.model or None, api_key=key)
+
+
+class _AlgorithmCall:
+    """Runs an `Algorithm` of Agent Lightning on a session."""
+
+    def __init__(self, inner: Any, config: LightningAlgorithmConfig, resource: str) -> None:
+        self._inner, self._config, self._resource = inner, config, resource
+
+    def run(self, session: Any) -> None:
+        """Pass store, adapter and resources to the algorithm; store its rollouts as one step."""
+        from agentrig.runners.lightning_spans import lightning_llm
+        from agentrig.runners.lightning_tracer import SpanAdapter
+
+        session.plan_steps(1)
+        endpoint = self._config.served()
+        known = {_key(t.input): t for t in (*session.train_tasks, *session.validation_tasks)}
+        ended: list[Rollout] = []
+
+        def reward_of(result: Result, task_input: Mapping[str, Any]) -> float | None:
+            task = known.get(_key(task_input)) or Task(id=_key(task_input)[:12], input=task_input)
+            rollout = session.engine.judge([result], {result.id: (task, task.id)}, step=1, mode="train")[0]
+            ended.append(rollout)
+            value: float | None = rollout.value
+            return value
+
+        session.runtime.reward_of = reward_of
+        adapter = SpanAdapter(session.engine.adapter)
+        inner = self._inner
+        inner.set_store(session.runtime.store)
+        inner.set_adapter(adapter)
+        inner.set_trainer(session.runtime.trainer)
+        if endpoint is not None:
+            served = attrs.evolve(endpoint, token_ids=True).with_sampling(temperature=self._config.temperature)
+            inner.set_initial_resources({self._resource: lightning_llm(served, ours=False)})
+        train = [dict(t.input) for t in session.train_tasks]
+        validation = [dict(t.input) for t in session.validation_tasks]
+        if inner.is_async():
+            asyncio.run(inner.run(train_dataset=train, val_dataset=validation))
+        else:
+            inner.run(train_dataset=train, val_dataset=validation)
+        session.end_foreign(ended)
+
+    @contextmanager
+    def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> Iterator[Endpoint]:
+        """Yield the endpoint that the run configures.
+
+        Raises:
+            AgentrigError: The run configures none, or a checkpoint was given.
+        """
+        endpoint = self._config.served()
+        if endpoint is None or checkpoint is not None:
+            raise AgentrigError("this algorithm serves no checkpoints; give algorithm.endpoint or OPENAI_BASE_URL")
+        yield endpoint
+
+
+def _key(task_input: Mapping[str, Any]) -> str:
+    return fingerprint([Task(id="", input=json.loads(json.dumps(dict(task_input))))])
