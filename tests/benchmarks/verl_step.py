@@ -303,6 +303,8 @@ def main() -> None:
             {"side": arguments.side, "shape": arguments.shape, "gpus": arguments.gpus, "steps": len(lines), **medians}
         )
     )
+    if arguments.delivery_blocks:
+        print_delivery(work)
 
 
 if __name__ == "__main__":
