@@ -133,6 +133,24 @@ def test_their_synchronous_algorithm(ran: tuple[dict[str, Any], Path]) -> None:
     assert ran[0]["lit-waiting"]["train_rollouts"] == 1
 
 
+def test_an_algorithm_gets_the_adapter_that_its_script_names(ran: tuple[dict[str, Any], Path]) -> None:
+    (conversation,) = json.loads((ran[1] / "lit-waiting.json").read_text())
+    user, assistant = conversation["messages"]
+    assert (user["role"], assistant) == ("user", {"role": "assistant", "content": "odd"})
+    assert user["content"].startswith("Is ")
+
+
+def test_an_algorithm_gets_an_adapter_of_theirs_as_it_is() -> None:
+    from agentrig import lightning
+    from agentrig.lightning.adapters import trace_adapter
+
+    from agentlightning import TracerTraceToTriplet  # after agentrig: without litellm  # isort: skip
+
+    theirs = TracerTraceToTriplet()
+    spec = lightning.adapter(lambda: theirs, name="theirs", summary="Theirs.")
+    assert trace_adapter(spec.build(spec.config())) is theirs
+
+
 def test_an_adapter_is_not_shown_an_empty_trace(model: ModelServer) -> None:
     from agentrig import Trace, lightning
 

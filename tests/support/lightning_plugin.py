@@ -13,7 +13,7 @@ import socket
 from pathlib import Path
 
 import agentlightning as agl
-from agentlightning import AgentOpsTracer, LitAgent, OtelTracer, TracerTraceToTriplet
+from agentlightning import AgentOpsTracer, LitAgent, OtelTracer, TracerTraceToTriplet, TraceToMessages
 from openai import AsyncOpenAI, OpenAI
 
 from agentrig import hookimpl, lightning
@@ -100,7 +100,7 @@ class Sweep(agl.Algorithm):
 
 
 class Waiting(agl.Algorithm):
-    """A synchronous algorithm."""
+    """A synchronous algorithm, which reads messages: its script names another adapter."""
 
     def run(self, train_dataset=None, val_dataset=None):
         store = self.get_store()
@@ -109,6 +109,8 @@ class Waiting(agl.Algorithm):
         rollout = asyncio.run(store.enqueue_rollout(input=row, mode="train", resources_id=resources.resources_id))
         (done,) = asyncio.run(store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=60))
         assert done.status == "succeeded"
+        spans = asyncio.run(store.query_spans(rollout.rollout_id))
+        Path(os.environ["SWEEP_FILE"]).write_text(json.dumps(self.get_adapter().adapt(spans)))
 
 
 @hookimpl
@@ -133,4 +135,6 @@ def register_adapters():
 @hookimpl
 def register_algorithms():
     yield lightning.algorithm(Sweep, name="lit-sweep", summary="Rolls out once.")
-    yield lightning.algorithm(Waiting, name="lit-waiting", summary="Rolls out once, synchronously.")
+    yield lightning.algorithm(
+        Waiting, name="lit-waiting", summary="Rolls out once, synchronously.", adapter=TraceToMessages
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agentrig.adapters import Triplet
+from agentrig.adapters import Adapter, Triplet
 from agentrig.plugins.specs import AdapterSpec
 from agentrig.traces import Trace
 
@@ -60,6 +60,13 @@ class _AdapterCall:
                 )
             )
         return found
+
+
+def trace_adapter(adapter: Adapter) -> Any:
+    """Return the `TraceAdapter` of a run's adapter: the user's own, or one that wraps an adapter of agentrig."""
+    from agentrig.runners.lightning_tracer import SpanAdapter
+
+    return adapter.inner if isinstance(adapter, _AdapterCall) else SpanAdapter(adapter)
 
 
 def _ids(part: Any) -> Sequence[int]:

@@ -14,6 +14,7 @@ import attrs
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError
 from agentrig.hardware import Hardware
+from agentrig.lightning.adapters import trace_adapter
 from agentrig.plugins.specs import AlgorithmSpec
 from agentrig.rollouts import Rollout
 from agentrig.runners.jobs import Result
@@ -22,15 +23,30 @@ from agentrig.settings import setting
 from agentrig.tasks import Task, fingerprint
 
 
-def algorithm(cls: Callable[[], Any], *, name: str, summary: str, resource: str = "main_llm") -> AlgorithmSpec:
+def algorithm(
+    cls: Callable[[], Any],
+    *,
+    name: str,
+    summary: str,
+    resource: str = "main_llm",
+    adapter: Callable[[], Any] | None = None,
+) -> AlgorithmSpec:
     """Return the spec of an `Algorithm`.
 
     It gets the store, the adapter, the training and validation inputs as datasets, and as initial resource
     the endpoint that the run configures. Rewards are stored in the store in the form that it expects.
+
+    Args:
+        cls: The `Algorithm` subclass, or anything that makes an instance when called.
+        name: The component's name.
+        summary: One line about it.
+        resource: The resource name under which it gets the endpoint.
+        adapter: The `TraceAdapter` class that its script gives to the `Trainer`, or anything that makes an instance
+            when called, for example `TraceToMessages` for `APO`. Without it, the algorithm gets the run's adapter.
     """
 
     def build(config: Any) -> Any:
-        return _AlgorithmCall(cls(), config, resource)
+        return _AlgorithmCall(cls(), config, resource, adapter)
 
     return AlgorithmSpec(name=name, summary=summary, config=LightningAlgorithmConfig, build=build)
 
@@ -55,13 +71,14 @@ class LightningAlgorithmConfig:
 class _AlgorithmCall:
     """Runs an `Algorithm` of Agent Lightning on a session."""
 
-    def __init__(self, inner: Any, config: LightningAlgorithmConfig, resource: str) -> None:
-        self._inner, self._config, self._resource = inner, config, resource
+    def __init__(
+        self, inner: Any, config: LightningAlgorithmConfig, resource: str, adapter: Callable[[], Any] | None = None
+    ) -> None:
+        self._inner, self._config, self._resource, self._adapter = inner, config, resource, adapter
 
     def run(self, session: Any) -> None:
         """Pass store, adapter and resources to the algorithm; store its rollouts as one step."""
         from agentrig.runners.lightning_spans import lightning_llm
-        from agentrig.runners.lightning_tracer import SpanAdapter
 
         session.plan_steps(1)
         endpoint = self._config.served()
@@ -76,9 +93,10 @@ class _AlgorithmCall:
             return value
 
         session.runtime.reward_of = reward_of
-        adapter = SpanAdapter(session.engine.adapter)
         inner = self._inner
         inner.set_store(session.runtime.store)
+        # In a variable, because an algorithm keeps a weak reference only.
+        adapter = self._adapter() if self._adapter is not None else trace_adapter(session.engine.adapter)
         inner.set_adapter(adapter)
         inner.set_trainer(session.runtime.trainer)
         if endpoint is not None:
