@@ -56,6 +56,8 @@ def logprobs_of(learner, samples, *, share, budget):
         layouts.add(type(batch.layout))
         logprobs, _ = learner._score(learner.model, batch)
         (logprobs.sum() / found.numel()).backward()
+        if learner._masters is not None:
+            learner._masters.collect()
         found[batch.sample, batch.place] = logprobs.detach()
     gradients = {name: p.grad.clone() for name, p in learner.trained.items()}
     learner.optimizer.zero_grad(set_to_none=True)
