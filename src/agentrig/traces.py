@@ -61,6 +61,8 @@ class Span:
         end: Unix time in seconds.
         error: The exception as text, or None.
         attributes: JSON values.
+        otel: What else OpenTelemetry has of a span that another tracer recorded, as JSON values: `trace_id`, `status`,
+            `events`, `links`, `resource` and more. Empty for the tracer's own spans.
     """
 
     id: str
@@ -70,6 +72,7 @@ class Span:
     end: float
     error: str | None = None
     attributes: Mapping[str, Any] = attrs.field(factory=dict)
+    otel: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
 
     @property
     def node(self) -> str | None:

@@ -24,6 +24,7 @@ def _span(s: Span) -> dict[str, Any]:
         "end": s.end,
         "error": s.error,
         "attributes": s.attributes,
+        **({"otel": s.otel} if s.otel else {}),
     }
 
 
