@@ -148,8 +148,7 @@ def test_an_agents_tools_reach_the_adapter_of_messages() -> None:
     ]
     trace = own_call({"model": "m", "messages": messages, "tools": [TOOL]}, {"content": None, "tool_calls": CALLS})
     (conversation,) = TraceToMessages().adapt(to_lightning(trace, "r", "a"))
-    function = {k: v for k, v in TOOL["function"].items()}  # type: ignore[attr-defined]
-    assert conversation["tools"] == [{"type": "function", "function": function}]
+    assert conversation["tools"] == [TOOL]
     user, asked, tool, answer = conversation["messages"]
     assert (user, tool) == (messages[0], messages[2])
     assert asked == answer == {"role": "assistant", "content": None, "tool_calls": CALLS}
