@@ -116,8 +116,10 @@ agentrig.rundir > agentrig.run.manifest
     PACKAGES manifest manifest_changes
 agentrig.rundir > agentrig.run.rows
     row_of
+agentrig.runtime > agentrig.runners.lightning_resources
+    endpoint_of lightning_llm
 agentrig.runtime > agentrig.runners.lightning_spans
-    endpoint_of final_reward from_lightning lightning_llm to_lightning
+    final_reward from_lightning to_lightning
 agentrig.runtime > agentrig.runners.lightning_runner
     IDLE_POLL_S PoolRunner
 agentrig.runtime > agentrig.runners.lightning_store

@@ -8,8 +8,9 @@ def register_agents():
 """
 
 from agentrig.lightning.adapters import adapter
-from agentrig.lightning.agents import Factory, agent, tracer
+from agentrig.lightning.agents import agent, tracer
 from agentrig.lightning.algorithms import LightningAlgorithmConfig, algorithm
+from agentrig.lightning.instances import Factory
 from agentrig.lightning_import import skip_litellm
 
 skip_litellm()

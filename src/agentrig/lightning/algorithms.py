@@ -78,7 +78,7 @@ class _AlgorithmCall:
 
     def run(self, session: Any) -> None:
         """Pass store, adapter and resources to the algorithm; store its rollouts as one step."""
-        from agentrig.runners.lightning_spans import lightning_llm
+        from agentrig.runners.lightning_resources import lightning_llm
 
         session.plan_steps(1)
         endpoint = self._config.served()

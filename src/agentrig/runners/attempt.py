@@ -48,7 +48,8 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
     endpoint = job.endpoint
     with recording(job.id, token_ids=endpoint.token_ids, muted=muted, base_url=endpoint.base_url) as recorder:
         try:
-            answer = agent(job.input, job.endpoint)
+            whole = getattr(agent, "run_job", None)
+            answer = whole(job) if whole is not None else agent(job.input, job.endpoint)
             if inspect.isawaitable(answer):
                 waiting = _await(answer)
                 answer = asyncio.run_coroutine_threadsafe(waiting, loop).result() if loop else asyncio.run(waiting)

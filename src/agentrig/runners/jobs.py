@@ -52,11 +52,34 @@ class AgentPlan:
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """One rollout to run; of the task, a runner gets only `input`."""
+    """One rollout to run; of the task, a runner gets only `input`.
+
+    An agent is called with `input` and `endpoint`. One with a method `run_job` is called with the whole job instead.
+
+    Attributes:
+        id: The rollout's id.
+        input: JSON values; a mapping, except under an algorithm of Agent Lightning, which may enqueue anything.
+        endpoint: The model's server.
+        mode: `train`, `val` or `test`, as Agent Lightning has them; None if an algorithm set none.
+        attempt: The number of this attempt, from 1; a rollout whose runner died has more than one.
+        attempt_id: Its id in the store; empty outside Agent Lightning's store.
+        config: The rollout's `RolloutConfig`, as JSON values; empty for the default.
+        metadata: What an algorithm stored with the rollout.
+        resources: The resources that an algorithm of Agent Lightning stored, by name, as JSON values; empty if there
+            are none besides the endpoint.
+        resources_id: Their id in the store.
+    """
 
     id: str
-    input: Mapping[str, Any]
+    input: Any
     endpoint: Endpoint
+    mode: str | None = "train"
+    attempt: int = 1
+    attempt_id: str = ""
+    config: Mapping[str, Any] = attrs.field(factory=dict)
+    metadata: Mapping[str, Any] | None = None
+    resources: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, repr=False)
+    resources_id: str | None = None
 
     def failed(self, kind: str, message: str, started: float) -> Result:
         """Return the failed result of a job that did not finish; `started` is on the monotonic clock."""

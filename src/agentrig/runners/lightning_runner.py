@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrig.lightning_import import import_lightning
-from agentrig.runners.jobs import Job, Result
+from agentrig.runners.jobs import Result
 from agentrig.runners.processes import Pool
 
 import_lightning()  # before the imports below, which would bring litellm and its network calls
@@ -16,7 +16,8 @@ from agentlightning import Runner  # noqa: E402, TID253  (this module is itself 
 from agentlightning import Span as LightningSpan  # noqa: E402, TID253
 from agentlightning.emitter import emit_reward  # noqa: E402, TID253
 
-from agentrig.runners.lightning_spans import endpoint_of, to_lightning  # noqa: E402
+from agentrig.runners.lightning_resources import job_of  # noqa: E402
+from agentrig.runners.lightning_spans import to_lightning  # noqa: E402
 
 IDLE_POLL_S = 0.02
 """How long the runner sleeps when there is nothing to do; Agent Lightning's own polls every 5 s."""
@@ -80,9 +81,8 @@ class PoolRunner(Runner[Any]):
     async def _start(self, attempted: Any) -> None:
         resources = await self._store.get_resources_by_id(attempted.resources_id) if attempted.resources_id else None
         resources = resources or await self._store.get_latest_resources()
-        endpoint = endpoint_of(resources.resources if resources else {})
         self._attempts[attempted.rollout_id] = attempted.attempt.attempt_id, attempted.input
-        self._pool.submit(Job(id=attempted.rollout_id, input=attempted.input, endpoint=endpoint))
+        self._pool.submit(job_of(attempted, resources))
 
     async def _finish(self, result: Result) -> None:
         attempt_id, task_input = self._attempts.pop(result.id)

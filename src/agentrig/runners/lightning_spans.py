@@ -1,4 +1,4 @@
-"""Traces and endpoints as Agent Lightning's spans and resources, and back."""
+"""Traces as Agent Lightning's spans, and back."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agentrig.endpoints import Endpoint
 from agentrig.lightning_import import import_lightning
 from agentrig.traces import LLM_CALL, SERVER, Span, Trace
 from agentrig.tracing.gen_ai import TOOL_CALL, flat, logprobs_of, request_of, response_of, tool_calls
 
 import_lightning()  # before the imports below, which would bring litellm and its network calls
 
-from agentlightning import (  # noqa: E402, TID253  (this module is itself imported lazily)
-    LLM,
-)
-from agentlightning import Span as LightningSpan  # noqa: E402, TID253
+from agentlightning import Span as LightningSpan  # noqa: E402, TID253  (this module is itself imported lazily)
 from agentlightning.emitter import find_final_reward  # noqa: E402, TID253
 from agentlightning.types import OtelResource, TraceStatus  # noqa: E402, TID253
 
@@ -167,37 +163,3 @@ def final_reward(spans: Sequence[LightningSpan]) -> float | None:
     """Return the last reward that was emitted among spans, or None."""
     reward: float | None = find_final_reward(list(spans)) if spans else None
     return reward
-
-
-def endpoint_of(resources: Any) -> Endpoint:
-    """Return the endpoint among a rollout's resources, as agentrig or a foreign algorithm put it there."""
-    for resource in resources.values():
-        if isinstance(resource, LLM):
-            parameters = dict(resource.sampling_parameters)
-            extra = parameters.pop("agentrig", {})
-            return Endpoint(
-                base_url=resource.get_base_url(),
-                model=resource.model,
-                api_key=resource.api_key or "none",
-                sampling=parameters,
-                headers=extra.get("headers", {}),
-                token_ids=extra.get("token_ids", True),
-            )
-    return Endpoint(base_url="http://127.0.0.1:9/v1", model="none")
-
-
-def lightning_llm(endpoint: Endpoint, *, ours: bool = True) -> LLM:
-    """Return an endpoint as Agent Lightning's resource.
-
-    Args:
-        endpoint: The model's server.
-        ours: Whether to store agentrig's extra fields in the sampling parameters. A user's agent must not get
-            them: it may pass all sampling parameters to its client.
-    """
-    extra = {"agentrig": {"headers": dict(endpoint.headers), "token_ids": endpoint.token_ids}} if ours else {}
-    return LLM(
-        endpoint=endpoint.base_url,
-        model=endpoint.model,
-        api_key=endpoint.api_key,
-        sampling_parameters={**endpoint.sampling, **extra},
-    )

@@ -31,8 +31,8 @@ from agentlightning import (  # noqa: E402, TID253  (this module is itself impor
     Trainer,
 )
 
+from agentrig.runners.lightning_resources import lightning_llm  # noqa: E402
 from agentrig.runners.lightning_runner import PoolRunner  # noqa: E402
-from agentrig.runners.lightning_spans import lightning_llm  # noqa: E402
 from agentrig.runners.lightning_store import Store  # noqa: E402
 from agentrig.runners.lightning_tracer import RecorderTracer, SpanAdapter  # noqa: E402
 
