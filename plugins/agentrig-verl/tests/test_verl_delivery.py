@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 from pathlib import Path
@@ -115,13 +116,24 @@ def worker(monkeypatch):
                 self.arrived[name] = tensor.clone()
                 tensor.zero_()  # verl sends through buffers that it uses again
 
+        async def resume(self, tags):
+            await asyncio.sleep(0.05 if tags == ["weights"] else 0)
+            self.awake = [*getattr(self, "awake", []), *tags]
+
     async def sync(self, global_steps=None, mode="auto"):
+        if self.config.rollout.free_cache_engine:
+            await self.rollout.resume(tags=["weights"])
         sent = {name: tensor.clone() for name, tensor in self.actor.engine.module.state_dict().items()}
         await self.rollout.update_weights(iter(sent.items()), global_steps=global_steps)
+        if self.config.rollout.free_cache_engine:
+            await self.rollout.resume(tags=["kv_cache"])
 
     made = actor.Actor.__new__(actor.Actor)
     made.rollout, made._rank, made._told, made._probe, made._noises = Rollout(), 0, {}, None, {}
-    made.config = SimpleNamespace(rollout=SimpleNamespace(dtype="bfloat16"))
+    engine = SimpleNamespace(backend="naive")
+    made.config = SimpleNamespace(
+        rollout=SimpleNamespace(dtype="bfloat16", free_cache_engine=True, checkpoint_engine=engine)
+    )
     made.actor = SimpleNamespace(engine=SimpleNamespace(module=model(), eval_mode=nullcontext))
     monkeypatch.setattr(actor, "get_device_name", lambda: "cpu")
     monkeypatch.setattr(actor, "get_device_id", lambda: 0)
@@ -131,15 +143,15 @@ def worker(monkeypatch):
 
 def transfer(worker):
     """Transfer weights, and return what the worker reports about that."""
-    import asyncio
-
     from agentrig_verl.actor import Actor
 
     asyncio.run(Actor.update_weights.__wrapped__(worker, 4))
     return Actor.told.__wrapped__(worker)
 
 
-def test_a_transfer_notes_what_passes_and_scores_the_probe(worker):
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_a_transfer_notes_what_passes_and_scores_the_probe(worker, sleeps):
+    """The probe is scored while a server wakes, and before the transfer where servers never sleep."""
     from agentrig_verl.actor import Actor, scored
 
     from agentrig.delivery.digests import digest
@@ -147,8 +159,11 @@ def test_a_transfer_notes_what_passes_and_scores_the_probe(worker):
     assert transfer(worker) == {}, "nothing is asked for: run.delivery is false"
     ids = [3, 9, 27, 1, 3, 9]
     Actor.set_probe.__wrapped__(worker, ids, "bfloat16")
-    real = worker.rollout.update_weights
+    worker.config.rollout.free_cache_engine = sleeps
+    real, real_resume = worker.rollout.update_weights, worker.rollout.resume
+    worker.rollout.awake = []
     told = transfer(worker)
+    assert worker.rollout.awake == (["weights", "kv_cache"] if sleeps else [])
     state = worker.actor.engine.module.state_dict()
     assert worker.rollout.arrived.keys() == state.keys()
     assert told["sent"] == {n: (digest(t.to(torch.bfloat16)), list(t.shape)) for n, t in state.items()}
@@ -156,7 +171,7 @@ def test_a_transfer_notes_what_passes_and_scores_the_probe(worker):
     assert 1e-5 < told["noise"] < 0.1
     assert told["layers"] == 2
     assert told["seconds"] > 0
-    assert worker.rollout.update_weights == real
+    assert (worker.rollout.update_weights, worker.rollout.resume) == (real, real_resume)
 
 
 class Server:

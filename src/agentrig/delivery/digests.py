@@ -36,11 +36,12 @@ class Digests:
     Args:
         dtype: Floating-point tensors are first rounded to it, as for a server; None does not round.
         together: Small tensors wait until there are this many bytes of their shape. With 0 each one is summed
-            immediately, for tensors whose memory is reused.
+            immediately.
+        reused: Whether a tensor's memory may change after `add`: then small tensors are copied while they wait.
     """
 
-    def __init__(self, dtype: torch.dtype | None = None, *, together: int = TOGETHER) -> None:
-        self._dtype, self._together = dtype, together
+    def __init__(self, dtype: torch.dtype | None = None, *, together: int = TOGETHER, reused: bool = False) -> None:
+        self._dtype, self._together, self._reused = dtype, together, reused
         self._waiting: dict[tuple[object, ...], list[tuple[str, torch.Tensor]]] = defaultdict(list)
         self._sums: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
         self._names: dict[torch.device, list[tuple[str, int]]] = defaultdict(list)
@@ -54,6 +55,9 @@ class Digests:
         if size % 64 or 2 * size > self._together:  # several rows must have whole words only, also after rounding
             self._sum([(name, tensor)])
             return
+        if self._reused:
+            rounded = self._dtype if self._dtype is not None and tensor.is_floating_point() else tensor.dtype
+            tensor = tensor.to(rounded, copy=True)
         key = (tensor.device, tensor.dtype, tensor.shape)
         self._waiting[key].append((name, tensor))
         if len(self._waiting[key]) * size >= self._together:

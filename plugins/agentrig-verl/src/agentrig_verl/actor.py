@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import math
 import time
@@ -120,26 +122,42 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
         """Score the probe, send the weights to the servers, and keep the digest of each tensor on its way.
 
-        The probe is scored first, while the servers sleep: beside them there may be no room for it.
+        The probe is scored while the servers still sleep or begin to wake: beside their key-value cache there may be
+        no room for it. One rank scores while it waits for its server to wake; several score before that, because
+        their passes communicate.
         """
         if self._probe is None:
             self._told = {}
             return await super().update_weights(global_steps=global_steps, mode=mode)
-        start = time.perf_counter()
-        self._told = self._score_probe(*self._probe)
-        self._told["seconds"] = time.perf_counter() - start
-        found = Digests(getattr(torch, self.config.rollout.dtype), together=0)
+        self._told = {}
+        found = Digests(getattr(torch, self.config.rollout.dtype), reused=True)
         shapes: dict[str, list[int]] = {}
-        real = self.rollout.update_weights
+        update, resume = self.rollout.update_weights, self.rollout.resume
+
+        async def resumed(tags: list[str]) -> Any:
+            if self._told:
+                return await resume(tags)
+            scoring = asyncio.create_task(asyncio.to_thread(self._score_probe, *self._probe, device=device))
+            done = await resume(tags)
+            start = time.perf_counter()
+            self._told = await scoring
+            self._told["seconds"] = time.perf_counter() - start
+            return done
 
         async def watched(weights: Any, **more: Any) -> Any:
-            return await real(digested(weights, found, shapes) if self.rank == 0 else weights, **more)
+            return await update(digested(weights, found, shapes) if self.rank == 0 else weights, **more)
 
-        self.rollout.update_weights = watched
+        device = torch.device(get_device_name(), get_device_id())
+        wakes = mode in ("auto", "naive") and self.config.rollout.checkpoint_engine.backend == "naive"
+        if not (wakes and self.config.rollout.free_cache_engine and _ranks() == 1):
+            start = time.perf_counter()
+            self._told = self._score_probe(*self._probe, device=device)
+            self._told["seconds"] = time.perf_counter() - start
+        self.rollout.update_weights, self.rollout.resume = watched, resumed
         try:
             done = await super().update_weights(global_steps=global_steps, mode=mode)
         finally:
-            self.rollout.update_weights = real
+            self.rollout.update_weights, self.rollout.resume = update, resume
         self._told["sent"] = {name: (value, shapes[name]) for name, value in found.result().items()}
         return done
 
@@ -158,10 +176,12 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
         """
         return self._told
 
-    def _score_probe(self, ids: list[int], dtype: str) -> dict[str, Any]:
+    def _score_probe(self, ids: list[int], dtype: str, *, device: torch.device) -> dict[str, Any]:
         """Score the probe with the current weights, on all ranks at once; with noise too where it is new."""
-        engine, device = self.actor.engine, torch.device(get_device_name(), get_device_id())
-        with engine.eval_mode(), torch.no_grad():
+        engine = self.actor.engine
+        # A new thread begins on the first device.
+        on = contextlib.nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
+        with on, engine.eval_mode(), torch.no_grad():
             blocks = decoder_blocks(engine.module)
             plain = scored(engine.module, ids, device)
             if tuple(ids) not in self._noises:
@@ -173,6 +193,10 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
                         hook.remove()
                 self._noises[tuple(ids)] = max(difference(plain, found) for found in again)
         return {"logprobs": plain, "noise": self._noises[tuple(ids)], "layers": len(blocks)}
+
+
+def _ranks() -> int:
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
 class ForestActor(Actor):
