@@ -173,7 +173,7 @@ def main() -> None:
                 told = line.get("delivery", {})
                 parts = {name: round(value, 3) for name, value in line["time_s"].items()}
                 print(line["step"], round(line["step_s"], 3), parts, round(told.get("seconds", 0), 4), flush=True)
-            figures = delivery_blocks.figures(lines)
+            figures = delivery_blocks.figures(lines, folder / "blocks" / "cpu.jsonl")
         else:
             figures = in_turns(given, folder, words)
     what = given.shape or given.model or (f"{given.hidden} x {given.layers}" if given.hidden else "mini")

@@ -257,7 +257,7 @@ def print_delivery(work: Path) -> None:
         told = line.get("delivery", {})
         print(line["step"], round(line["step_s"], 3), {k: round(v, 3) for k, v in line["time_s"].items()},
               round(told.get("seconds", 0), 4), round(told.get("background_s", 0), 4), flush=True)  # fmt: skip
-    print(json.dumps({"delivery": delivery_blocks.figures(lines)}), flush=True)
+    print(json.dumps({"delivery": delivery_blocks.figures(lines, file.with_name("cpu.jsonl"))}), flush=True)
 
 
 def main() -> None:
