@@ -151,6 +151,18 @@ def test_an_algorithm_gets_an_adapter_of_theirs_as_it_is() -> None:
     assert trace_adapter(spec.build(spec.config())) is theirs
 
 
+def test_a_function_is_an_algorithm_and_gets_no_dataset(ran: tuple[dict[str, Any], Path]) -> None:
+    """It takes the store and the user's resources; its agent, a function too, gets the resources that it stores."""
+    rows = json.loads((ran[1] / "lit-first.json").read_text())
+    assert rows == [
+        ["train", "{number}", 0.0, "succeeded", ["main_llm"]],
+        ["train", "Is {number} odd?", 0.5, "succeeded", ["main_llm"]],
+        ["val", "{number}", 0.0, "succeeded", ["main_llm"]],
+        ["val", "Is {number} odd?", 0.25, "succeeded", ["main_llm"]],
+    ]
+    assert ran[0]["lit-first"]["failures"] == {}
+
+
 def test_an_adapter_is_not_shown_an_empty_trace(model: ModelServer) -> None:
     from agentrig import Trace, lightning
 

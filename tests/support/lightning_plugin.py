@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -113,8 +114,34 @@ class Waiting(agl.Algorithm):
         Path(os.environ["SWEEP_FILE"]).write_text(json.dumps(self.get_adapter().adapt(spans)))
 
 
+@agl.rollout
+async def prompted(task, prompt_template, rollout):
+    """Likes prompts that end with a question mark, and looks in the right place for its mode."""
+    prompt = prompt_template.format(number=task["number"])
+    place = {"train": 0.5, "val": 0.25}[rollout.mode]
+    return place * prompt.endswith("?") * (rollout.attempt.sequence_id == 1)
+
+
+async def best_prompt(*, store, templates, task, initial_resources):
+    """Tries templates one after the other, as the first algorithm of Agent Lightning's tutorial."""
+    found = []
+    for mode in ("train", "val"):
+        for template in templates:
+            prompt = agl.PromptTemplate(template=template, engine="f-string")
+            update = await store.add_resources({"prompt": prompt, **initial_resources})
+            rollout = await store.enqueue_rollout(input=task, mode=mode, resources_id=update.resources_id)
+            (done,) = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=60)
+            reward = agl.find_final_reward(await store.query_spans(rollout.rollout_id))
+            found.append([mode, template, reward, done.status, sorted(initial_resources)])
+    Path(os.environ["SWEEP_FILE"]).write_text(json.dumps(found))
+
+
+first_algorithm = functools.partial(best_prompt, templates=["{number}", "Is {number} odd?"], task={"number": 7})
+
+
 @hookimpl
 def register_agents():
+    yield lightning.agent(prompted, name="lit-prompted", summary="Gets a prompt template.")
     yield lightning.agent(Parity, name="lit", summary="Returns a number.")
     yield lightning.agent(AsyncParity, name="lit-async", summary="Asynchronous.")
     yield lightning.agent(Emitting, name="lit-emits", summary="Emits its reward.")
@@ -134,6 +161,13 @@ def register_adapters():
 
 @hookimpl
 def register_algorithms():
+    yield lightning.algorithm(
+        first_algorithm,
+        name="lit-first",
+        summary="A function that takes the store only.",
+        initial_resources={"main_llm": agl.PromptTemplate(template="mine", engine="f-string")},
+        resource="main_llm",
+    )
     yield lightning.algorithm(Sweep, name="lit-sweep", summary="Rolls out once.")
     yield lightning.algorithm(
         Waiting, name="lit-waiting", summary="Rolls out once, synchronously.", adapter=TraceToMessages

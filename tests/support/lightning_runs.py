@@ -119,10 +119,14 @@ def main() -> None:
     roll("lit-triplets", adapter="lit-triplets", reward="toy-parity")
     roll("lit-all", agent="lit", adapter="lit-all")
 
-    for name in ("lit-sweep", "lit-waiting"):
+    for name, more in {
+        "lit-sweep": {},
+        "lit-waiting": {},
+        "lit-first": {"agent": "lit-prompted", "reward": "own"},
+    }.items():
         os.environ["SWEEP_FILE"] = str(folder / f"{name}.json")
         wish = [f"algorithm.endpoint={url}", f"run.name={name}"]
-        resolved, watch = plan(*wish, algorithm=name), Watch()
+        resolved, watch = plan(*wish, algorithm=name, **more), Watch()
         resolved.registry.add_observer(watch, "watch")
         found[name] = train(resolved)
         found[f"{name}-told"] = watch.told

@@ -15,6 +15,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError
 from agentrig.hardware import Hardware
 from agentrig.lightning.adapters import trace_adapter
+from agentrig.lightning.sources import algorithm_of, check_form, datasets_for
 from agentrig.plugins.specs import AlgorithmSpec
 from agentrig.rollouts import Rollout
 from agentrig.runners.jobs import Result
@@ -24,29 +25,37 @@ from agentrig.tasks import Task, fingerprint
 
 
 def algorithm(
-    cls: Callable[[], Any],
+    cls: Any,
     *,
     name: str,
     summary: str,
     resource: str = "main_llm",
     adapter: Callable[[], Any] | None = None,
+    initial_resources: Mapping[str, Any] | None = None,
 ) -> AlgorithmSpec:
     """Return the spec of an `Algorithm`.
 
-    It gets the store, the adapter, the training and validation inputs as datasets, and as initial resource
-    the endpoint that the run configures. Rewards are stored in the store in the form that it expects.
+    It gets the store, the adapter, the training and validation inputs as datasets, if its `run` takes them, and as
+    initial resource the endpoint that the run configures. Rewards are stored in the store in the form that it expects.
 
     Args:
-        cls: The `Algorithm` subclass, or anything that makes an instance when called.
+        cls: The `Algorithm` subclass; an instance; a function decorated with `agl.algo`, or one that could be, with any
+            of its parameters; or a function without parameters that makes an instance.
         name: The component's name.
         summary: One line about it.
         resource: The resource name under which it gets the endpoint.
         adapter: The `TraceAdapter` class that its script gives to the `Trainer`, or anything that makes an instance
             when called, for example `TraceToMessages` for `APO`. Without it, the algorithm gets the run's adapter.
+        initial_resources: What its script gives to the `Trainer`, by name. They are kept: the run's endpoint is added
+            under `resource` if there is no LLM among them.
+
+    Raises:
+        TypeError: `cls` is something else.
     """
+    check_form(cls)
 
     def build(config: Any) -> Any:
-        return _AlgorithmCall(cls(), config, resource, adapter)
+        return _AlgorithmCall(algorithm_of(cls), config, resource, adapter, initial_resources)
 
     return AlgorithmSpec(name=name, summary=summary, config=LightningAlgorithmConfig, build=build)
 
@@ -72,16 +81,19 @@ class _AlgorithmCall:
     """Runs an `Algorithm` of Agent Lightning on a session."""
 
     def __init__(
-        self, inner: Any, config: LightningAlgorithmConfig, resource: str, adapter: Callable[[], Any] | None = None
+        self,
+        inner: Any,
+        config: LightningAlgorithmConfig,
+        resource: str,
+        adapter: Callable[[], Any] | None = None,
+        initial_resources: Mapping[str, Any] | None = None,
     ) -> None:
         self._inner, self._config, self._resource, self._adapter = inner, config, resource, adapter
+        self._initial = initial_resources
 
     def run(self, session: Any) -> None:
         """Pass store, adapter and resources to the algorithm; store its rollouts as one step."""
-        from agentrig.runners.lightning_resources import lightning_llm
-
         session.plan_steps(1)
-        endpoint = self._config.served()
         known = {_key(t.input): t for t in (*session.train_tasks, *session.validation_tasks)}
         ended: list[Rollout] = []
 
@@ -99,16 +111,31 @@ class _AlgorithmCall:
         adapter = self._adapter() if self._adapter is not None else trace_adapter(session.engine.adapter)
         inner.set_adapter(adapter)
         inner.set_trainer(session.runtime.trainer)
-        if endpoint is not None:
-            served = attrs.evolve(endpoint, token_ids=True).with_sampling(temperature=self._config.temperature)
-            inner.set_initial_resources({self._resource: lightning_llm(served, ours=False)})
-        train = [dict(t.input) for t in session.train_tasks]
-        validation = [dict(t.input) for t in session.validation_tasks]
+        resources = self._resources()
+        if resources:
+            inner.set_initial_resources(resources)
+        train, validation = (
+            [dict(t.input) for t in tasks] for tasks in (session.train_tasks, session.validation_tasks)
+        )
+        datasets = datasets_for(inner.run, train, validation)
         if inner.is_async():
-            asyncio.run(inner.run(train_dataset=train, val_dataset=validation))
+            asyncio.run(inner.run(**datasets))
         else:
-            inner.run(train_dataset=train, val_dataset=validation)
+            inner.run(**datasets)
         session.end_foreign(ended)
+
+    def _resources(self) -> dict[str, Any]:
+        """Return the user's initial resources, and the run's endpoint if no LLM is among them."""
+        from agentrig.runners.lightning_resources import has_llm, lightning_llm
+
+        given = dict(self._initial if self._initial is not None else self._inner.get_initial_resources() or {})
+        if has_llm(given):
+            return given
+        endpoint = self._config.served()
+        if endpoint is None:
+            return given
+        served = attrs.evolve(endpoint, token_ids=True).with_sampling(temperature=self._config.temperature)
+        return {self._resource: lightning_llm(served, ours=False), **given}
 
     @contextmanager
     def serve(self, *, hardware: Hardware, checkpoint: Path | None) -> Iterator[Endpoint]:

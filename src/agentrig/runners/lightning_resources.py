@@ -67,6 +67,11 @@ def endpoint_of(resources: Mapping[str, Any], rollout_id: str, attempt_id: str) 
     return NOWHERE
 
 
+def has_llm(resources: Mapping[str, Any]) -> bool:
+    """Return whether there is an LLM among resources."""
+    return any(isinstance(resource, LLM) for resource in resources.values())
+
+
 def job_of(attempted: AttemptedRollout, update: Any) -> Job:
     """Return the job of an attempt.
 
