@@ -18,7 +18,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError
 from agentrig.lightning.instances import FORMS, Unit, Units, copies, factory, is_instance
 from agentrig.runners.jobs import Job
-from agentrig.tracing.recorder import current
+from agentrig.tracing.recorder import Recorder, current
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +103,11 @@ class LitAgentCall:
 
     async def _traced(self, unit: Unit, job: Job, seen: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         """Run a rollout under the tracer; return its answer and the spans."""
-        from agentrig.runners.lightning_spans import final_reward, from_lightning, to_lightning
+        from agentrig.runners.lightning_results import reported, so_far
+        from agentrig.runners.lightning_spans import from_lightning
 
-        recorder, rollout = current(), seen["rollout"]
+        rollout = seen["rollout"]
+        recorder = current() or Recorder(job.id, token_ids=False)  # outside of a run nobody reads it
         tracing = self._tracer.trace_context(name=job.id) if self._tracer is not None else contextlib.nullcontext()
         try:
             async with tracing:
@@ -113,16 +115,10 @@ class LitAgentCall:
                 result = await self._called(unit.agent, job, rollout)
                 await _tell(unit, "on_trace_end", **seen, tracer=self._active)
         finally:
-            if self._tracer is not None and recorder is not None:
+            if self._tracer is not None:
                 recorder.adopt(from_lightning(job.id, self._tracer.get_last_trace()).spans)
-        spans: list[Any] = []
-        if self._tracer is not None:
-            spans = list(self._tracer.get_last_trace())
-        elif recorder is not None and (unit.hooks or result is None):
-            spans = to_lightning(recorder.trace(), job.id, rollout.attempt.attempt_id)
-        if isinstance(result, int | float):
-            return float(result), spans
-        return final_reward(result or spans), spans
+        reward = reported(result, recorder)
+        return reward, so_far(recorder, rollout.attempt.attempt_id) if unit.hooks else []
 
     async def _called(self, agent: Any, job: Job, rollout: Any) -> Any:
         """Call the agent's method for the rollout's mode; everything but `train` is a validation."""
@@ -173,6 +169,7 @@ def _recorder_tracer() -> Any:
     if isinstance(active, RecorderTracer):
         return active
     tracer = RecorderTracer()
+    tracer.init_worker(0)
     set_active_tracer(tracer)
     return tracer
 

@@ -13,11 +13,10 @@ from agentrig.runners.processes import Pool
 import_lightning()  # before the imports below, which would bring litellm and its network calls
 
 from agentlightning import Runner  # noqa: E402, TID253  (this module is itself imported lazily)
-from agentlightning import Span as LightningSpan  # noqa: E402, TID253
-from agentlightning.emitter import emit_reward  # noqa: E402, TID253
 
 from agentrig.runners.lightning_resources import job_of  # noqa: E402
-from agentrig.runners.lightning_spans import to_lightning  # noqa: E402
+from agentrig.runners.lightning_results import score_span  # noqa: E402
+from agentrig.runners.lightning_spans import final_reward, to_lightning  # noqa: E402
 
 IDLE_POLL_S = 0.02
 """How long the runner sleeps when there is nothing to do; Agent Lightning's own polls every 5 s."""
@@ -88,13 +87,9 @@ class PoolRunner(Runner[Any]):
         attempt_id, task_input = self._attempts.pop(result.id)
         spans = to_lightning(result.trace, result.id, attempt_id)
         reward = self._finished(result, task_input)
-        if reward is not None:
-            core = emit_reward(float(reward), propagate=False)
-            spans.append(
-                LightningSpan.from_core_fields(
-                    core, rollout_id=result.id, attempt_id=attempt_id, sequence_id=len(spans) + 1
-                )
-            )
+        if reward is not None and reward != final_reward(spans):  # the agent's own reward is among its spans
+            number = max((span.sequence_id for span in spans), default=0) + 1
+            spans.append(score_span(float(reward), rollout_id=result.id, attempt_id=attempt_id, sequence_id=number))
         if spans:
             await self._store.add_many_spans(spans)
         status = "succeeded" if result.outcome.failure is None else "failed"

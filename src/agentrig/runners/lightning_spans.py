@@ -131,13 +131,18 @@ def from_lightning(rollout_id: str, spans: Sequence[LightningSpan]) -> Trace:
             name=s.name,
             start=s.start_time or 0.0,
             end=s.end_time or 0.0,
-            error=(s.status.description or "error") if s.status.status_code == "ERROR" else None,
+            error=error_of(s.status),
             attributes=_attributes(s, children.get(s.span_id, ())),
             otel=_rest(s),
         )
         for s in sorted(spans, key=lambda s: (s.start_time or 0.0, s.sequence_id))
     ]
     return Trace(rollout_id=rollout_id, spans=tuple(found))
+
+
+def error_of(status: TraceStatus) -> str | None:
+    """Return the error of a span's status as text, or None."""
+    return (status.description or "error") if status.status_code == "ERROR" else None
 
 
 def _attributes(span: LightningSpan, children: Sequence[LightningSpan]) -> dict[str, Any]:

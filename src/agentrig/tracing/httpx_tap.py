@@ -15,7 +15,7 @@ import attrs
 
 from agentrig.text import words_of
 from agentrig.traces import LLM_CALL, SERVER
-from agentrig.tracing.recorder import Recorder, active, parent_span, server_of
+from agentrig.tracing.recorder import Recorder, active, server_of
 from agentrig.tracing.streams import Streamed, async_tee, joined, tee
 
 
@@ -53,7 +53,7 @@ def _tap(library: Any, *, is_async: bool) -> None:
             request = library.Request(
                 request.method, request.url, headers=headers, json=body, extensions=request.extensions
             )
-        return _Call(recorder, time.time(), body, own, foreign, parent_span.get()), request
+        return _Call(recorder, time.time(), body, own, foreign, recorder.parent()), request
 
     if is_async:
 
@@ -116,11 +116,13 @@ class _Call:
     parent: str | None
 
     def record(self, attributes: dict[str, Any], *, error: str | None = None) -> None:
-        """Record the span of the call."""
+        """Record the span of the call; if another tracer does, only what it does not see."""
         server = {SERVER: self.foreign} if self.foreign else {}
-        self.recorder.add(
-            LLM_CALL, self.start, {"request": self.request, **server, **attributes}, error=error, parent=self.parent
-        )
+        found = {"request": self.request, **server, **attributes}
+        if self.recorder.muted:
+            self.recorder.hear(found)
+        else:
+            self.recorder.add(LLM_CALL, self.start, found, error=error, parent=self.parent)
 
     def answer(self, answer: Any) -> None:
         """Record the call with its response.
@@ -128,8 +130,6 @@ class _Call:
         If the agent did not request ids and log-probabilities, they are removed from its copy of the response. The
         SDKs would create an object per token; for a few hundred tokens that takes more CPU time than all the rest.
         """
-        if self.recorder.muted:
-            return
         content, status = answer.content, answer.status_code
         try:
             response = json.loads(content)
@@ -142,7 +142,8 @@ class _Call:
             RecursionError,
         ):  # no JSON, or no completion: the agent handles it
             response, tokens = {"text": content[:2000].decode("utf-8", "replace")}, {}
-        if self.recorder.token_ids and not self.own and tokens.get("response_token_ids"):
+        rewrites = self.recorder.token_ids and not self.recorder.muted  # another tracer reads the ids in the response
+        if rewrites and not self.own and tokens.get("response_token_ids"):
             answer._content = json.dumps(response).encode()
         error = None if status < 400 else f"HTTP {status}: {content[:500].decode('utf-8', 'replace')}"
         self.record({"response": response, **self._trainable(tokens)}, error=error)
@@ -155,8 +156,6 @@ class _Call:
 
     def stream(self, answer: Any, passed: Streamed) -> None:
         """Record the call with the streamed content; an error in it goes into the span, never to the agent."""
-        if self.recorder.muted:
-            return
         try:
             headers = {"content-encoding": answer.headers.get("content-encoding", "identity")}
             content = type(answer)(200, headers=headers, content=passed.raw).content

@@ -59,7 +59,7 @@ def install() -> None:
             self._recorder.open(run_id.hex, parent.hex if parent else None, "chain.chain", attributes)
 
         def on_chain_end(self, outputs: Any, *, run_id: Any, **more: Any) -> None:
-            self._recorder.close(run_id.hex, output=plain(outputs))
+            self._recorder.close(run_id.hex, attributes={"output": plain(outputs)})
 
         def on_chain_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
             self._recorder.close(run_id.hex, error=words_of(error))
@@ -71,7 +71,7 @@ def install() -> None:
             self._recorder.open(run_id.hex, parent.hex if parent else None, "tool", attributes)
 
         def on_tool_end(self, output: Any, *, run_id: Any, **more: Any) -> None:
-            self._recorder.close(run_id.hex, output=plain(output))
+            self._recorder.close(run_id.hex, attributes={"output": plain(output)})
 
         def on_tool_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
             self._recorder.close(run_id.hex, error=words_of(error))

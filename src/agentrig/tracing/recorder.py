@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from agentrig.text import cut, json_text, words_of
-from agentrig.traces import MISSED, Span, Trace
+from agentrig.traces import LLM_CALL, MISSED, SERVER, Span, Trace
 
 active: ContextVar[Recorder | None] = ContextVar("agentrig_recorder", default=None)
 parent_span: ContextVar[str | None] = ContextVar("agentrig_parent_span", default=None)
@@ -48,29 +48,96 @@ class Recorder:
         self._hidden: dict[str, str | None] = {}
         self.streams: list[Any] = []
         self._missed: Counter[str] = Counter()
+        self._heard: dict[str, dict[str, Any]] = {}
 
-    def open(self, span_id: str, parent: str | None, name: str, attributes: dict[str, Any]) -> None:
-        """Start a span and make it the parent of the following spans in this context."""
-        while parent in self._hidden:
-            parent = self._hidden[parent]
-        self._open[span_id] = (parent or self.root, name, time.time(), attributes)
-        parent_span.set(span_id)
+    @staticmethod
+    def outside() -> str | None:
+        """Return the id of OpenTelemetry's current span; replaced by the part that records its spans."""
+        return None
+
+    def parent(self) -> str:
+        """Return the innermost open span around what happens now, agentrig's or OpenTelemetry's; else the root."""
+        inner = parent_span.get() or self.root
+        other = self.outside()
+        if other not in self._open:
+            return inner
+        above: str | None = other
+        while above in self._open and above != inner:
+            above = self._open[above][0]
+        return other if other is not None and above == inner else inner
+
+    def is_open(self, span_id: str) -> bool:
+        """Return whether a span has started and not ended."""
+        return span_id in self._open
+
+    def open(
+        self,
+        span_id: str,
+        parent: str | None,
+        name: str,
+        attributes: dict[str, Any],
+        *,
+        start: float | None = None,
+        current: bool = True,
+    ) -> None:
+        """Start a span and, if it is `current`, make it the parent of the following spans in this context."""
+        self._open[span_id] = (self._shown(parent) or self.root, name, start or time.time(), attributes)
+        if current:
+            parent_span.set(span_id)
 
     def hide(self, span_id: str, parent: str | None) -> None:
         """Start an operation without a span of its own; spans inside it get its parent as their parent."""
+        self._open.pop(span_id, None)
         self._hidden[span_id] = parent
 
-    def close(self, span_id: str, *, error: str | None = None, **attributes: Any) -> None:
+    def _shown(self, span_id: str | None) -> str | None:
+        while span_id in self._hidden:
+            span_id = self._hidden[span_id]
+        return span_id
+
+    def close(
+        self,
+        span_id: str,
+        *,
+        error: str | None = None,
+        end: float | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
         """End a span."""
         opened = self._open.pop(span_id, None)
         if opened is None:
             return
         parent, name, start, kept = opened
-        kept.update(attributes)
+        kept.update(attributes or {})
         self._spans.append(
-            Span(id=span_id, parent=parent, name=name, start=start, end=time.time(), error=error, attributes=kept)
+            Span(
+                id=span_id,
+                parent=parent,
+                name=name,
+                start=start,
+                end=end or time.time(),
+                error=error,
+                attributes=kept,
+            )
         )
         parent_span.set(parent)
+
+    def keep(self, span: Span) -> None:
+        """End a span that OpenTelemetry recorded; the parent stays the one with which it was opened.
+
+        An LLM call that the httpx tap has recorded inside it is not recorded twice.
+        """
+        opened = self._open.pop(span.id, None)
+        parent = opened[0] if opened is not None else self.root
+        if span.name == LLM_CALL and self._has_call(span.attributes.get("gen_ai.response.id")):
+            self.hide(span.id, parent)
+            return
+        self._spans.append(attrs.evolve(span, parent=parent))
+
+    def _has_call(self, response_id: Any) -> bool:
+        return response_id is not None and any(
+            s.name == LLM_CALL and s.attributes.get("gen_ai.response.id") == response_id for s in self._spans
+        )
 
     def add(
         self,
@@ -85,7 +152,7 @@ class Recorder:
         self._spans.append(
             Span(
                 id=uuid.uuid4().hex[:16],
-                parent=parent or parent_span.get() or self.root,
+                parent=parent or self.parent(),
                 name=name,
                 start=start,
                 end=time.time(),
@@ -94,9 +161,28 @@ class Recorder:
             )
         )
 
+    def hear(self, attributes: dict[str, Any]) -> None:
+        """Remember a call that another tracer records: with the exact bodies, which it does not have."""
+        response_id = attributes.get("gen_ai.response.id")
+        if response_id:
+            self._heard[str(response_id)] = attributes
+
     def adopt(self, spans: Iterable[Span]) -> None:
-        """Add spans that another tracer recorded; those without a parent go under the root."""
-        self._spans += [s if s.parent else attrs.evolve(s, parent=self.root) for s in spans]
+        """Add spans that another tracer recorded; those without a parent go under the root.
+
+        LLM calls get the bodies that the httpx tap has seen. Those to another server lose their token ids.
+        """
+        known = {s.id for s in self._spans}
+        for span in spans:
+            if span.id in known:
+                continue
+            attributes = dict(span.attributes)
+            if span.name == LLM_CALL:
+                attributes.update(self._heard.get(str(attributes.get("gen_ai.response.id")), {}))
+                if SERVER in attributes:
+                    for key in ("prompt_token_ids", "response_token_ids", "response_logprobs"):
+                        attributes.pop(key, None)
+            self._spans.append(attrs.evolve(span, parent=span.parent or self.root, attributes=attributes))
 
     def miss(self, library: str) -> None:
         """Count a connection to the endpoint by another library than httpx: its calls are not recorded."""
@@ -106,6 +192,11 @@ class Recorder:
     def fail(self, error: str) -> None:
         """Store the error that ended the rollout."""
         self._error = error
+
+    def finished(self) -> list[Span]:
+        """Return the spans that have ended so far, in order of start."""
+        shown = [attrs.evolve(s, parent=self._shown(s.parent)) if s.parent in self._hidden else s for s in self._spans]
+        return sorted(shown, key=lambda s: s.start)
 
     def trace(self) -> Trace:
         """Return the recorded spans, in order of start; spans that are still open are closed with an error.
@@ -125,7 +216,7 @@ class Recorder:
             error=self._error,
             attributes={MISSED: dict(self._missed)} if self._missed else {},
         )
-        return Trace(rollout_id=self.rollout_id, spans=(root, *sorted(self._spans, key=lambda s: s.start)))
+        return Trace(rollout_id=self.rollout_id, spans=(root, *self.finished()))
 
 
 def current() -> Recorder | None:
@@ -150,7 +241,7 @@ def span(name: str) -> Iterator[None]:
         yield
         return
     span_id = uuid.uuid4().hex[:16]
-    recorder.open(span_id, parent_span.get(), "agent", {"agent.name": name})
+    recorder.open(span_id, recorder.parent(), "agent", {"agent.name": name})
     try:
         yield
     except BaseException as error:
