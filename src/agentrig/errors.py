@@ -11,7 +11,13 @@ from pathlib import Path
 
 
 class AgentrigError(Exception):
-    """Base of all errors that a user can fix. The command line prints it without a traceback."""
+    """Base of all errors that a user can fix. The command line prints it without a traceback.
+
+    Attributes:
+        abandoned: Whether a thread that could not be stopped is still running; the command line then ends without it.
+    """
+
+    abandoned = False
 
 
 class ConfigError(AgentrigError):

@@ -240,7 +240,7 @@ def test_damaged_rollouts_are_named(run: Path) -> None:
 def test_an_algorithm_that_runs_the_agent_itself_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = recorded_plan(run)
     number = type(plan.build("algorithm"))
-    monkeypatch.setattr(number, "run", lambda self, session: session.end_foreign([]))
+    monkeypatch.setattr(number, "run", lambda self, session: session.foreign())
     with pytest.raises(AgentrigError, match="runs the agent itself"):
         replay(plan, run, 3)
 

@@ -65,6 +65,8 @@ class Group(NearestGroup):
             from agentrig.text import storable
 
             click.echo(f"agentrig: {storable(str(error))}", err=True)
+            if error.abandoned:
+                leave(1)
             ctx.exit(1)
         except KeyboardInterrupt as error:
             click.echo(f"agentrig: {str(error) or 'interrupted'}", err=True)

@@ -12,16 +12,18 @@ from typing import Any
 import attrs
 
 from agentrig.endpoints import Endpoint
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, place_of
 from agentrig.hardware import Hardware
 from agentrig.lightning.adapters import trace_adapter
 from agentrig.lightning.sources import algorithm_of, check_form, datasets_for
+from agentrig.lightning.watched import WatchedAdapter
 from agentrig.plugins.specs import AlgorithmSpec
 from agentrig.rollouts import Rollout
 from agentrig.runners.jobs import Result
 from agentrig.secrets import Secret
 from agentrig.settings import setting
 from agentrig.tasks import Task, fingerprint
+from agentrig.text import words_of
 
 
 def algorithm(
@@ -55,7 +57,7 @@ def algorithm(
     check_form(cls)
 
     def build(config: Any) -> Any:
-        return _AlgorithmCall(algorithm_of(cls), config, resource, adapter, initial_resources)
+        return _AlgorithmCall(algorithm_of(cls), config, resource, name, adapter, initial_resources)
 
     return AlgorithmSpec(name=name, summary=summary, config=LightningAlgorithmConfig, build=build)
 
@@ -85,32 +87,49 @@ class _AlgorithmCall:
         inner: Any,
         config: LightningAlgorithmConfig,
         resource: str,
+        name: str,
         adapter: Callable[[], Any] | None = None,
         initial_resources: Mapping[str, Any] | None = None,
     ) -> None:
-        self._inner, self._config, self._resource, self._adapter = inner, config, resource, adapter
-        self._initial = initial_resources
+        self._inner, self._config, self._resource, self._name = inner, config, resource, name
+        self._adapter, self._initial = adapter, initial_resources
 
     def run(self, session: Any) -> None:
-        """Pass store, adapter and resources to the algorithm; store its rollouts as one step."""
-        session.plan_steps(1)
-        known = {_key(t.input): t for t in (*session.train_tasks, *session.validation_tasks)}
-        ended: list[Rollout] = []
+        """Pass store, adapter and resources to the algorithm; file its rollouts by mode and step.
 
-        def reward_of(result: Result, task_input: Mapping[str, Any]) -> float | None:
-            task = known.get(_key(task_input)) or Task(id=_key(task_input)[:12], input=task_input)
-            rollout = session.engine.judge([result], {result.id: (task, task.id)}, step=1, mode="train")[0]
-            ended.append(rollout)
-            value: float | None = rollout.value
-            return value
+        Raises:
+            AgentrigError: It raised an exception; the message has the file and the line.
+            RunStopped: A guard stops the run.
+        """
+        from agentrig.runners.lightning_resources import sampling_of
 
-        session.runtime.reward_of = reward_of
-        inner = self._inner
-        inner.set_store(session.runtime.store)
+        runtime = session.runtime
+        own = session.plan.components["adapter"].spec.name if self._adapter is None else f"of {self._name}"
         # In a variable, because an algorithm keeps a weak reference only.
-        adapter = self._adapter() if self._adapter is not None else trace_adapter(session.engine.adapter)
-        inner.set_adapter(adapter)
-        inner.set_trainer(session.runtime.trainer)
+        watched = WatchedAdapter(
+            self._adapter() if self._adapter is not None else trace_adapter(session.engine.adapter), name=own
+        )
+        books = session.foreign(
+            learns=lambda: watched.gave_triplets,
+            sampling=lambda resources_id: sampling_of(runtime.resources(resources_id)),
+            unfinished=runtime.unfinished,
+        )
+        known = {_key(t.input): t for t in (*session.train_tasks, *session.validation_tasks)}
+
+        def judge(result: Result, rollout: Any) -> float | None:
+            key = _key(rollout.input)
+            task = known.get(key) or Task(id=key[:12], input=_fields(rollout.input))
+            mode, step = books.place(rollout.mode, rollout.resources_id)
+            waiting = {result.id: (task, f"{mode}-{step}-{task.id}")}
+            judged: Rollout = session.engine.judge([result], waiting, step=step, mode=mode)[0]
+            books.file(judged)
+            return judged.value
+
+        runtime.judge = judge
+        inner = self._inner
+        inner.set_store(runtime.store)
+        inner.set_adapter(watched.adapter)
+        inner.set_trainer(runtime.trainer)
         resources = self._resources()
         if resources:
             inner.set_initial_resources(resources)
@@ -118,11 +137,18 @@ class _AlgorithmCall:
             [dict(t.input) for t in tasks] for tasks in (session.train_tasks, session.validation_tasks)
         )
         datasets = datasets_for(inner.run, train, validation)
-        if inner.is_async():
-            asyncio.run(inner.run(**datasets))
-        else:
-            inner.run(**datasets)
-        session.end_foreign(ended)
+        try:
+            if inner.is_async():
+                asyncio.run(inner.run(**datasets))
+            else:
+                inner.run(**datasets)
+        except AgentrigError:
+            books.save()
+            raise
+        except Exception as error:
+            books.save()
+            raise AgentrigError(f"the algorithm {self._name} raised {words_of(error)}{place_of(error)}") from error
+        books.end()
 
     def _resources(self) -> dict[str, Any]:
         """Return the user's initial resources, and the run's endpoint if no LLM is among them."""
@@ -150,5 +176,11 @@ class _AlgorithmCall:
         yield endpoint
 
 
-def _key(task_input: Mapping[str, Any]) -> str:
-    return fingerprint([Task(id="", input=json.loads(json.dumps(dict(task_input))))])
+def _fields(task_input: Any) -> Mapping[str, Any]:
+    """Return a task's input as a task of agentrig has it: a text, or another value without names, becomes `input`."""
+    return task_input if isinstance(task_input, Mapping) else {"input": task_input}
+
+
+def _key(task_input: Any) -> str:
+    fields = json.loads(json.dumps(dict(_fields(task_input)), default=str))
+    return fingerprint([Task(id="", input=fields)])

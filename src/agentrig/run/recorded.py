@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from agentrig.adapters import Adapter
 from agentrig.endpoints import Endpoint
@@ -137,7 +137,7 @@ class RecordedSession(RunSession):
             self.stopped = str(error)
         self.stopping = True
 
-    def end_foreign(self, rollouts: Sequence[Rollout]) -> None:
+    def foreign(self, **how: Any) -> NoReturn:
         """Refuse: the algorithm runs the agent itself.
 
         Raises:

@@ -25,6 +25,7 @@ from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run.digests import rollout_digests
 from agentrig.run.directory import RunDirectory
+from agentrig.run.foreign import ForeignBooks
 from agentrig.run.guards import (
     check_failures,
     check_sampling,
@@ -170,31 +171,64 @@ class RunSession:
         sampling = (endpoint if isinstance(endpoint, Endpoint) else endpoint[0]).sampling
         rollouts = self.engine.run(tasks, n=n, endpoint=endpoint, step=step, mode=mode, on_groups=on_groups)
         wall = time.perf_counter() - start
+        self.file(rollouts, mode=mode, step=step, sampling=sampling, wall_s=wall, expected=n * len(tasks))
+        return rollouts
+
+    def file(
+        self,
+        rollouts: Sequence[Rollout],
+        *,
+        mode: Mode,
+        step: int,
+        sampling: Mapping[str, Any],
+        wall_s: float,
+        expected: int,
+        learns: bool = True,
+    ) -> None:
+        """Store and check a batch of rollouts.
+
+        Args:
+            rollouts: All of a mode and step, or of one batch of a step.
+            mode: What they are for.
+            step: Their step.
+            sampling: The sampling fields that the agent must pass with every call.
+            wall_s: Seconds that they took.
+            expected: How many were asked for.
+            learns: Whether the algorithm learns from triplets; without it no check asks for any.
+
+        Raises:
+            RunStopped: See `agentrig.algorithms.Session.rollouts`.
+        """
         verdicts = self._audited(rollouts) if mode == "train" else {}
-        self._run.write_rollouts(rollouts, mode=mode, step=step, audits=verdicts)
+        self.store_rollouts(rollouts, mode=mode, step=step, audits=verdicts)
         self._failures.update(count_failures(rollouts))
         self.delivery.offer(rollouts)
         self.delivery.settle()  # what was sampled counts only if the weights had arrived
-        if mode == "train":
-            reward = sum(r.reward_s for r in rollouts)
-            # Rewards are computed while rollouts run; their own seconds count, at most the whole wall time.
-            self._step_time["reward"] += min(reward, wall)
-            self._step_time["rollout"] += max(0.0, wall - reward)
-            self._step_rollouts += rollouts
-            check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
+        check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
+        if mode != "train":
+            self._measured += len(rollouts)
+            self._warned = self._warned or warn_of_sampling(rollouts, sampling, mode=mode)
+            return
+        reward = sum(r.reward_s for r in rollouts)
+        # Rewards are computed while rollouts run; their own seconds count, at most the whole wall time.
+        self._step_time["reward"] += min(reward, wall_s)
+        self._step_time["rollout"] += max(0.0, wall_s - reward)
+        self._step_rollouts += rollouts
+        if learns:
             check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
             check_sampling(rollouts, sampling, step=step)
-            self._ledger.record(rollouts, step=step, expected=n * len(tasks))
-            self._constrained = self._constrained or warn_of_constraints(rollouts, step=step)
-            self._unseen = self._unseen or warn_of_unseen(rollouts, step=step)
-            if self._guards.judge(self._step_rollouts, step=step) and not self.solved:
-                self.solved = True
-                log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
-        else:
-            self._measured += len(rollouts)
-            check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
-            self._warned = self._warned or warn_of_sampling(rollouts, sampling, mode=mode)
-        return rollouts
+        self._ledger.record(rollouts, step=step, expected=expected)
+        self._constrained = self._constrained or warn_of_constraints(rollouts, step=step)
+        self._unseen = self._unseen or warn_of_unseen(rollouts, step=step)
+        if learns and self._guards.judge(self._step_rollouts, step=step) and not self.solved:
+            self.solved = True
+            log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
+
+    def store_rollouts(
+        self, rollouts: Sequence[Rollout], *, mode: Mode, step: int, audits: Mapping[str, Score] | None = None
+    ) -> None:
+        """Write a batch of rollouts into the run directory."""
+        self._run.write_rollouts(rollouts, mode=mode, step=step, audits=audits)
 
     def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
         """Measure the accuracy on the validation split; before the first step, it is the starting accuracy."""
@@ -260,15 +294,26 @@ class RunSession:
             raise RunStopped(books.wrong)
         self._guards.check(line)
 
-    def end_foreign(self, rollouts: Sequence[Rollout]) -> None:
-        """Store the rollouts of an algorithm that does not use this session (Agent Lightning's own)."""
+    def foreign(
+        self,
+        *,
+        learns: Callable[[], bool],
+        sampling: Callable[[str | None], Mapping[str, Any]],
+        unfinished: Callable[[str | None], int],
+    ) -> ForeignBooks:
+        """Return the books for an algorithm that does not use this session (Agent Lightning's own); see there."""
         self.begin()
-        self._run.write_rollouts(rollouts, mode="train", step=1, audits=self._audited(rollouts))
-        self._failures.update(count_failures(rollouts))
-        self._step_rollouts = list(rollouts)
-        self._step_time["rollout"] = time.perf_counter() - self._step_start
-        self._ledger.record(rollouts, step=1)
-        self._close_step(1, {}, {}, self._ledger.close(None, step=1), {})
+        limit = self.plan.run.failure_limit
+        return ForeignBooks(self, failure_limit=limit, learns=learns, sampling=sampling, unfinished=unfinished)
+
+    def step_seconds(self) -> float:
+        """Return the seconds since the last step ended."""
+        return time.perf_counter() - self._step_start
+
+    def end_foreign_step(self, step: int, *, validated: Sequence[Rollout]) -> None:
+        """Close a step of an algorithm that does not use this session, and does not say what it did with the calls."""
+        self._validated = Measurement.of(validated) if validated else None
+        self._close_step(step, {}, {}, self._ledger.close(None, step=step), {})
 
     def _close_step(
         self,
@@ -360,7 +405,7 @@ class RunSession:
                 groups[r.group].add(r.value)
         proven = self.delivery.record.line()
         parts = {**self._step_time, **time_s, **({"delivery": proven["seconds"]} if proven else {})}
-        step_s = time.perf_counter() - self._step_start
+        step_s = self.step_seconds()
         generated = sum(
             len(call.attributes.get("response_token_ids") or ()) for r in rollouts for call in r.trace.llm_calls()
         )

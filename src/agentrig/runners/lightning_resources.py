@@ -72,6 +72,12 @@ def has_llm(resources: Mapping[str, Any]) -> bool:
     return any(isinstance(resource, LLM) for resource in resources.values())
 
 
+def sampling_of(resources: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling fields of the first LLM among resources; empty without one."""
+    found = next((r.sampling_parameters for r in resources.values() if isinstance(r, LLM)), {})
+    return {name: value for name, value in found.items() if name != OURS}
+
+
 def job_of(attempted: AttemptedRollout, update: Any) -> Job:
     """Return the job of an attempt.
 

@@ -11,7 +11,9 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from agentrig.endpoints import Endpoint
@@ -30,6 +32,7 @@ from agentlightning import (  # noqa: E402, TID253  (this module is itself impor
     SharedMemoryExecutionStrategy,
     Trainer,
 )
+from agentlightning.types import AttemptedRollout  # noqa: E402, TID253
 
 from agentrig.runners.lightning_resources import lightning_llm  # noqa: E402
 from agentrig.runners.lightning_runner import PoolRunner  # noqa: E402
@@ -98,25 +101,26 @@ class Runtime:
     Attributes:
         store: Agent Lightning's store.
         results: Finished results, in the order in which they finished; an exception if the pool broke.
-        reward_of: Gets every result and its task's input in the runner's thread and returns the reward to store.
-            With None, the initial value, results go into `results` instead.
+        judge: Gets every result and its rollout in the runner's thread and returns the reward to store. With None,
+            the initial value, results go into `results` instead.
     """
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.store = Store()
         self.results: queue.SimpleQueue[Result | Exception] = queue.SimpleQueue()
-        self.reward_of: Callable[[Result, Mapping[str, Any]], float | None] | None = None
+        self.judge: Callable[[Result, AttemptedRollout], float | None] | None = None
         self.trainer: Any = None
         self._resources: dict[str, str] = {}
         self._aborted: Interrupted | None = None
+        self._failed: AgentrigError | None = None
         self._body: Any = None
         self._fitting = False
 
     def run(self, body: Callable[[], None]) -> None:
         """Start the runners, call `body` in a thread, then shut everything down; raises what `body` raised."""
         algorithm = self._body = _Body(body)
-        runner = PoolRunner(self.pool, self._judge, self._hand_over, self.results.put)
+        runner = PoolRunner(self.pool, self._judge, self._hand_over, self._broke)
         strategy = SharedMemoryExecutionStrategy(
             n_runners=1, main_thread="algorithm", managed_store=False, graceful_delay=0.5, join_timeout=5.0
         )
@@ -142,6 +146,9 @@ class Runtime:
                 algorithm.thread.join(UNWIND_S)
             self._aborted.abandoned = algorithm.thread.is_alive()
             raise self._aborted
+        if self._failed is not None and (self.judge is not None or algorithm.error is None):
+            self._failed.abandoned = algorithm.thread.is_alive()
+            raise self._failed
         if algorithm.error is not None:
             raise algorithm.error
 
@@ -185,17 +192,47 @@ class Runtime:
             self._resources[key] = (await self.store.add_resources({"llm": lightning_llm(endpoint)})).resources_id
         return self._resources[key]
 
+    def resources(self, resources_id: str | None) -> Mapping[str, Any]:
+        """Return the resources of that id; without one, the latest."""
+        store = self.store
+        found = self.call(store.get_resources_by_id(resources_id) if resources_id else store.get_latest_resources())
+        return found.resources if found is not None else {}
+
+    def unfinished(self, resources_id: str | None) -> int:
+        """Return how many rollouts with these resources have not finished."""
+        return sum(own == resources_id for own in list(self.store.open.values()))
+
     def forget(self, rollout_ids: Sequence[str]) -> None:
         """Delete finished rollouts from the store."""
         self.call(self.store.forget(rollout_ids))
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a store operation in this thread."""
-        return asyncio.run(coroutine)
+        """Run a store operation, in this thread or, where an event loop runs in it, in one of its own."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(coroutine)
+        with ThreadPoolExecutor(1) as own:
+            return own.submit(asyncio.run, coroutine).result()
 
-    def _judge(self, result: Result, task_input: Mapping[str, Any]) -> float | None:
-        return self.reward_of(result, task_input) if self.reward_of is not None else None
+    def _judge(self, result: Result, attempted: AttemptedRollout) -> float | None:
+        return self.judge(result, attempted) if self.judge is not None else None
 
     def _hand_over(self, result: Result) -> None:
-        if self.reward_of is None:
+        if self.judge is None:
             self.results.put(result)
+
+    async def _broke(self, error: AgentrigError) -> None:
+        """End the run: its runner cannot continue. Runs in the runner's thread.
+
+        The algorithm gets the error wherever it waits for rollouts: from the engine, or from the store. If it uses
+        the store and does not end within `UNWIND_S`, the run ends without it.
+        """
+        self._failed = error
+        self.results.put(error)
+        await self.store.end(error)
+        if self.judge is not None:
+            end = time.monotonic() + UNWIND_S
+            while self._body.thread.is_alive() and time.monotonic() < end:
+                await asyncio.sleep(0.05)
+            self._body.abandon()
