@@ -124,7 +124,7 @@ def test_their_algorithm(ran: tuple[dict[str, Any], Path]) -> None:
 
 def test_observers_get_their_rollouts(ran: tuple[dict[str, Any], Path]) -> None:
     told = ran[0]["lit-sweep-told"]
-    assert (told[0], told[-1]) == (["start", 1], ["step", 1])
+    assert (told[0], told[-1]) == (["start", None], ["step", 1])
     assert sorted(value for kind, value in told if kind == "rollout") == [0.0] * 3 + [1.0] * 3
     assert len(told) == 8
 

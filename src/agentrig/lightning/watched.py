@@ -1,4 +1,4 @@
-"""The adapter that an algorithm of Agent Lightning gets: it notes what was asked of it, and names itself when it fails."""
+"""The adapter that an algorithm of Agent Lightning gets: notes what was asked of it, and names itself in errors."""
 
 from __future__ import annotations
 

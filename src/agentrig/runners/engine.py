@@ -10,11 +10,13 @@ import attrs
 from agentrig.adapters import Adapter, identified
 from agentrig.agents import Outcome
 from agentrig.endpoints import Endpoint
+from agentrig.errors import place_of
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.runners.jobs import Result
 from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
+from agentrig.text import words_of
 
 
 class RolloutEngine:
@@ -128,6 +130,6 @@ class RolloutEngine:
             kept = identified(self.adapter(rollout.trace), rollout.trace)
             triplets = tuple(attrs.evolve(t, reward=rollout.value) for t in kept)
         except Exception as error:
-            outcome = Outcome(failure="adapter-error", message=f"{type(error).__name__}: {error}")
+            outcome = Outcome(failure="adapter-error", message=words_of(error) + place_of(error))
             return attrs.evolve(rollout, outcome=outcome, score=None)
         return attrs.evolve(rollout, triplets=triplets)

@@ -22,6 +22,7 @@ from agentrig.lightning_import import import_lightning
 from agentrig.processes.ends import Interrupted
 from agentrig.runners.jobs import Result
 from agentrig.runners.processes import Pool
+from agentrig.text import words_of
 
 import_lightning()  # before the imports below, which would bring litellm and its network calls
 
@@ -40,6 +41,7 @@ from agentrig.runners.lightning_store import Store  # noqa: E402
 from agentrig.runners.lightning_tracer import RecorderTracer, SpanAdapter  # noqa: E402
 
 logging.getLogger("agentlightning").setLevel(logging.WARNING)
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 UNWIND_S = 5.0
@@ -70,7 +72,8 @@ class _Body(Algorithm):
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            loop.call_soon_threadsafe(ended.set)
+            with contextlib.suppress(RuntimeError):  # the loop of a body that has ended is closed
+                loop.call_soon_threadsafe(ended.set)
 
         self._wake = wake
         if not self._abandoned:
@@ -88,8 +91,7 @@ class _Body(Algorithm):
         except BaseException as error:
             self.error = error
         finally:
-            with contextlib.suppress(RuntimeError):  # the loop of an abandoned body is closed
-                self._wake()
+            self._wake()
 
 
 class Runtime:
@@ -230,7 +232,10 @@ class Runtime:
         """
         self._failed = error
         self.results.put(error)
-        await self.store.end(error)
+        try:
+            await self.store.end(error)
+        except Exception as second:  # the store itself may be what broke
+            log.error("the store cannot be ended: %s", words_of(second))
         if self.judge is not None:
             end = time.monotonic() + UNWIND_S
             while self._body.thread.is_alive() and time.monotonic() < end:
