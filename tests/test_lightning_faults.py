@@ -117,6 +117,6 @@ def test_rollouts_are_filed_by_mode_and_step(plan: Callable[..., Plan], tmp_path
     assert (summary["steps"], summary["train_rollouts"], summary["rollouts"], summary["failures"]) == (2, 9, 13, {})
     lines = [json.loads(text) for text in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["rollouts"], line["validation_accuracy"]) for line in lines] == [
-        (1, 4, 0.5),
-        (2, 5, 0.5),
+        (1, 4, 1.0),
+        (2, 5, 1.0),
     ]

@@ -74,7 +74,7 @@ def has_llm(resources: Mapping[str, Any]) -> bool:
 
 def sampling_of(resources: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling fields of the first LLM among resources; empty without one."""
-    found = next((r.sampling_parameters for r in resources.values() if isinstance(r, LLM)), {})
+    found: Mapping[str, Any] = next((r.sampling_parameters for r in resources.values() if isinstance(r, LLM)), {})
     return {name: value for name, value in found.items() if name != OURS}
 
 
