@@ -11,8 +11,9 @@ from agentrig.lightning.adapters import adapter
 from agentrig.lightning.agents import agent, tracer
 from agentrig.lightning.algorithms import LightningAlgorithmConfig, algorithm
 from agentrig.lightning.instances import Factory
+from agentrig.lightning.trainer import Trainer
 from agentrig.lightning_import import skip_litellm
 
 skip_litellm()
 
-__all__ = ["Factory", "LightningAlgorithmConfig", "adapter", "agent", "algorithm", "tracer"]
+__all__ = ["Factory", "LightningAlgorithmConfig", "Trainer", "adapter", "agent", "algorithm", "tracer"]

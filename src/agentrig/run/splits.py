@@ -91,7 +91,8 @@ def load_splits(plan: Plan, roles: Sequence[str] = ROLES) -> dict[str, tuple[str
         Role to the split's name and its tasks; a role without a split has the name '' and no tasks.
 
     Raises:
-        ConfigError: The task set has no such split, or there are no training tasks.
+        ConfigError: The task set has no such split, or there are no training tasks and it does not name the role
+            `train` among its `optional` ones.
         PluginError: A row is not a valid `Task`.
     """
     tasks = task_set(plan)
@@ -102,7 +103,7 @@ def load_splits(plan: Plan, roles: Sequence[str] = ROLES) -> dict[str, tuple[str
         if split and split not in read:
             read[split] = load_split(plan, tasks, split, key=f"run.{role}")
         rows = read[split] if split else ()
-        if role == "train" and not rows:
+        if role == "train" and not rows and role not in getattr(tasks, "optional", ()):
             named = f'split "{split}" has no tasks' if split else "the task set names no split for it"
             raise ConfigError(
                 f"{_who(plan)}: there is nothing to learn from: {named}.\n"
@@ -135,7 +136,7 @@ def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any)
             warnings.append(f"{shared} of {len(splits['report'][1])} report tasks are in the validation split too")
     for role in ("validation", "report"):
         split, rows = splits[role]
-        if not rows:
+        if not rows and role not in getattr(tasks, "optional", ()):
             named = f'the {role} split "{split}" has no tasks' if split else f"no split serves {role}"
             warnings.append(f"{named}: {WITHOUT[role]}; name another with run.{role}=SPLIT")
         shared = overlap(splits["train"][1], rows)

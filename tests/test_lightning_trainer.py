@@ -1,0 +1,114 @@
+"""A script for Agent Lightning's `Trainer` runs with its import changed, and what is not available here is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrig.errors import ConfigError
+from agentrig.lightning import Trainer
+from agentrig.lightning.parcel import packed, unpacked
+
+SCRIPT = Path(__file__).parent / "support" / "lightning_script.py"
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """What the script printed, and its folder, after a run with one line of it changed."""
+    folder = tmp_path_factory.mktemp("script")
+    text = SCRIPT.read_text()
+    changed = text.replace("from agentlightning import Trainer", "from agentrig.lightning import Trainer")
+    assert changed != text
+    (folder / "script.py").write_text(changed)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=folder,
+        env={**os.environ, "HOOKS_FILE": str(folder / "hooks"), "UNIT_WANTED": "km"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return json.loads(done.stdout), folder
+
+
+def test_fit_runs_each_row_once_in_its_mode(ran: tuple[dict[str, Any], Path]) -> None:
+    wanted = [[n, "train", "succeeded", 1.0] for n in range(3)]
+    assert ran[0]["fit"] == [*wanted, [9, "val", "succeeded", 0.5]]
+
+
+def test_dev_runs_each_row_once(ran: tuple[dict[str, Any], Path]) -> None:
+    assert ran[0]["dev"] == [[0, "train", "succeeded", 1.0]]
+
+
+def test_hooks_see_every_rollout(ran: tuple[dict[str, Any], Path]) -> None:
+    lines = sorted((ran[1] / "hooks").read_text().splitlines())
+    modes = [*[f"{n} train" for n in range(3)], "9 val"]
+    assert lines == sorted([*[f"start {m}" for m in modes], *[f"end Formats {m}" for m in modes]])
+
+
+def test_a_script_leaves_a_run_directory(ran: tuple[dict[str, Any], Path]) -> None:
+    runs = sorted((ran[1] / "runs").iterdir())
+    assert [r.name.split("-")[0] for r in runs] == ["script", "script"]
+    summary = json.loads((runs[0] / "summary.json").read_text())
+    assert (summary["failures"], summary["complete"]) == ({}, True)
+    assert list((runs[0] / "rollouts").glob("*.parquet"))
+
+
+def test_what_is_not_available_is_named_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentlightning import ClientServerExecutionStrategy, InMemoryLightningStore
+
+    monkeypatch.setenv("AGL_SERVER_PORT", "4999")
+    strategy = ClientServerExecutionStrategy(role="runner")
+    with pytest.raises(ConfigError) as caught:
+        Trainer(store=InMemoryLightningStore(), port=1, max_tasks=3, runner=object, daemon=False, strategy=strategy)
+    message = str(caught.value)
+    for named in ("store:", "port:", "max_rollouts:", "runner:", "daemon=False", "role 'runner'", "AGL_SERVER_PORT"):
+        assert named in message
+    assert "read `trainer.store`" in message
+    assert "agentrig train --store" in message
+
+
+def test_a_wrong_component_is_an_error_of_construction() -> None:
+    with pytest.raises((TypeError, ValueError), match="tracer"):
+        Trainer(tracer=3)
+    with pytest.raises((TypeError, ValueError), match="algorithm"):
+        Trainer(algorithm=object())
+    with pytest.raises(ConfigError, match="strategy"):
+        Trainer(strategy=object())
+
+
+def test_fit_needs_an_algorithm_and_dev_a_fast_one() -> None:
+    from agentlightning import Algorithm
+
+    with pytest.raises(ConfigError, match="no algorithm"):
+        Trainer().fit(lambda task: 1.0, [])
+    with pytest.raises(TypeError, match="FastAlgorithm"):
+        Trainer(algorithm=Algorithm()).dev(lambda task: 1.0, [])
+    with pytest.raises(ConfigError, match="call fit"):
+        _ = Trainer().store
+
+
+def test_former_names_of_arguments_work_and_warn() -> None:
+    with pytest.warns(DeprecationWarning, match="n_runners"):
+        assert Trainer(n_workers=3).n_runners == 3
+    with pytest.warns(DeprecationWarning, match="adapter"):
+        assert Trainer(triplet_exporter={"agent_match": "x"}).adapter.agent_match == "x"
+
+
+def test_an_agent_that_cannot_be_sent_is_named_with_the_cure() -> None:
+    lock = __import__("threading").Lock()
+    with pytest.raises(ConfigError, match=r"the agent Mine can't be sent .*'_thread.lock'") as caught:
+        packed(lambda: lock, "the agent Mine")
+    assert "in the rollout, not in __init__" in str(caught.value)
+
+
+def test_a_closure_is_sent_by_value() -> None:
+    number = 3
+    assert unpacked(packed(lambda x: x + number, "the agent"))(4) == 7
