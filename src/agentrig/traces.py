@@ -22,6 +22,8 @@ MISSED = "agentrig.missed"
 NODE = "langchain.chain.type"
 """Attribute with the name of the graph node or chain of a span."""
 
+MODEL = "langchain.model"
+"""Attribute with the name of LangChain's class of a chat model, on the span around its call."""
 
 ATTRIBUTES: Mapping[str, str] = {
     "request": "LLM call: the request body, with the fields that the tracer added",
@@ -33,6 +35,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "gen_ai.response.id": "LLM call: the completion's id",
     SERVER: "LLM call: the server, if it is not the run's; such a call has no token ids",
     NODE: "chain: the name of the graph node or chain",
+    MODEL: "LangChain's model, around its call: the name of its class",
     "agent.name": "agent: the name that `agentrig.span` gave",
     "tool.name": "tool: its name",
     "input": "first chain, tool: its input, cut at 20,000 characters of JSON",

@@ -1,4 +1,4 @@
-"""The LangChain tap: a callback handler in a context variable turns runs of graphs, chains and tools into spans."""
+"""The LangChain tap: a callback handler in a context variable makes spans of graphs, chains, models and tools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from agentrig.text import words_of
-from agentrig.traces import NODE
+from agentrig.traces import MODEL, NODE
 from agentrig.tracing.recorder import Recorder, plain
 
 _variable: ContextVar[Any] | None = None
@@ -62,6 +62,22 @@ def install() -> None:
             self._recorder.close(run_id.hex, attributes={"output": plain(outputs)})
 
         def on_chain_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
+            self._recorder.close(run_id.hex, error=words_of(error))
+
+        def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: Any, **more: Any) -> None:
+            self._model("chat_model.llm", serialized, run_id, more)
+
+        def on_llm_start(self, serialized: Any, prompts: Any, *, run_id: Any, **more: Any) -> None:
+            self._model("llm.llm", serialized, run_id, more)
+
+        def _model(self, span: str, serialized: Any, run_id: Any, more: dict[str, Any]) -> None:
+            name, parent = more.get("name") or (serialized or {}).get("name") or "model", more.get("parent_run_id")
+            self._recorder.open(run_id.hex, parent.hex if parent else None, span, {MODEL: name})
+
+        def on_llm_end(self, response: Any, *, run_id: Any, **more: Any) -> None:
+            self._recorder.close(run_id.hex)
+
+        def on_llm_error(self, error: BaseException, *, run_id: Any, **more: Any) -> None:
             self._recorder.close(run_id.hex, error=words_of(error))
 
         def on_tool_start(self, serialized: Any, input_str: str, *, run_id: Any, **more: Any) -> None:
