@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +207,24 @@ def test_an_answer_that_is_not_a_completion_raises(chat_server: Any, zoo: Path, 
     chat_server.replies = [(200, body)]
     with pytest.raises((LLMError, openai.OpenAIError)):
         build_graph(llm_at(chat_server)).invoke(question_about(zoo))
+
+
+def test_the_reply_may_be_null_or_a_list_of_parts(chat_server: Any) -> None:
+    parts = [{"type": "text", "text": "SELECT "}, {"type": "refusal", "refusal": "no"}, {"type": "text", "text": "1"}]
+    replies = [json.dumps({"choices": [{"message": {"content": content}}]}).encode() for content in (None, parts)]
+    chat_server.replies = [(200, reply) for reply in replies]
+    llm = llm_at(chat_server)
+    assert [llm.ask([{"role": "user", "content": "Count."}]) for _ in replies] == ["", "SELECT 1"]
+
+
+def test_a_call_builds_no_typed_requests(chat_server: Any) -> None:
+    code = (
+        "import sys; from agentrig_langgraph_sql.graph import LLM;"
+        f"print(LLM(base_url={chat_server.url!r}, model='m').ask([{{'role': 'user', 'content': 'Count.'}}]),"
+        " [m for m in ('langchain_openai', 'openai.resources.chat') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
+    assert run.stdout.strip() == "SELECT 1 []"
 
 
 def test_a_temporary_error_is_retried(chat_server: Any, zoo: Path) -> None:

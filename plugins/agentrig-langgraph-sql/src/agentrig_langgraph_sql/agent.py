@@ -136,8 +136,7 @@ def register_agents() -> Iterable[AgentSpec]:
         config=SqlAgentConfig,
         build=SqlAgent,
         graph=_mermaid,
-        # openai imports its resources on the first call only, which would cost every runner a second.
-        preload=("agentrig_langgraph_sql.graph", "openai.resources", "httpcore"),
+        preload=("agentrig_langgraph_sql.graph", "httpcore"),
     )
 
 

@@ -1,4 +1,8 @@
-"""The chat model behind an OpenAI-compatible endpoint, reached through langchain-openai."""
+"""The chat model behind an OpenAI-compatible endpoint, reached through the openai package.
+
+Bodies go out and come back as plain JSON. LangChain's `ChatOpenAI`, and the package's typed requests and responses,
+would add as much CPU time as the rest of a call takes, tracing included.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 import attrs
-from langchain_openai import ChatOpenAI
-from openai import DefaultHttpxClient  # noqa: TID253  (only imported when the agent is built)
+import httpx
+from openai import DefaultHttpxClient, OpenAI  # noqa: TID253  (only imported when the agent is built)
 
 from agentrig_langgraph_sql.prompts import Message
 
@@ -48,34 +52,28 @@ class LLM:
             openai.OpenAIError: The endpoint can't be reached or refused the call.
             LLMError: Its response is not a chat completion.
         """
-        chat = _chat(os.getpid(), self.base_url, self.model, self.api_key, self.timeout_s, self.max_retries)
-        options: dict[str, Any] = {"extra_body": dict(self.sampling)}
-        if self.headers:
-            options["extra_headers"] = dict(self.headers)
+        client = _client(os.getpid(), self.base_url, self.api_key, self.timeout_s, self.max_retries)
+        body = {"model": self.model, **self.sampling, "messages": list(messages)}
+        response = client.post(
+            "/chat/completions", cast_to=httpx.Response, body=body, options={"headers": dict(self.headers)}
+        )
         try:
-            reply = chat.invoke(list(messages), **options)
+            return _content(response.json())
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            # langchain-openai raises these for a body without choices or messages, or one that is not JSON.
             raise LLMError(
                 f"the response of {self.base_url} is not a chat completion ({type(error).__name__}: {error});"
                 " check that the address ends in /v1 and belongs to an OpenAI-compatible server"
             ) from error
-        return reply.content if isinstance(reply.content, str) else str(reply.text)
 
 
-class _Chat(ChatOpenAI):
-    """`ChatOpenAI` that sends the messages and sampling fields as they are.
-
-    All of them travel in `extra_body`, which the openai package merges into the request's body.
-    This keeps the name `max_tokens` (`ChatOpenAI` renames it to one that not all servers know), passes
-    fields that the package does not know, and avoids a loop over every message that
-    takes a third of a call's CPU time.
-    """
-
-    def _get_request_payload(self, input_: Any, *, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
-        payload: dict[str, Any] = super()._get_request_payload(input_, stop=stop, **kwargs)
-        body = {**payload.pop("extra_body", {}), "messages": payload["messages"]}
-        return {**payload, "messages": [], "extra_body": body}
+def _content(completion: Mapping[str, Any]) -> str:
+    """Return the text of a completion's first choice; a list of parts is joined, and null is empty."""
+    if completion.get("error"):
+        raise ValueError(completion["error"])
+    content = completion["choices"][0]["message"].get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content if part["type"] == "text")
 
 
 class _Client(DefaultHttpxClient):
@@ -86,25 +84,8 @@ class _Client(DefaultHttpxClient):
             self.close()
 
 
-# langchain-openai's own socket options, where it knows them, come with a warning on every host that has a proxy. They
-# concern clients that it makes itself, so not ours.
-_SOCKETS: dict[str, Any] = {"http_socket_options": ()} if "http_socket_options" in ChatOpenAI.model_fields else {}
-
-
 # One client a server is shared by all threads (httpx's may be), so that rollouts reuse its connections. The process is
-# part of the key: a forked runner must neither use its parent's connections, as langchain-openai's own cache would
-# have it do, nor close them.
+# part of the key: a forked runner must neither use its parent's connections nor close them.
 @lru_cache(maxsize=64)
-def _chat(_process: int, base_url: str, model: str, api_key: str, timeout_s: float, max_retries: int) -> ChatOpenAI:
-    return _Chat(
-        base_url=base_url,
-        model=model,
-        api_key=api_key,  # type: ignore[arg-type]  # a plain str is made a SecretStr
-        timeout=timeout_s,
-        max_retries=max_retries,
-        http_client=_Client(),
-        **_SOCKETS,
-        use_responses_api=False,
-        disable_streaming=True,
-        cache=False,
-    )
+def _client(_process: int, base_url: str, api_key: str, timeout_s: float, max_retries: int) -> OpenAI:
+    return OpenAI(base_url=base_url, api_key=api_key, timeout=timeout_s, max_retries=max_retries, http_client=_Client())
