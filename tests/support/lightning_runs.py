@@ -95,6 +95,7 @@ def main() -> None:
                 "failure": r.failure,
                 "message": r.outcome.message,
                 "calls": len(r.trace.llm_calls()),
+                "temperatures": [c.attributes["request"].get("temperature") for c in r.trace.llm_calls()],
                 "names": [s.name for s in r.trace.spans],
                 "orphans": len(
                     [s for s in r.trace.spans if s.parent and s.parent not in {x.id for x in r.trace.spans}]

@@ -163,7 +163,7 @@ class Recorder:
 
     def hear(self, attributes: dict[str, Any]) -> None:
         """Remember a call that another tracer records: with the exact bodies, which it does not have."""
-        response_id = attributes.get("gen_ai.response.id")
+        response_id = (attributes.get("response") or {}).get("id")
         if response_id:
             self._heard[str(response_id)] = attributes
 
