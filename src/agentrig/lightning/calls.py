@@ -103,8 +103,8 @@ class LitAgentCall:
 
     async def _traced(self, unit: Unit, job: Job, seen: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         """Run a rollout under the tracer; return its answer and the spans."""
-        from agentrig.runners.lightning_results import reported, so_far
-        from agentrig.runners.lightning_spans import from_lightning
+        from agentrig.runners.lightning_results import reported
+        from agentrig.runners.lightning_spans import from_lightning, to_lightning
 
         rollout = seen["rollout"]
         recorder = current() or Recorder(job.id, token_ids=False)  # outside of a run nobody reads it
@@ -117,8 +117,9 @@ class LitAgentCall:
         finally:
             if self._tracer is not None:
                 recorder.adopt(from_lightning(job.id, self._tracer.get_last_trace()).spans)
-        reward = reported(result, recorder)
-        return reward, so_far(recorder, rollout.attempt.attempt_id) if unit.hooks else []
+        # As in Agent Lightning, hooks get the spans before a returned number becomes one.
+        spans = to_lightning(recorder.trace(), job.id, rollout.attempt.attempt_id) if unit.hooks else []
+        return reported(result, recorder), spans
 
     async def _called(self, agent: Any, job: Job, rollout: Any) -> Any:
         """Call the agent's method for the rollout's mode; everything but `train` is a validation."""
