@@ -18,7 +18,8 @@ class Triplet:
         response_ids: Token ids that were sampled.
         logprobs: Log-probability of each response token under the sampling policy, at the sampling
             temperature; None when the endpoint did not return them.
-        reward: The rollout's reward; None until the reward has been computed.
+        reward: The rollout's reward; None until the reward has been computed. If an agent of Agent Lightning scores
+            its own calls, the reward that the adapter matched to this call.
         node: The graph node that the adapter matched the call to, or the innermost node.
         span_id: The call's span.
     """

@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 from model_server import ModelServer
 
+from agentrig import Score, Task, lightning
 from agentrig.adapters import Triplet, triplet_of
+from agentrig.agents import Outcome
 from agentrig.endpoints import Endpoint
 from agentrig.lightning_import import import_lightning
+from agentrig.runners.engine import RolloutEngine
+from agentrig.runners.jobs import Result
+from agentrig.runners.scorer import Scorer
 from agentrig.traces import LLM_CALL, Span, Trace
 from agentrig.tracing.recording import recording
 
@@ -87,6 +92,25 @@ def test_each_emitted_reward_stays_with_its_call(roll: Roll) -> None:
     ids = [c.attributes["gen_ai.response.id"] for c in trace.llm_calls()]
     assert [t.metadata["response_id"] for t in (first, second)] == ids
     assert (second.metadata["agent_name"], second.metadata["request"]["model"]) == ("n", "m")
+
+
+@pytest.mark.parametrize(("value", "rewards"), [(0.9, [0.1, 0.9]), (1.0, [1.0, 1.0])])
+def test_emitted_rewards_reach_agentrigs_algorithms_unless_another_reward_scores(
+    roll: Roll, value: float, rewards: list[float]
+) -> None:
+    def body(ask: Callable[..., str]) -> None:
+        ask()
+        agl.emit_reward(0.1)
+        ask()
+        agl.emit_reward(0.9)
+
+    answer, trace = roll(body)
+    spec = lightning.adapter(agl.TracerTraceToTriplet, name="theirs", summary="Theirs.")
+    scorer = Scorer(lambda task, outcome, budget_s: Score.ok(value), budget_s=5)
+    engine = RolloutEngine(None, scorer=scorer, adapter=spec.build(None))  # type: ignore[arg-type]  # runs nothing
+    result = Result(id="r1", outcome=Outcome(answer=answer), trace=trace, start=0.0, duration_s=1.0)
+    (rollout,) = engine.judge([result], {"r1": (Task(id="t", input={}), "g")}, step=1, mode="train")
+    assert [t.reward for t in rollout.triplets] == rewards
 
 
 def test_the_score_of_the_runs_reward_is_the_last_calls(roll: Roll) -> None:

@@ -128,7 +128,9 @@ class RolloutEngine:
             return rollout
         try:
             kept = identified(self.adapter(rollout.trace), rollout.trace)
-            triplets = tuple(attrs.evolve(t, reward=rollout.value) for t in kept)
+            # Rewards that the agent itself gave to its calls hold only if the last of them is the rollout's reward.
+            own = rollout.outcome.answer == rollout.value
+            triplets = tuple(t if own and t.reward is not None else attrs.evolve(t, reward=rollout.value) for t in kept)
         except Exception as error:
             outcome = Outcome(failure="adapter-error", message=words_of(error) + place_of(error))
             return attrs.evolve(rollout, outcome=outcome, score=None)
