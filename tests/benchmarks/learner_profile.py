@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import inspect
 import statistics
 import sys
 import time
@@ -22,9 +23,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
+import attrs
 import torch
 from agentrig_grpo import learner as module
 from agentrig_grpo import proofs
@@ -32,7 +34,8 @@ from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from torch.nn import functional
 
-from agentrig.forest import attention
+from agentrig.forest.levels import Levels
+from agentrig.forest.segments import Pack
 from agentrig.forest.sequences import collate, packed
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -184,16 +187,44 @@ def measure(options: argparse.Namespace, name: str, samples: list[TrainSample]) 
         plain_rotation(learner)
 
 
-def embedded_keys(layout: attention.Varlen, q: Any, k: Any, v: Any) -> torch.Tensor:
-    """Do as `Varlen.attend` does, with the keys taken by `embedding`, whose backward sorts instead of adding."""
-    from torch.nn.attention.varlen import varlen_attn
+@attrs.frozen(eq=False)
+class Expanded:
+    """Each segment is a sequence of queries; its keys are copies of those of the path to its last token.
 
-    keys, values = (functional.embedding(layout.keys, x.flatten(1)).view(-1, *x.shape[1:]) for x in (k, v))
-    found: Any = varlen_attn(
-        q, keys, values, layout.cu_q, layout.cu_k, layout.max_q, layout.max_k, window_size=(-1, 0),
-        **attention._grouped(),
-    )  # fmt: skip
-    return found
+    Attributes:
+        keys: The token of each key.
+        sequences: The segments and their paths.
+    """
+
+    keys: torch.Tensor
+    sequences: tuple[torch.Tensor, torch.Tensor, int, int]
+
+    @classmethod
+    def of(cls, pack: Pack) -> Expanded:
+        """Return a pack's layout."""
+        spans = pack.spans()
+        paths = [torch.cat([torch.arange(*spans[i]) for i in pack.forest.path(index)]) for index in pack.segments]
+        cu_q, cu_k = (
+            torch.tensor([0, *lengths]).cumsum(0).int()
+            for lengths in ([b - a for a, b in spans.values()], [len(path) for path in paths])
+        )
+        return cls(torch.cat(paths), (cu_q, cu_k, int(cu_q.diff().max()), int(cu_k.diff().max())))
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
+        """Use torch's attention for sequences of different lengths."""
+        from torch.nn.attention.varlen import varlen_attn
+
+        grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+        more: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0), **grouped}
+        found: Any = varlen_attn(
+            q.to(v.dtype).contiguous(), k.to(v.dtype)[self.keys], v[self.keys], *self.sequences, **more
+        )
+        return cast(torch.Tensor, found)
+
+    def to(self, device: torch.device) -> Expanded:
+        """Return the layout on a device."""
+        cu_q, cu_k, *most = self.sequences
+        return Expanded(self.keys.to(device), (cu_q.to(device), cu_k.to(device), *most))
 
 
 def flex(pack: Any, device: torch.device) -> Callable[[Any, Any, Any], torch.Tensor]:
@@ -232,17 +263,19 @@ def time_attention(options: argparse.Namespace, samples: list[TrainSample]) -> N
     shapes = ((heads, size), (small, size), (small, size))
     q, k, v = (torch.randn(pack.tokens, *s, device=device, dtype=torch.bfloat16, requires_grad=True) for s in shapes)
     gradient = torch.randn_like(q)
-    varlen: Any = collate(pack, share=True, varlen=True).to(device).layout
+    levels, expanded = Levels.of(pack).to(device), Expanded.of(pack).to(device)
     blocks: Any = collate(pack, share=True).to(device).layout
     with torch.no_grad():
         exact = blocks.attend(q.float(), k.float(), v.float(), None)
     ways: dict[str, Callable[[], Callable[[Any, Any, Any], torch.Tensor]]] = {
-        "varlen, index_select": lambda: lambda *x: varlen.attend(*x, None),
-        "varlen, embedding": lambda: lambda *x: embedded_keys(varlen, *x),
+        "levels": lambda: lambda *x: levels.attend(*x, None),
+        "expanded keys": lambda: lambda *x: expanded.attend(*x, None),
         "blocks of sdpa": lambda: lambda *x: blocks.attend(*x, None),
         "flex": lambda: flex(pack, device),
     }
-    print(f"attention of one pack: {pack.tokens} tokens, {len(pack.segments)} segments, {len(varlen.keys)} keys")
+    print(
+        f"attention of one pack: {pack.tokens} tokens, {len(pack.segments)} segments, {len(expanded.keys)} expanded keys"
+    )
     for name, build in ways.items():
         try:
             wait()

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrig import Triplet
-from agentrig.forest import attention, scoring, sequences
+from agentrig.forest import attention, levels, lse, scoring, sequences
 from agentrig.forest.segments import grow, packs, rows
 
 
@@ -66,6 +66,19 @@ def test_packs_have_each_sample_once_after_its_own_tokens(samples, budget):
     assert sorted(seen) == list(range(len(samples)))
 
 
+def test_a_tree_that_fits_into_a_pack_is_not_cut():
+    """Three groups of 40 tokens, and one of 130, in packs of 100: only the last group's prompt is computed twice."""
+    samples = [
+        Triplet(prompt_ids=[group, *range(6, 25)], response_ids=[*range(30 + i, 60 + i)])
+        for group in range(5, 9)
+        for i in range(1 if group < 8 else 4)
+    ]
+    found = list(packs(grow(samples), 100))
+    assert sum(pack.tokens for pack in found) == grow(samples).tokens + 20
+    assert all(pack.tokens <= 100 for pack in found)
+    assert len(found) == 4
+
+
 @settings(max_examples=100, deadline=None)
 @given(samples_of_a_step(40), st.integers(1, 120))
 def test_rows_keep_the_budget_with_padding(samples, budget):
@@ -86,10 +99,10 @@ def apart(model, samples):
     return found
 
 
-def scored(model, samples, budget):
+def scored(model, samples, budget, varlen=False):
     found = [[None] * len(s.response_ids) for s in samples]
     for pack in sequences.packed(samples, budget, share=True):
-        batch = sequences.collate(pack, share=True)
+        batch = sequences.collate(pack, share=True, varlen=varlen)
         logprobs, _ = scoring.score(model, batch)
         for sample, place, value in zip(batch.sample, batch.place, logprobs, strict=True):
             assert found[sample][place] is None, "each response token is scored once"
@@ -97,9 +110,9 @@ def scored(model, samples, budget):
     return [torch.stack(values) for values in found]
 
 
-def check_equal(model, plain, samples, budget):
+def check_equal(model, plain, samples, budget, *, varlen=False):
     """Compare log-probabilities and gradients with those of one sample at a time."""
-    ours, theirs = scored(model, samples, budget), apart(plain, samples)
+    ours, theirs = scored(model, samples, budget, varlen), apart(plain, samples)
     generator = torch.Generator().manual_seed(budget)
     # All positive: with both signs, equal calls would cancel, and only rounding errors would be compared.
     weights = [0.5 + torch.rand(len(t), generator=generator) for t in theirs]
@@ -133,10 +146,24 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize(
-    ("family", "block"), [("Qwen2, Qwen2.5", 2), ("Qwen2, Qwen2.5", 512), *((family, 7) for family in FAMILIES)]
+    ("family", "block"),
+    [
+        ("Qwen2, Qwen2.5", 2),
+        ("Qwen2, Qwen2.5", 512),
+        *((family, 7) for family in FAMILIES),
+        *((family, "levels") for family in ("Qwen2, Qwen2.5", "Qwen3")),
+        *((family, "long nodes") for family in ("Qwen2, Qwen2.5", "SmolLM")),
+    ],
 )
 def test_log_probs_and_gradients_equal_one_sample_at_a_time(make_model, monkeypatch, family, block):
-    monkeypatch.setattr(attention, "BLOCK", block)  # long segments are split, and subtrees are joined
+    """In blocks of so many tokens, or in levels: the layout of a GPU, here by the CPU's kernel."""
+    varlen = isinstance(block, str)
+    if block == "long nodes":
+        monkeypatch.setattr(levels, "LONG", 3)  # these are computed by themselves, padded
+        for module in (levels, lse):
+            monkeypatch.setattr(module, "STEP", 2)
+    elif not varlen:
+        monkeypatch.setattr(attention, "BLOCK", block)  # long segments are split, and subtrees are joined
     kind, more = FAMILIES[family]
     model, plain = make_model(kind, **more), make_model(kind, **more)
     assert scoring.prepare(model)
@@ -146,7 +173,7 @@ def test_log_probs_and_gradients_equal_one_sample_at_a_time(make_model, monkeypa
     @settings(max_examples=15, deadline=None, derandomize=True)
     @given(samples_of_a_step(), st.integers(1, 200))
     def equal(samples, budget):
-        check_equal(model, plain, samples, budget)
+        check_equal(model, plain, samples, budget, varlen=varlen)
 
     equal()
 
@@ -186,11 +213,60 @@ def a_call_is_dropped(patch):
     patch.setattr(sequences, "packed", lambda *args, **more: list(right(*args, **more))[:-1])
 
 
-@pytest.mark.parametrize(
-    "plant",
-    [a_block_sees_beside_itself, positions_go_on, a_token_predicts_itself, a_call_is_dropped],
-    ids=lambda plant: plant.__name__,
-)
+def a_level_is_left_out(patch):
+    right = levels.Levels.of
+    patch.setattr(levels.Levels, "of", lambda pack: attrs.evolve(right(pack), above=right(pack).above[:-1]))
+
+
+def a_level_sees_other_keys(patch):
+    right = levels.Levels.of
+
+    def wrong(pack):
+        found = right(pack)
+        moved = [attrs.evolve(call, k=(call.k[0] + 1, call.k[1] + 1)) for call in found.above]
+        return attrs.evolve(found, above=moved)
+
+    patch.setattr(levels.Levels, "of", wrong)
+
+
+def a_level_has_another_scale(patch):
+    right = lse.Sequences._cpu
+
+    def wrong(self, q, k, v, scaling):
+        return right(self, q, k, v, scaling if self.causal else 2 * scaling)
+
+    patch.setattr(lse.Sequences, "_cpu", wrong)
+
+
+def the_merged_lse_is_the_nodes(patch):
+    patch.setattr(levels.torch, "logaddexp", lambda before, _: before)
+
+
+def a_level_counts_half(patch):
+    patch.setattr(levels.torch, "sigmoid", lambda x: torch.full_like(x, 0.5))
+
+
+def a_levels_gradient_is_left_out(patch):
+    right = lse.Sequences._cpu_backward
+
+    def wrong(self, *args):
+        return right(self, *args) if self.causal else tuple(0 * part for part in right(self, *args))
+
+    patch.setattr(lse.Sequences, "_cpu_backward", wrong)
+
+
+OF_BLOCKS = [a_block_sees_beside_itself, positions_go_on, a_token_predicts_itself, a_call_is_dropped]
+OF_LEVELS = [
+    a_level_is_left_out,
+    a_level_sees_other_keys,
+    a_level_has_another_scale,
+    the_merged_lse_is_the_nodes,
+    a_level_counts_half,
+    a_levels_gradient_is_left_out,
+]
+
+
+@pytest.mark.parametrize("plant", [*OF_BLOCKS, *OF_LEVELS], ids=lambda plant: plant.__name__)
 def test_a_wrong_layout_is_found(make_model, monkeypatch, plant):
     model, plain = make_model(), make_model()
     scoring.prepare(model)
@@ -199,10 +275,27 @@ def test_a_wrong_layout_is_found(make_model, monkeypatch, plant):
     samples = [
         Triplet(prompt_ids=[*prompt, i], response_ids=[rng.randrange(5, 300) for _ in range(4)]) for i in (7, 7, 8, 9)
     ]
-    check_equal(model, plain, samples, 30)
+    varlen = plant in OF_LEVELS
+    check_equal(model, plain, samples, 30, varlen=varlen)
     plant(monkeypatch)
     with pytest.raises((AssertionError, TypeError)):
-        check_equal(model, plain, samples, 30)
+        check_equal(model, plain, samples, 30, varlen=varlen)
+
+
+def test_a_conversation_is_one_sequence_and_branches_are_levels():
+    """Only where histories branch do tokens attend in a further call: not at each turn."""
+    turns = [Triplet(prompt_ids=[5, *range(6, 6 + 3 * n)], response_ids=[60 + n, 7, 8]) for n in range(1, 4)]
+    straight = [Triplet(prompt_ids=[*range(5, 20)][: 5 * n], response_ids=[5 + 5 * n]) for n in range(1, 4)]
+    (pack,) = packs(grow(straight), 100)
+    assert len(pack.segments) == 3
+    layout = levels.Levels.of(pack)
+    assert (layout.own[0].kernel.cu_q.tolist(), layout.above) == ([0, 15], [])
+    (pack,) = packs(grow(turns), 100)
+    layout = levels.Levels.of(pack)
+    # 5..8; 9..11; 12..14 with the last answer; the second and the first answer
+    assert layout.own[0].kernel.cu_q.tolist() == [0, 4, 7, 12, 14, 16]
+    assert [call.k for call in layout.above] == [(0, 4), (4, 7)]
+    assert [call.q for call in layout.above] == [(4, 16), (7, 14)]
 
 
 def test_the_docs_name_the_models_that_are_tested():

@@ -13,7 +13,8 @@ from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.memory import need_of
 
 from agentrig.errors import ConfigError
-from agentrig.forest.attention import Blocks, Varlen
+from agentrig.forest.attention import Blocks
+from agentrig.forest.levels import Levels
 from agentrig.forest.sequences import packed
 
 pytestmark = [
@@ -64,17 +65,19 @@ def logprobs_of(learner, samples, *, share, budget):
     return found, gradients, layouts
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "mistral"])
-def test_shared_tokens_in_bf16_are_within_the_noise_of_two_unshared_layouts(make_model, kind):
+@pytest.mark.parametrize(
+    ("kind", "prompt"), [("qwen2", 300), ("qwen3", 300), ("llama", 300), ("mistral", 300), ("qwen2", 2900)]
+)
+def test_shared_tokens_in_bf16_are_within_the_noise_of_two_unshared_layouts(make_model, kind, prompt):
     """No further from fp32 than rows are, whether these are padded together or computed one at a time."""
     more = {"sliding_window": None} if kind == "mistral" else {}
-    samples = calls_of(groups=3, size=4, prompt=300, answer=40)
+    samples = calls_of(groups=3, size=16 if prompt > 1000 else 4, prompt=prompt, answer=40)
     learner = Learner(make_model(kind, **SHAPE, **more).to("cuda"), GrpoConfig(), dtype="bfloat16", seed=0)
     exact = Learner(make_model(kind, **SHAPE, **more).to("cuda"), GrpoConfig(), dtype="float32", seed=0)
-    truth, true_gradients, layouts = logprobs_of(exact, samples, share=True, budget=2048)
+    truth, true_gradients, layouts = logprobs_of(exact, samples, share=True, budget=2048 + prompt)
     assert layouts == {Blocks}
-    ours, gradients, layouts = logprobs_of(learner, samples, share=True, budget=2048)
-    assert layouts == {Varlen}
+    ours, gradients, layouts = logprobs_of(learner, samples, share=True, budget=2048 + prompt)
+    assert layouts == {Levels}
     noise, gradient_noise = [], []
     for budget in (4096, 1):
         rows, by_rows, layouts = logprobs_of(learner, samples, share=False, budget=budget)

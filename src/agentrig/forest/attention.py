@@ -6,8 +6,6 @@ from `scoring.score`. Without a layout it is transformers' own sdpa attention.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -17,6 +15,7 @@ import numpy.typing as npt
 import torch  # noqa: TID253  (imported with the learner only)
 from torch.nn import functional  # noqa: TID253
 
+from agentrig.forest.levels import Levels
 from agentrig.forest.segments import Forest, Pack
 
 IntArray = npt.NDArray[np.int64]
@@ -29,6 +28,9 @@ LEAST, BLOCK = 128, 512
 """Most tokens with one attention mask, if there is no kernel for sequences of different lengths: as many as there are
 before them, within these bounds. Many short segments in one block would compute mostly what the mask hides; behind a
 long prompt that is little, beside copying the prompt's keys for each block."""
+
+Varlen = Levels
+"""The former name."""
 
 AREA = 1 << 24
 """Most mask entries in one call of sdpa, with padding."""
@@ -90,65 +92,8 @@ def forest_attention(
 
 
 def layout_of(pack: Pack, *, varlen: bool) -> Layout:
-    """Return a pack's layout: for FlashAttention (`varlen`, on CUDA in 16 bits), or for any device and dtype."""
-    return Varlen.of(pack) if varlen else Blocks.of(pack)
-
-
-@attrs.frozen(eq=False)
-class Varlen:
-    """Each segment is a sequence of queries; its keys are the path to its last token.
-
-    Attributes:
-        keys: The token of each key, [K].
-        cu_q: Offsets of each segment's queries, and the last end, [segments + 1].
-        cu_k: Offsets of each segment's keys, and the last end, [segments + 1].
-        max_q: Most queries of a segment.
-        max_k: Most keys of a segment.
-    """
-
-    keys: torch.Tensor
-    cu_q: torch.Tensor
-    cu_k: torch.Tensor
-    max_q: int
-    max_k: int
-
-    @classmethod
-    def of(cls, pack: Pack) -> Varlen:
-        """Return a pack's layout."""
-        spans = pack.spans()
-        paths = [_tokens(spans[i] for i in pack.forest.path(index)) for index in pack.segments]
-        q, k = [b - a for a, b in spans.values()], [len(path) for path in paths]
-        return cls(
-            torch.from_numpy(np.concatenate(paths)),
-            torch.tensor([0, *np.cumsum(q)], dtype=torch.int32),
-            torch.tensor([0, *np.cumsum(k)], dtype=torch.int32),
-            max(q),
-            max(k),
-        )
-
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
-        """Use torch's FlashAttention for sequences of different lengths."""
-        from torch.nn.attention.varlen import varlen_attn
-
-        q, k = q.to(v.dtype), k.to(v.dtype)  # autocast leaves them in fp32 after the rotary embedding
-        found = varlen_attn(
-            q.contiguous(), k.index_select(0, self.keys), v.index_select(0, self.keys),
-            self.cu_q, self.cu_k, self.max_q, self.max_k, scale=scaling, window_size=(-1, 0), **_grouped(),
-        )  # fmt: skip
-        assert isinstance(found, torch.Tensor)
-        return found
-
-    def to(self, device: torch.device) -> Varlen:
-        """Return the layout on a device."""
-        return attrs.evolve(self, keys=self.keys.to(device), cu_q=self.cu_q.to(device), cu_k=self.cu_k.to(device))
-
-
-@functools.cache
-def _grouped() -> dict[str, Any]:
-    """Return the argument for fewer key heads than query heads; early versions of torch have and need none."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    """Return a pack's layout: for kernels of sequences (`varlen`, on CUDA in 16 bits), or for any device and dtype."""
+    return Levels.of(pack) if varlen else Blocks.of(pack)
 
 
 @attrs.frozen(eq=False)

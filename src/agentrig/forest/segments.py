@@ -167,25 +167,58 @@ class Pack:
 def packs(forest: Forest, budget: int) -> Iterator[Pack]:
     """Split a forest into packs of at most `budget` tokens.
 
-    If a tree does not fit into one pack, the segments above the cut are computed in both packs. A single path that is
-    longer than the budget becomes a separate pack.
+    Only a tree that is larger than the budget is cut: the segments above the cut are computed in both packs. The
+    others, and the pieces, are put where they fit, the largest first. A single path that is longer than the budget
+    becomes a separate pack.
     """
+    parts = [part for tree in _trees(forest) for part in _pieces(forest, tree, budget)]
+    found: list[list[_Piece]] = []
+    free: list[int] = []
+    for part in sorted(parts, key=lambda part: -part.tokens):
+        place = next((i for i, left in enumerate(free) if part.tokens <= left), len(free))
+        if place == len(free):
+            found.append([])
+            free.append(budget)
+        found[place].append(part)
+        free[place] -= part.tokens
+    for together in found:
+        held, scored = (set[int]().union(*sets) for sets in zip(*((p.held, p.scored) for p in together), strict=True))
+        yield Pack(forest, sorted(held), frozenset(scored))
+
+
+@attrs.frozen(eq=False)
+class _Piece:
+    """Segments of a tree with their ancestors, those of them that are scored, and the tokens of all."""
+
+    held: set[int]
+    scored: set[int]
+    tokens: int
+
+
+def _trees(forest: Forest) -> Iterator[range]:
+    """Return the segments of each tree."""
+    starts = [i for i, segment in enumerate(forest.segments) if segment.parent is None]
+    return (range(a, b) for a, b in pairwise([*starts, len(forest.segments)]))
+
+
+def _pieces(forest: Forest, tree: range, budget: int) -> Iterator[_Piece]:
+    """Cut a tree into pieces of at most `budget` tokens, if it has more."""
     held: set[int] = set()
     scored: set[int] = set()
     tokens = 0
-    for index, segment in enumerate(forest.segments):
+    for index in tree:
+        segment = forest.segments[index]
         if not segment.ends:
             continue  # computed with its first descendant that is scored
         path = forest.path(index)
         more = sum(len(forest.segments[i].tokens) for i in path if i not in held)
         if scored and tokens + more > budget:
-            yield Pack(forest, sorted(held), frozenset(scored))
+            yield _Piece(held, scored, tokens)
             held, scored, tokens, more = set(), set(), 0, segment.end
         held.update(path)
         scored.add(index)
         tokens += more
-    if scored:
-        yield Pack(forest, sorted(held), frozenset(scored))
+    yield _Piece(held, scored, tokens)
 
 
 def rows(forest: Forest, budget: int) -> Iterator[Pack]:
