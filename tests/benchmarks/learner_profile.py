@@ -77,7 +77,7 @@ def phases() -> Iterator[dict[str, float]]:
         (torch.optim.AdamW, "step", "optimizer"), (module, "state_digest", "digest of the start"),
         (module, "tensor_digests", "digest of the new weights"), (module, "samples_digest", "digest of the samples"),
         (Learner, "_change", "weight_change"), (module.Masters, "refresh", "copies of the weights"),
-        (module._Table, "of", "tables"), (module._Figures, "add", "figures"),
+        (module.Table, "of", "tables"), (module.Figures, "add", "figures"),
     ]  # fmt: skip
     with ExitStack() as stack:
         for owner, name, label in places:
@@ -273,9 +273,8 @@ def time_attention(options: argparse.Namespace, samples: list[TrainSample]) -> N
         "blocks of sdpa": lambda: lambda *x: blocks.attend(*x, None),
         "flex": lambda: flex(pack, device),
     }
-    print(
-        f"attention of one pack: {pack.tokens} tokens, {len(pack.segments)} segments, {len(expanded.keys)} expanded keys"
-    )
+    sizes = f"{pack.tokens} tokens, {len(pack.segments)} segments, {len(expanded.keys)} expanded keys"
+    print(f"attention of one pack: {sizes}")
     for name, build in ways.items():
         try:
             wait()

@@ -291,11 +291,22 @@ def test_the_page_says_what_shared_tokens_saved_and_what_the_algorithm_notes(tmp
     run = write_run(tmp_path / "demo", steps=2)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
     for line in lines:
-        line["algorithm"] |= {"traced_tokens": 1000.0, "computed_tokens": 400.0}
+        line["algorithm"] |= {"traced_tokens": 1000.0, "computed_tokens": 400.0, "repeated_tokens": 40.0}
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n", "utf-8")
     summary = json.loads((run / "summary.json").read_text("utf-8"))
     (run / "summary.json").write_text(json.dumps({**summary, "notes": ["the small engine trains: no GPU"]}), "utf-8")
     text = " ".join(Page(build_report([run])).words)
     assert "the small engine trains: no GPU" in text
     assert "the updates traced 2\N{THIN SPACE}000 tokens and computed 800: 60% were saved" in text
+    assert "80 of the computed tokens (10%) were computed again" in text
     assert "traced" not in Page(build_report([write_run(tmp_path / "other", steps=2)])).text
+
+
+def test_the_page_says_why_auto_chose_the_server(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "demo", steps=2)
+    facts = json.loads((run / "manifest.json").read_text("utf-8"))
+    why = "vllm is not installed; embedded serves on cpu"
+    for chosen, said in ((why, True), (None, False)):
+        facts["server"] = {"name": "embedded", "chosen": chosen}
+        (run / "manifest.json").write_text(json.dumps(facts), "utf-8")
+        assert (f"server embedded, chosen by auto: {why}" in Page(build_report([run])).text) is said

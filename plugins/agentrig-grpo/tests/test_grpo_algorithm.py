@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import attrs
@@ -229,10 +230,16 @@ def assert_trains_and_resumes(directory, tmp_path, **settings):
     for line in lines:
         assert line["weight_change"] > 0
         assert line["ratio_max"] == pytest.approx(1.0, abs=2e-3), "the server samples with the learner's weights"
+    return first, lines
 
 
 def test_long_prompts_train_through_the_server_and_are_resumed(model_dir, tmp_path):
-    assert_trains_and_resumes(model_dir, tmp_path, lr=1e-3)
+    """Also where no two calls fit into one pass, which is said before the first step and counted in each."""
+    first, lines = assert_trains_and_resumes(model_dir, tmp_path, lr=1e-3, tokens_per_batch=256)
+    assert first.notes[0] == "the learner computes tokens that calls share once"
+    said = r"4 of 4 training tasks .*tokens_per_batch = 256 tokens or more, up to 3\d\d: .* set tokens_per_batch to \d+"
+    assert re.search(said, first.notes[1])
+    assert all(line["repeated_tokens"] > line["computed_tokens"] / 2 for line in lines)
 
 
 @pytest.mark.slow

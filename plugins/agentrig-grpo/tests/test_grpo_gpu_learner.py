@@ -13,6 +13,7 @@ from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.memory import need_of
 
 from agentrig.errors import ConfigError
+from agentrig.forest import head
 from agentrig.forest.attention import Blocks
 from agentrig.forest.levels import Levels
 from agentrig.forest.sequences import packed
@@ -155,3 +156,22 @@ def test_an_update_in_bf16_is_proven_on_a_gpu(make_model, checkpointing):
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.05)
         assert ours["weight_change"] == pytest.approx(theirs["weight_change"], rel=0.05)
         assert ours["computed_tokens"] < 0.6 * theirs["computed_tokens"]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_kernels_of_the_head_give_what_torchs_operations_give(temperature):
+    pytest.importorskip("triton")
+    generator = torch.Generator("cuda").manual_seed(0)
+    more = {"generator": generator, "device": "cuda", "dtype": torch.bfloat16}
+    hidden, weight = (torch.randn(n, 256, **more).requires_grad_() for n in (700, 9001))
+    targets = torch.randint(9001, (700,), generator=generator, device="cuda")
+    gradient = torch.randn(700, generator=generator, device="cuda")
+    logp = torch.log_softmax((hidden @ weight.t()).float() / temperature, -1)
+    expected = logp.gather(1, targets[:, None])[:, 0]
+    theirs = torch.autograd.grad(expected, (hidden, weight), gradient)
+    for rows in (100, 1000):
+        found, entropy = head.logprobs(hidden, weight, targets, temperature, rows)
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(entropy, -(logp.exp() * logp).sum(-1), atol=1e-3, rtol=1e-3)
+        for a, b in zip(torch.autograd.grad(found, (hidden, weight), gradient), theirs, strict=True):
+            assert float((a - b).norm() / b.norm()) < 1e-2

@@ -400,6 +400,10 @@ def test_the_tokens_computed_fall_as_the_forest_predicts(make_model, turns, size
     prompts = sum(31 + group for group in range(len(sizes)))
     assert metrics["computed_tokens"] == prompts + rollout * (turns * 4 + (turns - 1) * 3 - 1)
     assert metrics["traced_tokens"] == sum(len(s.prompt_ids) + len(s.response_ids) - 1 for s in made)
+    assert metrics["repeated_tokens"] == 0
+    cut = Learner(make_model(), GrpoConfig(tokens_per_batch=64), dtype="float32", seed=0).update(made, step=1)
+    assert cut["repeated_tokens"] == cut["computed_tokens"] - metrics["computed_tokens"]
+    assert (cut["repeated_tokens"] > 0) == (turns > 1), "groups that fit into a pass are not cut"
     plain = Learner(make_model(), GrpoConfig(tokens_per_batch=100_000), dtype="float32", seed=0)
     plain.share = False
     assert plain.update(made, step=1)["computed_tokens"] == metrics["traced_tokens"]

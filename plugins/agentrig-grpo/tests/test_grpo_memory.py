@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import attrs
@@ -31,9 +32,9 @@ def directory(make_model, tokenizer, tmp_path_factory):
     return path
 
 
-def measured(model, config, dtype, chunk):
+def measured(model, config, dtype, chunk, recomputed=None):
     """Return the most bytes of tensors that were alive in a real update of two passes, in the second step."""
-    learner = Learner(model, config, dtype=dtype, seed=0, chunk=chunk)
+    learner = Learner(model, config, dtype=dtype, seed=0, chunk=chunk, recomputed=recomputed)
     samples = [attrs.evolve(s, prompt_ids=[first, *s.prompt_ids[1:]]) for first in (8, 9) for s in _full(config)]
     learner.update(samples, step=1)
     with Counter("cpu") as counter:
@@ -77,6 +78,11 @@ def test_more_tokens_need_more_and_checkpointing_less(directory) -> None:
     assert need(tokens_per_batch=4096, gradient_checkpointing=True).activations < large.activations / 2
 
 
+def weights_of(directory):
+    """Return the bytes that are left to the model's server on a CPU."""
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+
+
 def fit(directory, free, monkeypatch, **settings):
     monkeypatch.setattr(fitting, "free_memory", lambda device: free)
     config = GrpoConfig(group_size=4, max_tokens=100, **{"tokens_per_batch": 4096, **settings})
@@ -93,6 +99,19 @@ def test_checkpointing_is_on_only_where_memory_is_short(directory, monkeypatch) 
     short = fit(directory, int(need.peak * 0.9), monkeypatch)
     assert short.config.gradient_checkpointing is True
     assert short.need.peak < need.peak
+
+
+def test_only_as_many_layers_as_needed_compute_their_activations_twice(make_model, directory, monkeypatch) -> None:
+    config = GrpoConfig(group_size=4, max_tokens=100, tokens_per_batch=1024)
+    need = partial(need_of, directory, dtype="float32", device="cpu", attention="sdpa", chunk=CHUNK)
+    none, every = need(config).peak, need(attrs.evolve(config, gradient_checkpointing=True)).peak
+    for share, layers in ((0.6, 2), (0.02, None)):
+        free = int(1.1 * (every + share * (none - every)) + weights_of(directory))
+        short = fit(directory, free, monkeypatch, tokens_per_batch=1024)
+        assert short.recomputed == layers
+        assert short.need.peak * 1.1 <= free
+    some = measured(make_model(**LARGE), attrs.evolve(config, gradient_checkpointing=True), "float32", CHUNK, 2)
+    assert need(attrs.evolve(config, gradient_checkpointing=True), recomputed=2).peak == pytest.approx(some, rel=0.05)
 
 
 @pytest.mark.parametrize(

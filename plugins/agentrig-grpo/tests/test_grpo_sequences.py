@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from agentrig import Triplet
+from agentrig.forest import head
 from agentrig.forest.kernels import fuse_norms
 from agentrig.forest.scoring import prepare, score, token_entropy, token_logprobs
 from agentrig.forest.sequences import collate, packed
@@ -125,3 +126,29 @@ def test_temperature_and_entropy_follow_the_definition(monkeypatch):
         expected = p[torch.arange(7), targets].log().float()
         torch.testing.assert_close(token_logprobs(logits, targets, temperature), expected)
         torch.testing.assert_close(token_entropy(logits, temperature), -(p * p.log()).sum(-1).float())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("rows", [3, 100])
+def test_a_gpus_log_probs_and_their_gradients_are_those_of_log_softmax(temperature, rows):
+    """In chunks of logits or at once, here with torch's operations instead of the GPU's kernels."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 8, generator=generator, requires_grad=True) for n in (10, 50))
+    targets = torch.randint(50, (10,), generator=generator)
+    gradient = torch.randn(10, generator=generator)
+    found, entropy = head.logprobs(hidden, weight, targets, temperature, rows)
+    logp = torch.log_softmax(hidden @ weight.t() / temperature, -1)
+    expected = logp.gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(entropy, -(logp.exp() * logp).sum(-1))
+    assert not entropy.requires_grad
+    ours, theirs = (torch.autograd.grad(out, (hidden, weight), gradient) for out in (found, expected))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_only_a_plain_linear_head_in_bf16_on_a_gpu_is_computed_by_its_kernels(make_model):
+    model = make_model()
+    hidden = torch.zeros(1, model.config.hidden_size)
+    assert not head.fits(model.get_output_embeddings(), hidden)
+    assert not head.fits(model.to(torch.bfloat16).get_output_embeddings(), hidden.bfloat16())

@@ -13,7 +13,8 @@ import torch
 from agentrig_grpo import learner as learner_module
 from agentrig_grpo import proofs
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.learner import Learner, TrainSample, _Table
+from agentrig_grpo.learner import Learner, TrainSample
+from agentrig_grpo.tables import Table
 
 from agentrig import Outcome, Score, Task, Trace
 from agentrig.credit import check_advantages
@@ -92,13 +93,13 @@ def steps_twice(learner, patch):
 
 
 def shuffles_advantages(learner, patch):
-    right = _Table.look_up
+    right = Table.look_up
 
     def wrong(table, batch):
         behaviour, advantage, weight = right(table, batch)
         return behaviour, advantage.roll(7), weight
 
-    patch.setattr(_Table, "look_up", wrong)
+    patch.setattr(Table, "look_up", wrong)
 
 
 def keeps_gradients(learner, patch):

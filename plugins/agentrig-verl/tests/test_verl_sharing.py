@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from agentrig_verl import schema
-from agentrig_verl.sharing import by_rank, choose
+from agentrig_verl import register_algorithms, schema
+from agentrig_verl.sharing import by_rank, check_engine, choose
 
+from agentrig.doctor.situation import Situation
 from agentrig.errors import ConfigError
+from agentrig.plan import resolve
 
 pytestmark = [
     pytest.mark.usefixtures("needs_verl"),
@@ -179,3 +181,26 @@ def test_the_trainer_starts_the_workers_of_the_chosen_engine(forest: bool, monke
     trainer.forest = forest
     trainer._init_resource_pool_mgr()
     assert trainer.role_worker_mapping["actor"].__name__ == ("ForestActor" if forest else "Actor")
+
+
+def test_the_doctor_says_which_engine_would_train_and_why(model: Path) -> None:
+    def finding(*overrides: str, at: Path | str = model) -> tuple[str, str]:
+        plan = resolve(
+            "fast", overrides=[f"algorithm.model={at}", *overrides], uses={"hardware": "cuda", "tasks": "mini-sql"}
+        )
+        (found,) = check_engine(Situation(hardware=plan.build("hardware"), plan=plan))
+        return found.result, found.evidence
+
+    (spec,) = register_algorithms()
+    assert check_engine in spec.checks
+    result, evidence = finding()
+    assert (result, "forest would train: tokens that rows share are computed once" in evidence) == ("ok", True)
+    result, evidence = finding("algorithm.engine=verl")
+    assert (result, evidence.startswith("verl would train: ") and "engine is verl" in evidence) == ("ok", True)
+    (model / "config.json").write_text('{"model_type": "gpt2"}', "utf-8")
+    result, evidence = finding()
+    assert (result, "verl would train" in evidence, "models of type gpt2" in evidence) == ("ok", True, True)
+    result, evidence = finding("algorithm.engine=forest")
+    assert (result, "engine = forest cannot train this run" in evidence) == ("problem", True)
+    result, evidence = finding(at="somebody/not-here")
+    assert (result, "somebody/not-here is not on this machine yet" in evidence) == ("skipped", True)

@@ -179,7 +179,8 @@ def _has_cudnn(q: torch.Tensor) -> bool:
 
 @functools.cache
 def _hopper(device: torch.device) -> bool:
-    return torch.backends.cudnn.is_available() and torch.cuda.get_device_capability(device)[0] >= 9
+    cudnn: bool = torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
+    return cudnn and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def _pad(x: torch.Tensor, length: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch  # noqa: TID253  (only the learner and the warm-up import this modu
 from torch.utils.checkpoint import checkpoint  # noqa: TID253
 
 from agentrig.forest.attention import NAME, use
+from agentrig.forest.head import fits, logprobs
 from agentrig.forest.sequences import Batch
 
 SHARING = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -71,6 +72,9 @@ def score(
     ).last_hidden_state.flatten(0, 1)[batch.at]
     head = inner.get_output_embeddings()
     size = max(1, (chunk or CHUNK) // head.weight.shape[0])
+    if fits(head, hidden) and not entropy_gradient:
+        states = hidden if len(batch.of) == len(hidden) else hidden.index_select(0, batch.of)
+        return logprobs(states, head.weight, batch.targets, temperature or 1.0, size)
     entropy = torch.empty(len(hidden), device=hidden.device)
 
     def both(states: torch.Tensor, of: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

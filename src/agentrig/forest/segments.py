@@ -169,7 +169,7 @@ def packs(forest: Forest, budget: int) -> Iterator[Pack]:
 
     Only a tree that is larger than the budget is cut: the segments above the cut are computed in both packs. The
     others, and the pieces, are put where they fit, the largest first. A single path that is longer than the budget
-    becomes a separate pack.
+    becomes a separate pack. The packs have the order of the forest.
     """
     parts = [part for tree in _trees(forest) for part in _pieces(forest, tree, budget)]
     found: list[list[_Piece]] = []
@@ -181,9 +181,9 @@ def packs(forest: Forest, budget: int) -> Iterator[Pack]:
             free.append(budget)
         found[place].append(part)
         free[place] -= part.tokens
-    for together in found:
-        held, scored = (set[int]().union(*sets) for sets in zip(*((p.held, p.scored) for p in together), strict=True))
-        yield Pack(forest, sorted(held), frozenset(scored))
+    for together in sorted(found, key=lambda pieces: min(min(piece.scored) for piece in pieces)):
+        held = set[int]().union(*(piece.held for piece in together))
+        yield Pack(forest, sorted(held), frozenset[int]().union(*(piece.scored for piece in together)))
 
 
 @attrs.frozen(eq=False)

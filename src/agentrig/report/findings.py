@@ -88,7 +88,17 @@ def _tokens(run: RunData) -> list[Finding]:
     text = f"the updates traced {count(int(traced))} tokens and computed {count(int(computed))}"
     if computed < traced:
         text += f": {1 - computed / traced:.0%} were saved, because calls share them or have no advantage"
-    return [Finding("ok", text)]
+    found = [Finding("ok", text)]
+    again = sum(figures.series(run, "algorithm", "repeated_tokens")[1])
+    if again:
+        found.append(
+            Finding(
+                "warn",
+                f"{count(int(again))} of the computed tokens ({again / computed:.0%}) were computed again, because "
+                "some groups don't fit into one pass: a larger algorithm.tokens_per_batch saves them",
+            )
+        )
+    return found
 
 
 def _delivery(run: RunData) -> list[Finding]:

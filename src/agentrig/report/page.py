@@ -106,6 +106,9 @@ def _about(run: RunData) -> list[tuple[str, str]]:
     hardware = mapping(manifest.get("hardware"))
     names = figures.devices(run)
     found = [("components", _components(run)), ("model", str(manifest.get("model") or ""))]
+    server = mapping(manifest.get("server"))
+    if server.get("chosen"):  # by `auto`
+        found.append(("server", f"{server.get('name')}, chosen by auto: {server['chosen']}"))
     found.append(("hardware", ": ".join(p for p in (str(hardware.get("name") or ""), _grouped(names)) if p)))
     versions = {
         "agentrig": manifest.get("agentrig"),

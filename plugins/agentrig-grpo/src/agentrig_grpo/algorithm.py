@@ -7,7 +7,6 @@ there is no KL loss, and a step makes one update, so the ratio is 1 up to roundi
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,6 @@ from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import reading
 from agentrig.servers import MakeServer, Server, ServerPlan
-from agentrig.tasks import Task
 from agentrig_grpo import checkpoint, trainer_files
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.context import check_context
@@ -39,8 +37,9 @@ from agentrig_grpo.fitting import check_left, fitted
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.model_files import ModelError, weight_files
 from agentrig_grpo.naming import model_directory
+from agentrig_grpo.passes import too_small
+from agentrig_grpo.prompts import probe_of, prompts_of
 from agentrig_grpo.sampler import tasks_of_step
-from agentrig_grpo.server.chat import Chat
 from agentrig_grpo.server.embedded import Embedded
 from agentrig_grpo.trainer_files import Best
 from agentrig_grpo.used import entries_of
@@ -76,6 +75,9 @@ class Grpo:
             measured = self._measured(endpoints)
             session.plan_steps(config.steps)
             session.note(learner.path)
+            if learner.share and (small := too_small(prompts_of(session.train_tasks, tokenizer), config)):
+                log.warning("%s", small)
+                session.note(small)
             self._deliver(session, server, learner, view, tokenizer, session.first_step - 1)
             check_left(self._fit, session.hardware.torch_device)
             if session.checkpoint is None:
@@ -302,7 +304,9 @@ class Grpo:
         self._fit = fitted(source, config, dtype=dtype, device=device, attention=attention, served=served)
         model = checkpoint.load_model(source, device=device, attention=attention)
         checkpoint.check_vocabulary(model, tokenizer)
-        learner = Learner(model, self._fit.config, dtype=dtype, seed=session.seed, chunk=self._fit.chunk)
+        fit = self._fit
+        more: dict[str, Any] = {"chunk": fit.chunk, "recomputed": fit.recomputed}
+        learner = Learner(model, fit.config, dtype=dtype, seed=session.seed, **more)
         if session.checkpoint is None:
             return learner, tokenizer, Best()
         with reading(session.checkpoint):
@@ -322,12 +326,6 @@ class Grpo:
             log.warning("the best weights of the earlier steps were not saved (final was last): only later steps count")
             return Best()
         return best
-
-
-def probe_of(task: Task, tokenizer: Any) -> list[int]:
-    """Return the token ids of a task's input as a chat prompt: the probe of a run that has recorded no call yet."""
-    text = json.dumps(dict(task.input), ensure_ascii=False, default=str)
-    return list(Chat(tokenizer).prompt_ids([{"role": "user", "content": text}]))
 
 
 def _call_of(sample: TrainSample, rollouts: Sequence[Rollout]) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +40,20 @@ class Fit:
     Attributes:
         config: The settings, with `gradient_checkpointing` on or off.
         chunk: Most logits at once.
+        recomputed: With gradient checkpointing: how many layers compute their activations twice; None for all.
         need: The memory; None where a rough upper bound fits, or where it is not known.
     """
 
     config: GrpoConfig
     chunk: int
+    recomputed: int | None = None
     need: Need | None = None
 
 
 def fitted(directory: Path, config: GrpoConfig, *, dtype: str, device: str, attention: str, served: bool = True) -> Fit:
     """Choose gradient checkpointing and the chunks of logits so that an update fits into a device's free memory.
+
+    With `gradient_checkpointing = "auto"` only as many layers compute their activations twice as have to.
 
     Memory for the model's server is left, which may have started, or not: its share of an accelerator, or its weights
     alone, if it sleeps during updates or is on a CPU.
@@ -72,21 +78,33 @@ def fitted(directory: Path, config: GrpoConfig, *, dtype: str, device: str, atte
     if _roughly(directory, config) * 2 < left:
         return Fit(config=attrs.evolve(config, gradient_checkpointing=ways[0]), chunk=big)
 
-    def need(chunk: int = CHUNK, **changes: Any) -> Need:
+    def need(chunk: int = CHUNK, recomputed: int | None = None, **changes: Any) -> Need:
         changed = attrs.evolve(config, **changes)
-        return need_of(directory, changed, dtype=dtype, device=device, attention=attention, chunk=chunk)
+        more: dict[str, Any] = {"dtype": dtype, "device": device, "attention": attention, "chunk": chunk}
+        return need_of(directory, changed, recomputed=recomputed, **more)
+
+    def fit(found: Need, chunk: int, *, checkpointing: bool, recomputed: int | None = None) -> Fit:
+        layers = "off" if not checkpointing else "on" if recomputed is None else f"on for {recomputed} layers"
+        log.info(
+            "an update needs about %s of the %s that are free: %s; gradient checkpointing is %s",
+            *(in_gib(found.peak), in_gib(left), found.describe(), layers),
+        )
+        chosen = attrs.evolve(config, gradient_checkpointing=checkpointing)
+        return Fit(config=chosen, chunk=chunk, recomputed=recomputed, need=found)
 
     try:
+        tried: dict[int, Need] = {}  # chunk to the memory without checkpointing
         for checkpointing in ways:
             for chunk in sorted({big, CHUNK}, reverse=True):
                 found = need(chunk, gradient_checkpointing=checkpointing)
-                if found.peak * MARGIN <= left:
-                    log.info(
-                        "an update needs about %s of the %s that are free: %s; gradient checkpointing is %s",
-                        *(in_gib(found.peak), in_gib(left), found.describe(), "on" if checkpointing else "off"),
-                    )
-                    chosen = attrs.evolve(config, gradient_checkpointing=checkpointing)
-                    return Fit(config=chosen, chunk=chunk, need=found)
+                if found.peak * MARGIN > left:
+                    tried[chunk] = found
+                    continue
+                if not checkpointing or len(ways) == 1:
+                    return fit(found, chunk, checkpointing=checkpointing)
+                some = partial(need, chunk, gradient_checkpointing=True)
+                recomputed, less = _fewest_layers(directory, tried[chunk], found, left, some)
+                return fit(less, chunk, checkpointing=True, recomputed=recomputed)
     except Exception as error:  # the estimate, not the update, has failed: the run can go on without it
         log.warning(
             "how much memory an update needs is not known before the first one: %s. Gradient checkpointing is %s",
@@ -94,6 +112,31 @@ def fitted(directory: Path, config: GrpoConfig, *, dtype: str, device: str, atte
         )
         return Fit(config=attrs.evolve(config, gradient_checkpointing=ways[0]), chunk=CHUNK)
     raise ConfigError(_refusal(config, found, left, device, f"; its server takes {in_gib(server)}", need))
+
+
+def _fewest_layers(
+    directory: Path, without: Need, found: Need, left: int, need: Callable[[int], Need]
+) -> tuple[int | None, Need]:
+    """Return how few layers have to compute their activations twice, and the memory then; None for all of them.
+
+    Args:
+        directory: The model's directory.
+        without: The memory without checkpointing, which is too much.
+        found: The memory with all layers checkpointed, which fits.
+        left: The free memory.
+        need: The memory with so many layers checkpointed.
+    """
+    shape = _shape(directory)
+    if shape is None:
+        return None, found
+    a_layer = (without.peak - found.peak) / shape.layers
+    layers = math.ceil((without.peak - left / MARGIN) / max(a_layer, 1.0))
+    while layers < shape.layers:  # the estimate is close to linear: once or twice
+        some = need(layers)
+        if some.peak * MARGIN <= left:
+            return layers, some
+        layers += max(1, math.ceil((some.peak - left / MARGIN) / max(a_layer, 1.0)))
+    return None, found
 
 
 def check_left(fit: Fit, device: str) -> None:

@@ -98,7 +98,16 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.alive -= size
 
 
-def need_of(directory: Path, config: GrpoConfig, *, dtype: str, device: str, attention: str, chunk: int) -> Need:
+def need_of(
+    directory: Path,
+    config: GrpoConfig,
+    *,
+    dtype: str,
+    device: str,
+    attention: str,
+    chunk: int,
+    recomputed: int | None = None,
+) -> Need:
     """Return what an update needs: passes of `tokens_per_batch` tokens, of groups with the longest replies.
 
     Args:
@@ -108,6 +117,7 @@ def need_of(directory: Path, config: GrpoConfig, *, dtype: str, device: str, att
         device: torch's name of the device.
         attention: The attention, as in `load_model`.
         chunk: Most logits at once.
+        recomputed: With gradient checkpointing: how many layers compute their activations twice; None for all.
 
     Raises:
         NotImplementedError: The model's calls share no tokens: its passes depend on values, which fake tensors lack.
@@ -129,6 +139,7 @@ def need_of(directory: Path, config: GrpoConfig, *, dtype: str, device: str, att
                 dtype=dtype,
                 seed=0,
                 chunk=chunk,
+                recomputed=recomputed,
             )
         if not learner.share:
             raise NotImplementedError(f"the calls of a {settings.model_type} share no tokens")

@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib.util
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from agentrig.errors import ConfigError
+from agentrig.findings import Finding, Situation
+from agentrig_verl import schema, symbols
+from agentrig_verl.keys import keys_of
 from agentrig_verl.schema import ACTOR, MODEL
 
 ATTENTIONS = (None, "sdpa", "flash_attention_2", "flash_attention_3")
@@ -37,6 +41,41 @@ def choose(engine: Literal["auto", "forest", "verl"], config: Any, *, device: st
             "engine at auto"
         )
     return False, f"verl's own engine trains, and computes each row by itself: {'; '.join(reasons)}"
+
+
+def check_engine(situation: Situation) -> Iterator[Finding]:
+    """For `agentrig doctor`: which engine would train, and why? A model's configuration is not downloaded for this."""
+    plan, hardware = situation.plan, situation.hardware
+    if plan is None or hardware is None or not schema.installed() or symbols.lacking():
+        return  # findings of their own
+    settings = plan.configs["algorithm"]
+    folder = _folder_of(settings.model)
+    try:
+        config = schema.compose(keys_of(settings, hardware), trusted={f"{MODEL}.path": str(folder or settings.model)})
+        if folder is None and settings.engine != "verl":
+            evidence = f"decided when the run starts: {settings.model or 'the model'} is not on this machine yet"
+            yield Finding(check="verl engine", result="skipped", evidence=evidence)
+            return
+        forest, why = choose(settings.engine, config, device=hardware.torch_device)
+    except ConfigError as error:
+        yield Finding(check="verl engine", result="problem", evidence=str(error))
+    else:
+        evidence = f"{'forest' if forest else 'verl'} would train: {why}"
+        yield Finding(check="verl engine", result="ok", evidence=evidence)
+
+
+def _folder_of(model: str) -> Path | None:
+    """Return the folder of a model's configuration, from its own folder or the Hub's cache; None without one."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if (Path(model) / "config.json").is_file():
+        return Path(model)
+    try:
+        cached = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:  # a path
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def obstacles(config: Any, *, device: str) -> Iterator[str]:

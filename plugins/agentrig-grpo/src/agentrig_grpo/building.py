@@ -1,0 +1,90 @@
+"""What the learner trains: a model with adapters or 16-bit copies, its reference, without dropout."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import attrs
+import torch  # noqa: TID253  (imported with the learner only)
+
+from agentrig.forest.kernels import fuse_norms
+from agentrig.forest.scoring import prepare
+from agentrig_grpo import lora
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.masters import Masters, round_weights
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Built:
+    """A model that is ready to be trained.
+
+    Attributes:
+        model: It, perhaps wrapped by adapters.
+        share: Whether tokens that calls share are computed once.
+        reference: The frozen starting model of a KL loss; None without one, and where adapters can be turned off.
+        masters: The fp32 weights of 16-bit copies; None where the model's own weights are trained.
+        trained: Name to trained parameter.
+    """
+
+    model: Any
+    share: bool
+    reference: Any
+    masters: Masters | None
+    trained: dict[str, torch.nn.Parameter]
+
+
+def build(model: Any, config: GrpoConfig, *, bf16: bool, seed: int, recomputed: int | None) -> Built:
+    """Prepare a model in fp32 for training.
+
+    Args:
+        model: A Hugging Face causal language model in fp32, on its device.
+        config: Settings.
+        bf16: Whether to compute in bfloat16.
+        seed: Of new adapters.
+        recomputed: With gradient checkpointing: how many layers compute their activations twice; None for all.
+    """
+    checkpointing = config.gradient_checkpointing is True  # "auto" is decided before (agentrig_grpo.fitting)
+    if checkpointing:
+        # transformers 5.2x renamed it, and warns about the former name.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+        for layer in checkpointed(model)[recomputed:] if recomputed is not None else ():
+            layer.gradient_checkpointing = False  # type: ignore[assignment]
+    share = prepare(model)
+    reference = None
+    if config.lora_rank:
+        torch.manual_seed(seed)
+        model = lora.wrap(model, rank=config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets)
+    elif config.kl_loss_coef:
+        reference = copy.deepcopy(model).requires_grad_(False).eval()
+        if bf16 and share:
+            round_weights(reference, torch.bfloat16)
+    masters = Masters(model, torch.bfloat16) if bf16 and share and not config.lora_rank else None
+    if masters is not None and model.device.type == "cuda":
+        fuse_norms(model)
+    trained = masters.trained if masters else {name: p for name, p in model.named_parameters() if p.requires_grad}
+    # Checkpointing needs training mode. Dropout stays off: the ratio needs the same function that sampled.
+    model.train(checkpointing)
+    for module in model.modules():
+        _without_dropout(module)
+    return Built(model=model, share=share, reference=reference, masters=masters, trained=trained)
+
+
+def checkpointed(model: Any) -> list[torch.nn.Module]:
+    """Return the layers of a model that compute their activations twice, in their order."""
+    found = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+    return [m for m in found if not any(inner in found for inner in m.modules() if inner is not m)]
+
+
+def _without_dropout(module: torch.nn.Module) -> None:
+    """Turn dropout off, in training mode too.
+
+    Models read the share from a Dropout module (GPT-2's attention) or from a number of their own (`dropout`,
+    `attention_dropout`, …) as well as calling such modules.
+    """
+    if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+        module.p = 0.0
+    for name, value in list(vars(module).items()):
+        if "drop" in name and isinstance(value, float):
+            setattr(module, name, 0.0)

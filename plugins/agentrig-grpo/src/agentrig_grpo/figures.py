@@ -1,0 +1,88 @@
+"""The figures of an update: sums over its tokens, which stay on the device until a mini-batch has been computed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import attrs
+import torch  # noqa: TID253  (imported with the learner only)
+
+from agentrig_grpo.loss import TokenLoss
+from agentrig_grpo.samples import TrainSample
+
+
+@attrs.define
+class Figures:
+    """Sums over the tokens of a step's updates."""
+
+    tokens: int = 0
+    """Response tokens that the gradient came from."""
+    computed: int = 0
+    traced: int = 0
+    repeated: int = 0
+    """Of the computed tokens, those that another pass of the same mini-batch computed too."""
+    longest: int = 0
+    """Tokens of the largest pass."""
+    ratio_max: float = 0.0
+    sums: Counter[str] = attrs.field(factory=Counter)
+    furthest: tuple[float, TrainSample] | None = None
+    """Before the first update: the sample whose recorded log-probabilities differ most, and its mean difference."""
+    norms: list[float] = attrs.field(factory=list)
+    """Of the gradient before clipping, one for each update that was tried."""
+    updates: int = 0
+    batches: list[tuple[int, ...]] = attrs.field(factory=list)
+    """Of each mini-batch: its epoch (negative) and its samples; after it, of each of its passes through the model:
+    rows, length and the samples in their order."""
+    sampled_difference: float | None = None
+    token_error: float = 0.0
+    step_error: float = 0.0
+    before: list[torch.Tensor] = attrs.field(factory=list)
+    """The trained weights before the first update."""
+
+    def add(self, parts: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """Add the figures of an update's passes, by one transfer from the device."""
+        names = list(parts[0])
+        table = torch.stack([torch.stack([part[name].float() for name in names]) for part in parts]).tolist()
+        for row in table:
+            found = dict(zip(names, row, strict=True))
+            self.ratio_max = max(self.ratio_max, found.pop("ratio_max"))
+            self.sums.update(found)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the means and sums; see `Learner.update`."""
+        n, sums, tried = max(self.tokens, 1), self.sums, max(len(self.norms), 1)
+        found = {
+            "loss": sums["loss"] / tried,
+            "clip_fraction": sums["clipped"] / n,
+            "ratio_mean": sums["ratio"] / n,
+            "ratio_max": self.ratio_max,
+            "entropy": sums["entropy"] / n,
+            "kl": sums["kl"] / n,
+            "kl_k1": sums["kl_k1"] / n,
+            "grad_norm": sum(self.norms) / tried,
+            "updates": float(self.updates),
+            "trained_tokens": float(self.tokens),
+            "computed_tokens": float(self.computed),
+            "traced_tokens": float(self.traced),
+            "repeated_tokens": float(self.repeated),
+            "sampled_difference": self.sampled_difference or 0.0,
+            "token_error": self.token_error,
+            "step_error": self.step_error,
+        }
+        return {**found, "kl_reference": sums["kl_reference"] / n} if "kl_reference" in sums else found
+
+
+def of_pass(loss: torch.Tensor, out: TokenLoss, entropy: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return a pass's figures, which stay on the device so that it never waits."""
+    log_ratio = out.ratio.log()
+    found = {
+        "loss": loss.detach(),
+        "ratio": out.ratio.sum(),
+        "ratio_max": out.ratio.max(),
+        "clipped": out.clipped.sum(),
+        "entropy": entropy.sum(),
+        "kl": (out.ratio - 1 - log_ratio).sum(),
+        "kl_k1": -log_ratio.sum(),
+    }
+    return found if out.kl_reference is None else {**found, "kl_reference": out.kl_reference.sum()}

@@ -1,0 +1,58 @@
+"""The size of passes: what is said where calls don't fit into one, or an update not into the device's memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch  # noqa: TID253  (imported with the learner only)
+
+from agentrig.errors import RunStopped
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.figures import Figures
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def memory_in_words(figures: Figures, config: GrpoConfig, step: int) -> Iterator[None]:
+    """Say what to do where an update runs out of the device's memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if figures.longest > config.tokens_per_batch:
+            cure = (
+                f"A call of {figures.longest} tokens is longer than algorithm.tokens_per_batch = "
+                f"{config.tokens_per_batch}. Set algorithm.max_length to less than that"
+            )
+        else:
+            cure = f"Lower algorithm.tokens_per_batch = {config.tokens_per_batch}"
+        if config.gradient_checkpointing is not True:
+            cure += ", or set algorithm.gradient_checkpointing = true"
+        raise RunStopped(
+            f"step {step}: the device ran out of memory in a pass of at most {figures.longest} tokens "
+            f"({str(error).splitlines()[0]})\n  {cure}"
+        ) from error
+
+
+def too_small(prompts: Sequence[int], config: GrpoConfig) -> str:
+    """Say that prompts are computed for each answer again, because a pass holds no prompt with two answers.
+
+    Args:
+        prompts: Tokens of some tasks' prompts; an agent's own instructions come on top.
+        config: Settings.
+
+    Returns:
+        A message; an empty string if `tokens_per_batch` is larger than each prompt.
+    """
+    longest, budget = max(prompts, default=0), config.tokens_per_batch
+    if longest < budget:
+        return ""
+    many = sum(n >= budget for n in prompts)
+    return (
+        f"{many} of {len(prompts)} training tasks that were looked at have prompts of algorithm.tokens_per_batch = "
+        f"{budget} tokens or more, up to {longest}: no two calls with such a prompt fit into one pass, so each of them "
+        f"computes it again. To compute it once for a group, set tokens_per_batch to "
+        f"{longest + 2 * config.max_tokens} or more"
+    )
