@@ -29,6 +29,7 @@ CORE = {
     "tokenizers": "comes with transformers; asked how a model's own file splits text",
     "torch": "for the tensors of an algorithm that has some, and to check an export where it is installed",
     "transformers": "to check an export where it is installed, and the models of an algorithm that has some",
+    "triton": "for kernels on a GPU: torch for CUDA brings it",
     "safetensors": "to compare checkpoints that are such files: what wrote them brings it",
 }
 
