@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lightning_features
 import pytest
 import reference
 import reference_pages
@@ -163,3 +164,14 @@ def test_every_attribute_of_a_span_is_listed(model: ModelServer) -> None:
         requests.post(f"{model.url}/chat/completions", json={"messages": [{"content": "?"}]}, timeout=20)
     seen = {name for span in recorder.trace().spans for name in span.attributes}
     assert seen == set(ATTRIBUTES)
+
+
+def test_a_feature_of_agent_lightning_needs_a_verdict_and_a_test_that_exists() -> None:
+    row = lightning_features.Row
+    rows = [
+        row("a", "works", ["test_lightning.py::test_their_adapter"]),
+        row("b", "maybe", ["test_lightning.py::test_their_adapter"]),
+        row("c", "works with care", []),
+        row("d", "does not work: no", ["test_lightning.py::test_gone", "nowhere.py::test_x"]),
+    ]
+    assert [text.partition(":")[0] for text in lightning_features.problems({"Rows": rows})] == ["b", "c", "d", "d"]

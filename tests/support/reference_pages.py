@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 import click
+import lightning_features
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = {"agentrig", *(folder.name for folder in ROOT.glob("plugins/agentrig-*"))}
@@ -190,5 +191,6 @@ PAGES = {
     ROOT / "docs" / "reference" / "command-line.md": command_line,
     ROOT / "docs" / "reference" / "configuration.md": configuration,
     ROOT / "docs" / "reference" / "api.md": api,
+    ROOT / "docs" / "reference" / "agent-lightning.md": lightning_features.page,
 }
 """Page to what makes it."""

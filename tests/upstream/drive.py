@@ -42,12 +42,12 @@ class Recorded(Trainer):
         TRAINERS.append(self)
 
 
-def script(name: str) -> Callable[[], None]:
+def script(name: str, *options: str) -> Callable[[], None]:
     """Run a script of the example as its main program, with the Trainer under test as the one that it imports."""
 
     def run() -> None:
         agl.Trainer = Recorded
-        sys.argv[:] = [name]
+        sys.argv[:] = [name, *options]
         runpy.run_path(name, run_name="__main__")
 
     return run
@@ -109,7 +109,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "rooms": rooms,
     "math": script("math_agent.py"),
     "first-algorithm": script("apo_custom_algorithm_trainer.py"),
-    "baseline": script("apo_debug_trainer.py"),
+    "baseline": script("apo_debug.py", "--mode", "trainer"),
     "apo": script("room_selector_apo.py"),
 }
 
