@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_server import model_server
 
 from agentrig.errors import ConfigError
 from agentrig.lightning import Trainer
 from agentrig.lightning.parcel import packed, unpacked
+from agentrig.lightning.script_run import adapter_spec
 
+IDS = {"prompt_token_ids": [1, 2], "response_token_ids": [3], "request": {"messages": []}, "response": {"id": "c"}}
 SCRIPT = Path(__file__).parent / "support" / "lightning_script.py"
 
 
@@ -26,14 +29,15 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]
     changed = text.replace("from agentlightning import Trainer", "from agentrig.lightning import Trainer")
     assert changed != text
     (folder / "script.py").write_text(changed)
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=folder,
-        env={**os.environ, "HOOKS_FILE": str(folder / "hooks"), "UNIT_WANTED": "km"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    with model_server() as server:
+        done = subprocess.run(
+            [sys.executable, "script.py"],
+            cwd=folder,
+            env={**os.environ, "HOOKS_FILE": str(folder / "hooks"), "UNIT_WANTED": "km", "MODEL_URL": server.url},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
     assert done.returncode == 0, done.stderr[-5000:]
     return json.loads(done.stdout), folder
 
@@ -44,6 +48,7 @@ def test_fit_runs_each_row_once_in_its_mode(ran: tuple[dict[str, Any], Path]) ->
 
 
 def test_dev_runs_each_row_once(ran: tuple[dict[str, Any], Path]) -> None:
+    """No guard stops it although its calls go to another server: `Baseline` learns nothing."""
     assert ran[0]["dev"] == [[0, "train", "succeeded", 1.0]]
 
 
@@ -59,6 +64,17 @@ def test_a_script_leaves_a_run_directory(ran: tuple[dict[str, Any], Path]) -> No
     summary = json.loads((runs[0] / "summary.json").read_text())
     assert (summary["failures"], summary["complete"]) == ({}, True)
     assert list((runs[0] / "rollouts").glob("*.parquet"))
+
+
+def test_a_script_whose_adapter_makes_no_triplets_still_has_them_in_its_run() -> None:
+    """APO's adapter gives messages; the run's records need triplets."""
+    from agentlightning import TraceToMessages
+
+    from agentrig.traces import LLM_CALL, Span, Trace
+
+    call = Span(id="1", parent=None, name=LLM_CALL, start=0.0, end=1.0, attributes=IDS)
+    spec = adapter_spec(TraceToMessages(), "script")
+    assert [t.response_ids for t in spec.build(None)(Trace(rollout_id="r", spans=(call,)))] == [(3,)]
 
 
 def test_what_is_not_available_is_named_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:

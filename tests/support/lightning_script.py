@@ -8,6 +8,7 @@ import threading
 
 import agentlightning as agl
 from agentlightning import Trainer
+from openai import AsyncOpenAI
 
 LOCK = threading.Lock()  # what a script has at its top need not be sent to another process
 
@@ -45,7 +46,9 @@ class Formats(agl.LitAgent):
 
 @agl.rollout
 async def formats(task, prompt_template):
-    """The same as a function, asynchronous."""
+    """Asynchronous, a function; it calls a model of its own."""
+    async with AsyncOpenAI(base_url=os.environ["MODEL_URL"], api_key="none") as client:
+        await client.chat.completions.create(model="toy", messages=[{"role": "user", "content": "[no-ids]"}])
     return 1.0 if prompt_template.format(n=task["number"], unit="m") == f"{task['number']} m" else 0.0
 
 
@@ -80,7 +83,6 @@ def main():
     fit.fit(Formats("km"), rows, val_dataset=[{"number": 9}])
     dev = Trainer(
         initial_resources=prompt("{n} {unit}"),
-        adapter=agl.TraceToMessages(),
         algorithm={"type": "agentlightning.Baseline", "polling_interval": 0.05},
     )
     dev.dev(formats, rows[:1])

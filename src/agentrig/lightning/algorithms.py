@@ -15,7 +15,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, place_of
 from agentrig.hardware import Hardware
 from agentrig.lightning.adapters import trace_adapter
-from agentrig.lightning.sources import algorithm_of, check_form, datasets_for
+from agentrig.lightning.sources import algorithm_of, check_form, datasets_for, is_fast
 from agentrig.lightning.watched import WatchedAdapter
 from agentrig.plugins.specs import AlgorithmSpec
 from agentrig.rollouts import Rollout
@@ -110,7 +110,7 @@ class _AlgorithmCall:
             self._adapter() if self._adapter is not None else trace_adapter(session.engine.adapter), name=own
         )
         books = session.foreign(
-            learns=lambda: watched.gave_triplets,
+            learns=lambda: watched.gave_triplets and not is_fast(self._inner),
             sampling=lambda resources_id: sampling_of(runtime.resources(resources_id)),
             unfinished=runtime.unfinished,
         )

@@ -10,6 +10,7 @@ import attrs
 
 from agentrig.lightning.adapters import adapter
 from agentrig.lightning.algorithms import algorithm
+from agentrig.lightning.sources import is_fast
 from agentrig.plugins.specs import AdapterSpec, Spec, TasksSpec
 from agentrig.tasks import Task
 
@@ -73,12 +74,12 @@ def script_specs(trainer: Trainer, name: str, inner: Any, datasets: Datasets) ->
     build = found.build
     return (
         tasks,
-        _adapter_spec(trainer.adapter, name),
+        adapter_spec(trainer.adapter, name),
         attrs.evolve(found, build=lambda config: _Joined(build(config), trainer)),
     )
 
 
-def _adapter_spec(theirs: Any, name: str) -> AdapterSpec:
+def adapter_spec(theirs: Any, name: str) -> AdapterSpec:
     """Return the run's adapter: the script's, if it makes triplets, else one that takes every call."""
     from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
 
@@ -107,9 +108,11 @@ class _Joined:
 
 def scripted(trainer: Trainer, inner: Any, datasets: Datasets) -> Any:
     """Return an `Algorithm` that runs a script's own with the script's own adapter, resources, proxy and datasets."""
-    from agentlightning.algorithm import Algorithm
+    from agentlightning.algorithm import Algorithm, FastAlgorithm
 
-    class Scripted(Algorithm):
+    base: Any = FastAlgorithm if is_fast(inner) else Algorithm
+
+    class Scripted(base):
         def is_async(self) -> bool:
             return bool(inner.is_async())
 

@@ -37,6 +37,13 @@ def is_algorithm(source: Any) -> bool:
     return not isinstance(source, type) and hasattr(type(source), "set_initial_resources")
 
 
+def is_fast(algorithm: Any) -> bool:
+    """Return whether an algorithm is a `FastAlgorithm`, as `Baseline` is: it looks at triplets and learns nothing."""
+    from agentlightning.algorithm import FastAlgorithm
+
+    return isinstance(algorithm, FastAlgorithm)
+
+
 def algorithm_of(source: Any) -> Any:
     """Return the `Algorithm`: an instance is used itself.
 
