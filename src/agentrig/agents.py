@@ -21,11 +21,27 @@ class Outcome:
             to the model failed), `deadline` (the rollout exceeded its time limit), `runner-died` (the
             process died), or the agent's own kind (`AgentFailure(kind=…)`).
         message: Describes the failure.
+        own_reward: The reward that the agent itself computed, beside its answer; None if it computes none, or if its
+            answer is that number. The reward `own` uses it. If there is no answer, no other reward can judge it.
     """
 
     answer: Any = None
     failure: str | None = None
     message: str = ""
+    own_reward: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Judged:
+    """What an agent returns that computes its own reward: `Outcome` has both.
+
+    Attributes:
+        answer: What other rewards judge, a JSON value; None if there is nothing to judge.
+        reward: Its own reward; None if it has computed none.
+    """
+
+    answer: Any = None
+    reward: float | None = None
 
 
 Agent = Callable[[Mapping[str, Any], Endpoint], Any] | Callable[[Mapping[str, Any], Endpoint], Awaitable[Any]]

@@ -18,11 +18,20 @@ class Task:
         id: Unique within its task set, and the same in every process and run.
         input: JSON values only; all that an agent gets.
         private: JSON values only (gold SQL, answers); only the reward gets it.
+        row: A JSON value: the row as its data has it, under the data's own names. Only an agent whose spec asks for
+            whole rows gets it (`AgentSpec.whole_rows`). With None, that agent gets `private` and `input` together.
     """
 
     id: str
     input: Mapping[str, Any]
     private: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+    row: Any = attrs.field(default=None, repr=False)
+
+    def given(self, *, whole: bool) -> Any:
+        """Return what an agent gets: `input`, or the whole row, with its gold."""
+        if not whole:
+            return self.input
+        return {**self.private, **self.input} if self.row is None else self.row
 
 
 class Tasks(Protocol):

@@ -11,9 +11,10 @@ from agentrig.lightning.adapters import adapter
 from agentrig.lightning.agents import agent, tracer
 from agentrig.lightning.algorithms import LightningAlgorithmConfig, algorithm
 from agentrig.lightning.instances import Factory
+from agentrig.lightning.tasks import tasks
 from agentrig.lightning.trainer import Trainer
 from agentrig.lightning_import import skip_litellm
 
 skip_litellm()
 
-__all__ = ["Factory", "LightningAlgorithmConfig", "Trainer", "adapter", "agent", "algorithm", "tracer"]
+__all__ = ["Factory", "LightningAlgorithmConfig", "Trainer", "adapter", "agent", "algorithm", "tasks", "tracer"]

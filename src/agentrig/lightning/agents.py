@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrig.lightning.instances import Factory, check_form
 from agentrig.plugins.specs import AgentSpec
+from agentrig.traces import Trace
 
 
 def agent(
@@ -19,6 +20,8 @@ def agent(
     environment: Sequence[str] = (),
     initial_resources: Mapping[str, Any] | None = None,
     hooks: Sequence[Any] = (),
+    whole_rows: bool = False,
+    answer: Callable[[Trace], Any] | None = None,
 ) -> AgentSpec:
     """Return the spec of a `LitAgent`.
 
@@ -41,6 +44,10 @@ def agent(
         initial_resources: Further resources, by name, for example a `PromptTemplate`. An algorithm of Agent Lightning
             gives the agent its own resources instead.
         hooks: `Hook` objects of Agent Lightning, called in the runner process. Every agent has copies of them.
+        whole_rows: Whether it gets whole rows, gold columns included, to compute its reward; see `AgentSpec`. Its
+            number is then no answer that another reward could judge.
+        answer: Called in the runner process with the rollout's trace; returns what other rewards judge, a JSON value,
+            or None. The reward `own` still uses the agent's number.
 
     Raises:
         TypeError: `cls` is something else.
@@ -56,10 +63,14 @@ def agent(
             initial_resources=initial_resources,
             tracer=tracer() if tracer is not None else None,
             hooks=hooks,
+            answer=answer,
+            judges=whole_rows or answer is not None,
         )
 
     preload = ("agentrig.runners.runtime", "openai")
-    return AgentSpec(name=name, summary=summary, build=build, preload=preload, environment=environment)
+    return AgentSpec(
+        name=name, summary=summary, build=build, preload=preload, environment=environment, whole_rows=whole_rows
+    )
 
 
 def tracer(

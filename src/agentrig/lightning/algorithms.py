@@ -114,7 +114,8 @@ class _AlgorithmCall:
             sampling=lambda resources_id: sampling_of(runtime.resources(resources_id)),
             unfinished=runtime.unfinished,
         )
-        known = {_key(t.input): t for t in (*session.train_tasks, *session.validation_tasks)}
+        given = session.engine.given
+        known = {_key(given(t)): t for t in (*session.train_tasks, *session.validation_tasks)}
 
         def judge(result: Result, rollout: Any) -> float | None:
             key = _key(rollout.input)
@@ -133,9 +134,7 @@ class _AlgorithmCall:
         resources = self._resources()
         if resources:
             inner.set_initial_resources(resources)
-        train, validation = (
-            [dict(t.input) for t in tasks] for tasks in (session.train_tasks, session.validation_tasks)
-        )
+        train, validation = ([given(t) for t in tasks] for tasks in (session.train_tasks, session.validation_tasks))
         datasets = datasets_for(inner.run, train, validation)
         try:
             if inner.is_async():

@@ -14,10 +14,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agentrig.agents import Judged
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError
 from agentrig.lightning.instances import FORMS, Unit, Units, copies, factory, is_instance
 from agentrig.runners.jobs import Job
+from agentrig.traces import Trace
 from agentrig.tracing.recorder import Recorder, current
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,8 @@ class LitAgentCall:
         initial_resources: Its other resources, by name.
         tracer: A tracer of Agent Lightning, or None for agentrig's. It records one rollout at a time.
         hooks: `Hook` objects of Agent Lightning; every agent gets copies of them.
+        answer: Returns the answer for the rollout's trace; None: there is none beside the agent's number.
+        judges: Whether the agent's number is its own reward only, and no answer.
     """
 
     def __init__(
@@ -42,9 +46,12 @@ class LitAgentCall:
         initial_resources: Mapping[str, Any] | None = None,
         tracer: Any = None,
         hooks: Sequence[Any] = (),
+        answer: Callable[[Trace], Any] | None = None,
+        judges: bool = False,
     ) -> None:
         self._resource, self._initial = resource, dict(initial_resources or {})
         self._tracer = tracer
+        self._answer, self._judges = answer, judges
         self.records_itself = tracer is not None
         self._active = tracer or _recorder_tracer()
         if tracer is not None:
@@ -68,7 +75,7 @@ class LitAgentCall:
         )
 
     def run_job(self, job: Job) -> Any:
-        """Return the number that the agent returned or emitted, or None; a coroutine for an `async` agent.
+        """Return the number that the agent returned or emitted, or None, or a `Judged`; an `async` agent's coroutine.
 
         The rollouts of an `async` agent share the runner's event loop, as in Agent Lightning, so that the agent can
         reuse a client.
@@ -96,10 +103,14 @@ class LitAgentCall:
         spans: list[Any] = []
         await _tell(unit, "on_rollout_start", **seen)
         try:
-            answer, spans = await self._traced(unit, job, seen)
+            number, spans = await self._traced(unit, job, seen)
         finally:
             await _tell(unit, "on_rollout_end", **seen, spans=spans)
-        return answer
+        if not self._judges:
+            return number
+        recorder = current()
+        found = self._answer(recorder.trace()) if self._answer is not None and recorder is not None else None
+        return Judged(answer=found, reward=number)
 
     async def _traced(self, unit: Unit, job: Job, seen: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         """Run a rollout under the tracer; return its answer and the spans."""

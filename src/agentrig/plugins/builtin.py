@@ -28,10 +28,13 @@ def cpu_spec() -> HardwareSpec:
 
 def own(task: Task, outcome: Outcome, budget_s: float) -> Score:
     """Use the number that the agent itself returned."""
-    answer = outcome.answer
+    answer = outcome.answer if outcome.own_reward is None else outcome.own_reward
     if isinstance(answer, int | float):
         return Score.ok(float(answer))
     return Score.invalid(f"the reward `own` needs an agent that returns a number; this one returned {answer!r:.200}")
+
+
+own.takes_own_reward = True  # type: ignore[attr-defined]  # an outcome without an answer is scored too
 
 
 @hookimpl

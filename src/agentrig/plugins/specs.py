@@ -97,6 +97,8 @@ class AgentSpec(Spec):
         preload: Modules that the runners import once, before they fork; makes runners start fast.
         environment: Names of environment variables that the agent needs, or patterns (`MY_TOOL_*`). Runners get these
             and a small base (`agentrig.processes.confine.BASE`), nothing else of the run's environment: no API keys.
+        whole_rows: Whether it gets whole rows, gold columns included (`Task.row`), instead of a task's input: for an
+            agent that computes its own reward. The run warns, and its manifest and report say so.
     """
 
     kind: ClassVar[str] = "agent"
@@ -105,6 +107,7 @@ class AgentSpec(Spec):
     graph: Callable[[Any], str] | None = None
     preload: Sequence[str] = ()
     environment: Sequence[str] = ()
+    whole_rows: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import time
 from collections import defaultdict
@@ -25,9 +26,11 @@ from agentrig.rollouts import Mode, Rollout
 from agentrig.run.guards import warn_of_sampling
 from agentrig.run.metrics import count_failures
 from agentrig.run.setup import first_runner, make_engine, make_server, ready_hardware, ready_server
-from agentrig.run.splits import load_split, split_of, task_set
+from agentrig.run.splits import gold_warnings, load_split, split_of, task_set
 from agentrig.run.training import make_scorer
 from agentrig.tasks import Task
+
+log = logging.getLogger(__name__)
 
 CHUNK = 256
 """Number of rollouts that run at once; bounds memory, not speed."""
@@ -96,6 +99,8 @@ def evaluate(
     hardware = None if endpoint is not None else ready_hardware(plan)
     if hardware is not None:
         ready_server(plan, hardware)
+    for warning in gold_warnings(plan):
+        log.warning("%s", warning)
     scorer = make_scorer(plan)
     adapter = plan.build("adapter")
     figures = _Figures()

@@ -57,6 +57,7 @@ def row_of(r: Rollout, audit: Score | None = None) -> dict[str, Any]:
         "audit": json_text(_verdict(audit)) if audit else None,
         "input": json_text(dict(r.task.input)),
         "answer": json_text(r.outcome.answer),
+        "own_reward": r.outcome.own_reward,
         "start": r.start,
         "duration_s": r.duration_s,
         "reward_s": r.reward_s,
@@ -102,6 +103,7 @@ def rollout_of(row: Mapping[str, Any], tasks: Mapping[str, Task]) -> Rollout:
             answer=json.loads(row["answer"]),
             failure=None if status else row["failure"],
             message=row["message"] or "",
+            own_reward=row.get("own_reward"),  # rows of 0.1 and 0.2.0 have none
         ),
         score=score or None,
         trace=Trace(rollout_id=row["id"], spans=tuple(Span(**span) for span in spans)),
@@ -116,7 +118,7 @@ def _schema(pa: Any) -> Any:
     types = {
         "id": text, "task_id": text, "group": text, "mode": text, "step": count, "failure": text, "message": text,
         "status": text, "value": number, "correct": pa.bool_(), "components": text, "details": text, "audit": text,
-        "input": text, "answer": text, "start": number, "duration_s": number, "reward_s": number, "calls": count,
-        "triplets": count, "prompt_tokens": count, "response_tokens": count, "spans": text,
+        "input": text, "answer": text, "own_reward": number, "start": number, "duration_s": number, "reward_s": number,
+        "calls": count, "triplets": count, "prompt_tokens": count, "response_tokens": count, "spans": text,
     }  # fmt: skip
     return pa.schema(list(types.items()))

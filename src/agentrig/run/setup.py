@@ -17,6 +17,7 @@ from agentrig.hardware import Hardware, select
 from agentrig.plan import Plan
 from agentrig.plugins.auto_server import OWN, auto_server, refusal
 from agentrig.plugins.building import built
+from agentrig.run.splits import sees_gold
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.processes import Pool
 from agentrig.runners.scorer import Scorer
@@ -114,6 +115,7 @@ def make_engine(
         scorer=scorer,
         adapter=adapter,
         on_rollout=lambda rollout: plan.registry.notify("on_rollout_end", rollout=rollout),
+        whole_rows=sees_gold(plan),
     )
     return engine, runtime
 

@@ -27,9 +27,17 @@ def task_set(plan: Plan) -> Tasks:
 
     Raises:
         PluginError: `splits` or `roles` is missing or wrong.
+        ConfigError: Its rows may have gold columns, and the agent does not ask for whole rows.
     """
     tasks: Tasks = plan.build("tasks")
     who = _who(plan)
+    if getattr(tasks, "whole_rows", False) and not sees_gold(plan):
+        raise ConfigError(
+            f"{who} does not say which columns are gold, so it hands out whole rows only, and the agent "
+            f"{plan.components['agent'].spec.name} does not ask for them.\n"
+            "  Hide the gold: lightning.tasks(..., gold=[COLUMN, ...]); gold=[] if no column is gold. If the agent "
+            "computes its own reward: whole_rows=True in lightning.agent, or in its AgentSpec"
+        )
     splits = getattr(tasks, "splits", None)
     if isinstance(splits, str) or not isinstance(splits, Sequence) or not all(isinstance(s, str) for s in splits):
         raise PluginError(
@@ -48,6 +56,22 @@ def task_set(plan: Plan) -> Tasks:
                 f"{', '.join(splits)}"
             )
     return tasks
+
+
+def sees_gold(plan: Plan) -> bool:
+    """Return whether the plan's agent gets whole rows, with their gold columns."""
+    spec: Any = plan.components["agent"].spec
+    return bool(spec.whole_rows)
+
+
+def gold_warnings(plan: Plan) -> list[str]:
+    """Return the warning about an agent that gets whole rows."""
+    if not sees_gold(plan):
+        return []
+    return [
+        f"this agent sees its gold: {plan.components['agent'].spec.name} gets whole rows (whole_rows), to compute its "
+        "own reward. Its figures count only if it does not answer with what it must not know"
+    ]
 
 
 def split_of(plan: Plan, tasks: Tasks, role: str) -> str:

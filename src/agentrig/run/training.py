@@ -21,7 +21,7 @@ from agentrig.run.directory import RunDirectory, run_name
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
 from agentrig.run.setup import first_runner, make_engine, ready_hardware, ready_server
-from agentrig.run.splits import load_splits, split_warnings
+from agentrig.run.splits import gold_warnings, load_splits, split_warnings
 from agentrig.runners.scorer import Scorer
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
 
     # Tasks.
     splits = load_splits(plan)
-    warnings = split_warnings(splits, plan.build("tasks"))
+    warnings = [*gold_warnings(plan), *split_warnings(splits, plan.build("tasks"))]
 
     # Reward and adapter, and the agent in the first runner: the run fails here if one of them can't be built.
     scorer = make_scorer(plan)

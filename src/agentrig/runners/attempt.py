@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from agentrig.agents import Agent, Outcome
+from agentrig.agents import Agent, Judged, Outcome
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentFailure, place_of
 from agentrig.processes.confine import hint
@@ -53,7 +53,8 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
             if inspect.isawaitable(answer):
                 waiting = _await(answer)
                 answer = asyncio.run_coroutine_threadsafe(waiting, loop).result() if loop else asyncio.run(waiting)
-            outcome = Outcome(answer=json_values(answer))
+            own = answer if isinstance(answer, Judged) else Judged(answer=answer)
+            outcome = Outcome(answer=json_values(own.answer), own_reward=own.reward)
         except BaseException as error:  # BaseException: nothing else in this thread would handle a CancelledError
             outcome = _failed(error)
             recorder.fail(outcome.message)

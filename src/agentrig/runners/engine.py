@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -27,6 +28,7 @@ class RolloutEngine:
         scorer: The reward.
         adapter: Converts a trace to triplets.
         on_rollout: Called with every finished rollout.
+        whole_rows: Whether the agent gets whole rows, with their gold (`AgentSpec.whole_rows`).
     """
 
     def __init__(
@@ -36,10 +38,15 @@ class RolloutEngine:
         scorer: Scorer,
         adapter: Adapter,
         on_rollout: Callable[[Rollout], None] = lambda rollout: None,
+        whole_rows: bool = False,
     ) -> None:
         self.adapter = adapter
         self.scorer = scorer
-        self._runtime, self._on_rollout = runtime, on_rollout
+        self._runtime, self._on_rollout, self._whole_rows = runtime, on_rollout, whole_rows
+
+    def given(self, task: Task) -> Any:
+        """Return what the agent gets of a task."""
+        return task.given(whole=self._whole_rows)
 
     def run(
         self,
@@ -61,7 +68,7 @@ class RolloutEngine:
         endpoints = [endpoint] if isinstance(endpoint, Endpoint) else list(endpoint)
         work = [(task, f"{mode}-{step}-{i}") for i, task in enumerate(tasks) for _ in range(n)]
         targets = [endpoints[i % len(endpoints)] for i in range(len(tasks)) for _ in range(n)]
-        inputs = [(task.input, target) for (task, _), target in zip(work, targets, strict=True)]
+        inputs = [(self.given(task), target) for (task, _), target in zip(work, targets, strict=True)]
         ids = self._runtime.enqueue(inputs, mode=mode)
         waiting = dict(zip(ids, work, strict=True))
         groups = [ids[i : i + n] for i in range(0, len(ids), n)]

@@ -174,13 +174,17 @@ class Runtime:
                 if isinstance(broken, Exception):
                     raise broken
 
-    def enqueue(self, inputs: Sequence[tuple[Mapping[str, Any], Endpoint]], *, mode: str) -> list[str]:
+    def enqueue(self, inputs: Sequence[tuple[Any, Endpoint]], *, mode: str) -> list[str]:
         """Put rollouts into the store, each with its endpoint; return their ids, in order."""
 
         async def put() -> list[str]:
             requests = [
-                EnqueueRolloutRequest(input=dict(i), mode=MODES[mode], resources_id=await self._resource(endpoint))
-                for i, endpoint in inputs
+                EnqueueRolloutRequest(
+                    input=dict(given) if isinstance(given, Mapping) else given,
+                    mode=MODES[mode],
+                    resources_id=await self._resource(endpoint),
+                )
+                for given, endpoint in inputs
             ]
             return [r.rollout_id for r in await self.store.enqueue_many_rollouts(requests)]
 

@@ -18,6 +18,13 @@ GRACE_S = 1.0
 """Seconds by which a reward may exceed its budget before its score is `invalid`."""
 
 
+NO_ANSWER = Score.invalid(
+    "the agent computed a reward itself and has no answer that another reward could judge: use --reward own, or let it "
+    "have an answer (lightning.agent(answer=...))"
+)
+"""The score of an outcome with an own reward and nothing else."""
+
+
 class Scorer:
     """Runs a reward on batches in threads, and handles a reward that raises or hangs.
 
@@ -33,13 +40,16 @@ class Scorer:
     ) -> None:
         self.correctness = correctness or Correctness()
         self._reward, self._budget_s, self._threads = reward, budget_s, threads
+        self._own = bool(getattr(reward, "takes_own_reward", False))
         self._many: Callable[[Sequence[tuple[Task, Outcome]], float], Sequence[Score]] | None = getattr(
             reward, "score_many", None
         )
 
     def __call__(self, items: Sequence[tuple[Task, Outcome]]) -> list[Score]:
         """Score a batch; returns a score for each item, in their order. Never raises."""
-        return [score.judged(self.correctness) for score in self._scores(items)]
+        judged = {i: item for i, item in enumerate(items) if self._own or _has_answer(item[1])}
+        scores = dict(zip(judged, self._scores(list(judged.values())), strict=True))
+        return [scores.get(i, NO_ANSWER).judged(self.correctness) for i in range(len(items))]
 
     def _scores(self, items: Sequence[tuple[Task, Outcome]]) -> list[Score]:
         if not items:
@@ -115,3 +125,8 @@ class Scorer:
 
 def _raised(error: BaseException) -> Score:
     return Score.invalid(f"the reward raised {words_of(error)}{place_of(error)}")
+
+
+def _has_answer(outcome: Outcome) -> bool:
+    """Return whether there is something to judge; a plain agent that answers None is judged as ever."""
+    return outcome.answer is not None or outcome.own_reward is None

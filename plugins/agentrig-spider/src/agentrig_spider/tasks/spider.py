@@ -101,6 +101,7 @@ class Spider:
                     "database": str(database_of(folder, split, row["db_id"])),
                 },
                 private={"gold": row["query"]},
+                row=row,
             )
             for i, row in enumerate(rows)
         ]

@@ -1,0 +1,221 @@
+"""Rows as tasks in one line, and agents that get whole rows with their gold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrig import Endpoint, Outcome, Score, Task, lightning
+from agentrig.errors import AgentrigError, ConfigError
+from agentrig.plan import Plan, resolve
+from agentrig.plugins.builtin import own
+from agentrig.run.evaluate import eval_tasks, evaluate
+from agentrig.run.manifest import manifest
+from agentrig.run.splits import gold_warnings, load_splits
+from agentrig.runners.scorer import Scorer
+
+ROWS = [{"question": "1 + 1", "result": 2, "hints": ["a"]}, {"question": "2 + 2", "result": 4, "hints": []}]
+
+
+def load(source: Any, split: str = "train", **more: Any) -> Any:
+    spec = lightning.tasks(source, name="sums", **more)
+    return spec.build(spec.config()).load(split)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same rows in every form."""
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from datasets import Dataset, DatasetDict
+
+    folder = tmp_path_factory.mktemp("rows")
+    pq.write_table(pa.Table.from_pylist(ROWS), folder / "rows.parquet")
+    (folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS) + "\n\n")
+    (folder / "rows.json").write_text(json.dumps(ROWS))
+    saved = Dataset.from_list(ROWS)
+    saved.save_to_disk(folder / "saved", num_shards=2)
+    DatasetDict(train=saved, test=saved.select([1])).save_to_disk(folder / "splits")
+    arrow = next((folder / "splits" / "train").glob("*.arrow"))
+    shutil.copy(arrow, folder / "rows.arrow")
+    frame = pd.read_parquet(folder / "rows.parquet")
+    found = {file.name: file for file in folder.iterdir()}
+    return {**found, "list": ROWS, "frame": frame, "dataset": saved, "text path": str(folder / "rows.parquet")}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "list",
+        "frame",
+        "dataset",
+        "rows.parquet",
+        "rows.jsonl",
+        "rows.json",
+        "rows.arrow",
+        "saved",
+        "splits",
+        "text path",
+    ],
+)
+def test_rows_of_every_form_are_tasks(files: dict[str, Any], form: str) -> None:
+    first, second = load(files[form], gold=["result"])
+    assert first == Task(
+        id="train-00000", input={"question": "1 + 1", "hints": ["a"]}, private={"result": 2}, row=ROWS[0]
+    )
+    assert second.row == ROWS[1]
+    assert second.given(whole=True) == ROWS[1]
+    assert second.given(whole=False) == {"question": "2 + 2", "hints": []}
+
+
+def test_csv_and_texts(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text('question,result,level\n"1, 1",2,0.5\nx,3,1.5\n')
+    rows = [task.row for task in load(tmp_path / "rows.csv")]
+    assert rows == [{"question": "1, 1", "result": 2, "level": 0.5}, {"question": "x", "result": 3, "level": 1.5}]
+    (text,) = load(["Why is the sky blue?"], gold=[])
+    assert (text.input, text.given(whole=True)) == ({"input": "Why is the sky blue?"}, "Why is the sky blue?")
+
+
+def test_roles(files: dict[str, Any]) -> None:
+    tasks = lightning.tasks(files["splits"], name="sums").build(None)
+    assert (tasks.splits, tasks.roles) == (
+        ("train", "test"),
+        {"train": "train", "validation": "test", "report": "test"},
+    )
+    assert [task.row for task in tasks.load("test")] == ROWS[1:]
+    given = lightning.tasks(files["splits"], name="sums", validation=ROWS).build(None)
+    assert given.roles == {"train": "train", "validation": "validation", "report": "test"}
+    assert len(given.load("validation")) == 2
+    assert lightning.tasks(ROWS, name="sums", report=ROWS[:1]).build(None).roles == {
+        "train": "train",
+        "report": "report",
+    }
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path, files: dict[str, Any]) -> None:
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 no")
+    (tmp_path / "rows.json").write_text('{"a": 1}')
+    (tmp_path / "rows.txt").touch()
+    for source, words in {
+        tmp_path / "none.csv": r"there is no .*none.csv; a path .* starts in the current folder",
+        tmp_path / "rows.parquet": "rows.parquet can't be read",
+        tmp_path / "rows.json": "holds a dict; write a list of rows",
+        tmp_path / "rows.txt": "unknown ending; lightning.tasks reads Parquet",
+        tmp_path: "no folder that Dataset.save_to_disk wrote",
+    }.items():
+        with pytest.raises(AgentrigError, match=words):
+            load(source)
+    with pytest.raises(AgentrigError, match="takes a list of rows, or a path to Parquet"):
+        load(7)
+    with pytest.raises(
+        ConfigError, match=r"task set sums, split train, row 0 .* no gold column answer; its columns are q"
+    ):
+        load(ROWS, gold=["answer"])
+
+
+PLUGIN = """
+import agentlightning as agl
+from agentrig import AgentSpec, RewardSpec, Score, hookimpl, lightning
+
+ROWS = [{"question": "[reply=2]", "result": "2"}, {"question": "[reply=2]", "result": "4"}]
+
+
+class Judging(agl.LitAgent):
+    def rollout(self, task, resources, rollout):
+        from openai import OpenAI
+
+        llm = resources["main_llm"]
+        with OpenAI(base_url=llm.endpoint, api_key="none") as client:
+            reply = client.chat.completions.create(
+                model=llm.model, messages=[{"role": "user", "content": task["question"]}]
+            )
+        return float(reply.choices[0].message.content == task["result"])
+
+
+def last_reply(trace):
+    return trace.llm_calls()[-1].attributes["response"]["choices"][0]["message"]["content"]
+
+
+@hookimpl
+def register_agents():
+    yield lightning.agent(Judging, name="hidden", summary="Gets the input only.")
+    yield lightning.agent(Judging, name="whole", summary="Gets whole rows.", whole_rows=True)
+    yield lightning.agent(Judging, name="both", summary="Has an answer too.", whole_rows=True, answer=last_reply)
+
+
+@hookimpl
+def register_tasks():
+    yield lightning.tasks(ROWS, name="sums", validation=ROWS, report=ROWS)
+    yield lightning.tasks(ROWS, name="sums-gold", validation=ROWS, report=ROWS, gold=["result"])
+
+
+@hookimpl
+def register_rewards():
+    def build(config):
+        return lambda task, outcome, budget_s: Score.ok(float(outcome.answer == task.private["result"]))
+
+    yield RewardSpec(name="exact", summary="Compares the answer.", build=build)
+"""
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("plugin") / "judging.py"
+    file.write_text(PLUGIN)
+    return str(file)
+
+
+def plan(plugin: str, toy: str, **uses: str) -> Plan:
+    return resolve("toy", files=[toy, plugin], uses={"tasks": "sums-gold", "reward": "own", **uses})
+
+
+def test_whole_rows_are_off_by_default_and_told(plugin: str, toy_file: str) -> None:
+    resolved = plan(plugin, toy_file, agent="whole", tasks="sums")
+    (warning,) = gold_warnings(resolved)
+    assert warning.startswith("this agent sees its gold: whole gets whole rows")
+    assert manifest(resolved, resolved.build("hardware"), load_splits(resolved))["agent_sees_gold"] is True
+    hidden = plan(plugin, toy_file, agent="hidden")
+    assert gold_warnings(hidden) == []
+    assert manifest(hidden, hidden.build("hardware"), load_splits(hidden))["agent_sees_gold"] is False
+    with pytest.raises(
+        ConfigError, match=r"task set sums does not say which columns are gold.* the agent hidden does not"
+    ):
+        load_splits(plan(plugin, toy_file, agent="hidden", tasks="sums"))
+
+
+def test_an_agent_that_sees_its_gold_and_other_rewards(
+    plugin: str, toy_file: str, model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Through real runners: `own` takes its number; another reward judges its answer, or says that it has none."""
+    endpoint = Endpoint(base_url=model.url, model="toy-model", token_ids=True)
+
+    def run(**uses: str) -> Any:
+        resolved = plan(plugin, toy_file, **uses)
+        _, tasks = eval_tasks(resolved, None)
+        return evaluate(resolved, tasks=tasks, endpoint=endpoint, keep=True).rollouts
+
+    judged = run(agent="both", reward="exact")
+    assert [(r.outcome.answer, r.outcome.own_reward, r.value) for r in judged] == [("2", 1.0, 1.0), ("2", 0.0, 0.0)]
+    assert "this agent sees its gold: both gets whole rows" in caplog.text
+    hidden = run(agent="hidden")
+    assert {r.failure for r in hidden} == {"agent-error"}
+    assert "KeyError: 'result'" in hidden[0].outcome.message
+
+
+def test_rewards_and_own_rewards() -> None:
+    task = Task(id="t", input={})
+    none, both = Outcome(own_reward=0.5), Outcome(answer="2", own_reward=0.5)
+
+    def exact(task: Task, outcome: Outcome, budget_s: float) -> Score:
+        return Score.ok(float(outcome.answer == "2"))
+
+    assert [s.value for s in Scorer(own, budget_s=1)([(task, none), (task, both)])] == [0.5, 0.5]
+    scores = Scorer(exact, budget_s=1)([(task, none), (task, both), (task, Outcome(answer=None)), (task, none)])
+    assert [s.status for s in scores] == ["invalid", "ok", "ok", "invalid"]
+    assert "has no answer that another reward could judge: use --reward own" in scores[0].details["reason"]
+    assert [s.value for s in scores[1:3]] == [1.0, 0.0]
