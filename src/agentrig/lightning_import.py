@@ -14,12 +14,13 @@ import importlib.machinery
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
 from agentrig._moved import former
+from agentrig.errors import AgentrigError
 
 QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise the import downloads a price list
@@ -31,6 +32,7 @@ QUIET = {
 """Set before Agent Lightning is imported, unless the user has set them."""
 
 _PROXY = "agentlightning.llm_proxy"
+_VERL = "agentlightning.algorithm.verl"
 _INSTRUMENTATION = "agentlightning.instrumentation.litellm"
 
 
@@ -97,14 +99,45 @@ def _import_without_litellm(package: ModuleType, run: Callable[[ModuleType], Non
     already = "litellm" in sys.modules
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its dependencies warn about each other; a user can't fix that
-        if already:
+        with nullcontext() if already else _without_litellm():
             run(package)
-            return
-        with _without_litellm():
-            run(package)
+    replace_verl()
+    if already:
+        return
     content: Any = package
     del sys.modules[_PROXY], content.llm_proxy, content.LLMProxy
     content.__getattr__ = _real_proxy
+
+
+def replace_verl() -> None:
+    """Replace `agl.VERL`, if Agent Lightning is imported: its own needs verl 0.5 or 0.6, and can't be imported here.
+
+    The replacement keeps the configuration; `agentrig.lightning.algorithm` maps it to agentrig-verl.
+    """
+    package: Any = sys.modules.get("agentlightning")
+    if package is None or hasattr(package.VERL, "agentrig_keeps"):
+        return
+
+    class VERL(package.Algorithm):  # type: ignore[misc]  # known at run time only
+        """Stands for Agent Lightning's `VERL`: keeps what it is given."""
+
+        agentrig_keeps = ("config", "trainer_cls", "daemon_cls")
+
+        def __init__(self, config: Mapping[str, Any], trainer_cls: Any = None, daemon_cls: Any = None) -> None:
+            super().__init__()
+            self.config, self.trainer_cls, self.daemon_cls = config, trainer_cls, daemon_cls
+
+        def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+            raise AgentrigError(
+                "agl.VERL(config) runs on agentrig-verl, in a run of its own: register "
+                'lightning.algorithm(agl.VERL(config), name="mine", summary="..."), then agentrig train '
+                "--algorithm mine; or take a recipe (qwen, llama, npu) and set its keys: algorithm.verl.KEY=VALUE"
+            )
+
+    package.VERL = sys.modules["agentlightning.algorithm"].VERL = VERL  # type: ignore[attr-defined]
+    module: Any = ModuleType(_VERL)
+    module.VERL = VERL
+    sys.modules.setdefault(_VERL, module)
 
 
 class _LightningFinder(importlib.abc.MetaPathFinder):

@@ -13,8 +13,9 @@ from agentrig.lightning.algorithms import LightningAlgorithmConfig, algorithm
 from agentrig.lightning.instances import Factory
 from agentrig.lightning.tasks import tasks
 from agentrig.lightning.trainer import Trainer
-from agentrig.lightning_import import skip_litellm
+from agentrig.lightning_import import replace_verl, skip_litellm
 
 skip_litellm()
+replace_verl()
 
 __all__ = ["Factory", "LightningAlgorithmConfig", "Trainer", "adapter", "agent", "algorithm", "tasks", "tracer"]

@@ -16,6 +16,7 @@ from agentrig.errors import AgentrigError, place_of
 from agentrig.hardware import Hardware
 from agentrig.lightning.adapters import trace_adapter
 from agentrig.lightning.sources import algorithm_of, check_form, datasets_for, is_fast
+from agentrig.lightning.verl import is_verl, verl_spec
 from agentrig.lightning.watched import WatchedAdapter
 from agentrig.plugins.specs import AlgorithmSpec
 from agentrig.rollouts import Rollout
@@ -42,7 +43,8 @@ def algorithm(
 
     Args:
         cls: The `Algorithm` subclass; an instance; a function decorated with `agl.algo`, or one that could be, with any
-            of its parameters; or a function without parameters that makes an instance.
+            of its parameters; or a function without parameters that makes an instance. `agl.VERL(config)` becomes
+            the algorithm `verl` of agentrig-verl with that configuration, and `adapter` and the resources don't apply.
         name: The component's name.
         summary: One line about it.
         resource: The resource name under which it gets the endpoint.
@@ -55,6 +57,8 @@ def algorithm(
         TypeError: `cls` is something else.
     """
     check_form(cls)
+    if is_verl(cls):
+        return verl_spec(cls, name=name, summary=summary)
 
     def build(config: Any) -> Any:
         return _AlgorithmCall(algorithm_of(cls), config, resource, name, adapter, initial_resources)
