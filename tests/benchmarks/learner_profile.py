@@ -31,7 +31,10 @@ import torch
 from agentrig_grpo import learner as module
 from agentrig_grpo import proofs
 from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.figures import Figures
 from agentrig_grpo.learner import Learner, TrainSample
+from agentrig_grpo.masters import Masters
+from agentrig_grpo.tables import Table
 from torch.nn import functional
 
 from agentrig.forest.levels import Levels
@@ -76,8 +79,8 @@ def phases() -> Iterator[dict[str, float]]:
         (proofs.StepProof, "after", "proof of the step: after"), (torch.nn.utils, "clip_grad_norm_", "clipping"),
         (torch.optim.AdamW, "step", "optimizer"), (module, "state_digest", "digest of the start"),
         (module, "tensor_digests", "digest of the new weights"), (module, "samples_digest", "digest of the samples"),
-        (Learner, "_change", "weight_change"), (module.Masters, "refresh", "copies of the weights"),
-        (module.Table, "of", "tables"), (module.Figures, "add", "figures"),
+        (Learner, "_change", "weight_change"), (Masters, "refresh", "copies of the weights"),
+        (Table, "of", "tables"), (Figures, "add", "figures"),
     ]  # fmt: skip
     with ExitStack() as stack:
         for owner, name, label in places:

@@ -66,16 +66,15 @@ def check_engine(situation: Situation) -> Iterator[Finding]:
 
 def _folder_of(model: str) -> Path | None:
     """Return the folder of a model's configuration, from its own folder or the Hub's cache; None without one."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
+    from transformers.utils import cached_file
 
-    if (Path(model) / "config.json").is_file():
-        return Path(model)
-    try:
-        cached = try_to_load_from_cache(model, "config.json")
-    except HFValidationError:  # a path
+    if not model:
         return None
-    return Path(cached).parent if isinstance(cached, str) else None
+    try:
+        found = cached_file(model, "config.json", local_files_only=True)
+    except OSError:
+        return None
+    return Path(found).parent if found else None
 
 
 def obstacles(config: Any, *, device: str) -> Iterator[str]:
