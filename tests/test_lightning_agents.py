@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from agentrig import Endpoint, lightning
 from agentrig.errors import AgentrigError
 from agentrig.lightning_import import import_lightning
 from agentrig.runners.attempt import run_agent, running_loop
-from agentrig.runners.jobs import Job
+from agentrig.runners.jobs import AgentPlan, Job
+from agentrig.runners.processes import Pool
 
 agl = import_lightning()
 
@@ -233,3 +235,42 @@ def test_hooks_are_called_as_by_a_runner_of_agent_lightning(caplog: pytest.LogCa
     failing = build(lambda: agl.LitAgent(), hooks=[Noting(notes)])
     assert run_agent(failing, job(6)).outcome.failure == "agent-error"
     assert [note[0] for note in notes] == ["rollout start", "trace start", "rollout end"]
+
+
+DYING = """
+import os
+
+import agentlightning as agl
+
+from agentrig import hookimpl, lightning
+
+
+class Dying(agl.LitAgent):
+    def rollout(self, task, resources, rollout):
+        if rollout.attempt.sequence_id < 3:
+            os._exit(3)
+        return float(rollout.attempt.sequence_id)
+
+
+@hookimpl
+def register_agents():
+    yield lightning.agent(Dying, name="dying", summary="Its runner dies in its first two attempts.")
+"""
+
+
+def test_an_attempt_after_a_runner_died_has_its_number(tmp_path: Path) -> None:
+    """In real processes: the third one answers."""
+    file = tmp_path / "dying.py"
+    file.write_text(DYING)
+    plan = AgentPlan(name="dying", config={}, files=(str(file),))
+    pool = Pool(plan, n=1, threads=1, deadline_s=60.0, retries=2, preload=("agentrig.runners.runtime",))
+    try:
+        pool.start()
+        pool.submit(job(1))
+        results: list[Any] = []
+        end = time.monotonic() + 120
+        while not results and time.monotonic() < end:
+            results += pool.poll(0.5)
+    finally:
+        pool.close()
+    assert [(r.outcome.failure, r.outcome.answer) for r in results] == [(None, 3.0)]

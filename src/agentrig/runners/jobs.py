@@ -62,7 +62,8 @@ class Job:
         endpoint: The model's server.
         mode: `train`, `val` or `test`, as Agent Lightning has them; None if an algorithm set none.
         attempt: The number of this attempt, from 1; a rollout whose runner died has more than one.
-        attempt_id: Its id in the store; empty outside Agent Lightning's store.
+        attempt_id: The id of the store's attempt; empty outside Agent Lightning's store. A rollout whose runner died
+            keeps it; one that the store hands out again has another.
         config: The rollout's `RolloutConfig`, as JSON values; empty for the default.
         metadata: What an algorithm stored with the rollout.
         resources: The resources that an algorithm of Agent Lightning stored, by name, as JSON values; empty if there
@@ -80,6 +81,10 @@ class Job:
     metadata: Mapping[str, Any] | None = None
     resources: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, repr=False)
     resources_id: str | None = None
+
+    def again(self) -> Job:
+        """Return the job of the next attempt, after its runner died or was killed."""
+        return attrs.evolve(self, attempt=self.attempt + 1)
 
     def failed(self, kind: str, message: str, started: float) -> Result:
         """Return the failed result of a job that did not finish; `started` is on the monotonic clock."""

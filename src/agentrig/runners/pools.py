@@ -205,7 +205,7 @@ class BasePool(abc.ABC, Generic[W]):
                 failed.append(job.failed("runner-died", died(lost), started))
             else:
                 self._lost[job.id] = lost
-                self._waiting.appendleft(job)
+                self._waiting.appendleft(job.again())
         return failed
 
     def _not_built(self) -> str:
@@ -232,7 +232,9 @@ class BasePool(abc.ABC, Generic[W]):
                 reason = f"the rollout ran past its deadline of {self._deadline_s:g} s and its runner was killed"
                 failed.append(job.failed("deadline", reason, started))
                 self._lost.pop(job_id, None)
-            self._waiting.extendleft(job for job, _ in worker.jobs.values())  # not their fault: not counted as lost
+            self._waiting.extendleft(
+                job.again() for job, _ in worker.jobs.values()
+            )  # not their fault: not counted as lost
             log = logging.getLogger(type(self).__module__)
             log.warning("%s killed: %d rollouts past their deadline", worker.title, len(overdue))
         return failed
