@@ -66,7 +66,7 @@ def check_engine(situation: Situation) -> Iterator[Finding]:
 
 def _folder_of(model: str) -> Path | None:
     """Return the folder of a model's configuration, from its own folder or the Hub's cache; None without one."""
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     if not model:
         return None
