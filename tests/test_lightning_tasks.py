@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from agentrig import Endpoint, Outcome, Score, Task, lightning
+from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.plan import Plan, resolve
 from agentrig.plugins.builtin import own
@@ -129,6 +131,8 @@ class Judging(agl.LitAgent):
     def rollout(self, task, resources, rollout):
         from openai import OpenAI
 
+        if "result" not in task:
+            raise KeyError(f"no result in {rollout.mode}")
         llm = resources["main_llm"]
         with OpenAI(base_url=llm.endpoint, api_key="none") as client:
             reply = client.chat.completions.create(
@@ -194,17 +198,23 @@ def test_an_agent_that_sees_its_gold_and_other_rewards(
     """Through real runners: `own` takes its number; another reward judges its answer, or says that it has none."""
     endpoint = Endpoint(base_url=model.url, model="toy-model", token_ids=True)
 
-    def run(**uses: str) -> Any:
-        resolved = plan(plugin, toy_file, **uses)
-        _, tasks = eval_tasks(resolved, None)
-        return evaluate(resolved, tasks=tasks, endpoint=endpoint, keep=True).rollouts
-
-    judged = run(agent="both", reward="exact")
+    resolved = plan(plugin, toy_file, agent="both", reward="exact")
+    _, tasks = eval_tasks(resolved, None)
+    judged = evaluate(resolved, tasks=tasks, endpoint=endpoint, keep=True).rollouts
     assert [(r.outcome.answer, r.outcome.own_reward, r.value) for r in judged] == [("2", 1.0, 1.0), ("2", 0.0, 0.0)]
     assert "this agent sees its gold: both gets whole rows" in caplog.text
-    hidden = run(agent="hidden")
-    assert {r.failure for r in hidden} == {"agent-error"}
-    assert "KeyError: 'result'" in hidden[0].outcome.message
+
+
+@pytest.mark.parametrize(("split", "mode"), [("train", "train"), ("validation", "val")])
+def test_dev_has_the_mode_of_its_split(plugin: str, toy_file: str, model: Any, split: str, mode: str) -> None:
+    """And an agent that does not ask for whole rows gets no gold: the command fails, and shows why."""
+    command = ["dev", "toy", "--plugin", toy_file, "--plugin", plugin, "--agent", "hidden", "--tasks", "sums-gold"]
+    more = ["--endpoint", model.url, "--split", split, "--tasks-n", "1", "--json"]
+    done = CliRunner().invoke(main, [*command, *more])
+    assert done.exit_code == 1, done.output
+    (rollout,) = json.loads(done.stdout)
+    assert (rollout["failure"], rollout["mode"]) == ("agent-error", "dev")
+    assert f"no result in {mode}" in rollout["message"]
 
 
 def test_rewards_and_own_rewards() -> None:

@@ -82,6 +82,7 @@ def evaluate(
     endpoint: Endpoint | None = None,
     checkpoint: Path | None = None,
     mode: Mode = "report",
+    as_mode: Mode | None = None,
     temperature: float | None = None,
     keep: bool = False,
     each: Callable[[Rollout], None] = lambda rollout: None,
@@ -92,6 +93,8 @@ def evaluate(
         tasks: What to run.
         endpoint: A model server; None for the plan's algorithm, serving `checkpoint`.
         checkpoint: A Hugging Face directory; None for the algorithm's starting model.
+        mode: The rollouts' mode.
+        as_mode: The mode that an agent of Agent Lightning sees, if it is another one.
         temperature: Sampling temperature; 0 is greedy, None keeps the endpoint's.
         keep: Keep the rollouts in the result.
         each: Called with every rollout as it ends.
@@ -106,6 +109,7 @@ def evaluate(
     figures = _Figures()
     with temporary_files(), first_runner(plan) as pool:  # before the model's server starts
         engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, pool=pool)
+        engine.as_mode = as_mode
         serving: AbstractContextManager[Endpoint | Sequence[Endpoint]]
         if endpoint is not None:
             serving = nullcontext(endpoint)
@@ -121,7 +125,8 @@ def evaluate(
                     sampled = [e.with_sampling(temperature=temperature) for e in sampled]
                 figures.start = time.perf_counter()
                 for i in range(0, len(tasks), CHUNK):
-                    rollouts = engine.run(tasks[i : i + CHUNK], n=1, endpoint=sampled, step=0, mode=mode)
+                    chunk = tasks[i : i + CHUNK]
+                    rollouts = engine.run(chunk, n=1, endpoint=sampled, step=0, mode=mode)
                     if i == 0:
                         warn_of_sampling(rollouts, sampled[0].sampling, mode=mode)
                     for rollout in rollouts:

@@ -29,6 +29,9 @@ class RolloutEngine:
         adapter: Converts a trace to triplets.
         on_rollout: Called with every finished rollout.
         whole_rows: Whether the agent gets whole rows, with their gold (`AgentSpec.whole_rows`).
+
+    Attributes:
+        as_mode: The mode that an agent of Agent Lightning sees; None for the mode of each `run`.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class RolloutEngine:
         on_rollout: Callable[[Rollout], None] = lambda rollout: None,
         whole_rows: bool = False,
     ) -> None:
+        self.as_mode: Mode | None = None
         self.adapter = adapter
         self.scorer = scorer
         self._runtime, self._on_rollout, self._whole_rows = runtime, on_rollout, whole_rows
@@ -69,7 +73,7 @@ class RolloutEngine:
         work = [(task, f"{mode}-{step}-{i}") for i, task in enumerate(tasks) for _ in range(n)]
         targets = [endpoints[i % len(endpoints)] for i in range(len(tasks)) for _ in range(n)]
         inputs = [(self.given(task), target) for (task, _), target in zip(work, targets, strict=True)]
-        ids = self._runtime.enqueue(inputs, mode=mode)
+        ids = self._runtime.enqueue(inputs, mode=self.as_mode or mode)
         waiting = dict(zip(ids, work, strict=True))
         groups = [ids[i : i + n] for i in range(0, len(ids), n)]
         places = {rollout_id: i for i, group in enumerate(groups) for rollout_id in group}

@@ -17,6 +17,7 @@ from agentrig.cli.options import (
     model_options,
     stdout_to_stderr,
 )
+from agentrig.rollouts import Mode
 
 
 @click.command()
@@ -46,13 +47,18 @@ def dev(
     from agentrig.run.evaluate import eval_tasks, evaluate
     from agentrig.run.guards import unseen_calls
     from agentrig.run.rows import row_of
+    from agentrig.run.splits import split_of, task_set
 
     plan = make_plan(words, options)
     server = measured_server(endpoint, model, checkpoint)
-    _, tasks = eval_tasks(plan, split, tasks_n, role="validation")
+    name, tasks = eval_tasks(plan, split, tasks_n, role="validation")
+    trains = name == split_of(plan, task_set(plan), "train")  # as in Agent Lightning's own dev
     checkpoint = find_checkpoint(checkpoint)
     with stdout_to_stderr(as_json):
-        found = evaluate(plan, tasks=tasks, endpoint=server, checkpoint=checkpoint, mode="dev", keep=True)
+        as_mode: Mode = "train" if trains else "dev"
+        found = evaluate(
+            plan, tasks=tasks, endpoint=server, checkpoint=checkpoint, mode="dev", as_mode=as_mode, keep=True
+        )
     if as_json:
         click.echo(json.dumps([row_of(r) for r in found.rollouts], indent=2))
     else:
