@@ -108,9 +108,10 @@ def test_emitted_rewards_reach_agentrigs_algorithms_unless_another_reward_scores
     spec = lightning.adapter(agl.TracerTraceToTriplet, name="theirs", summary="Theirs.")
     scorer = Scorer(lambda task, outcome, budget_s: Score.ok(value), budget_s=5)
     engine = RolloutEngine(None, scorer=scorer, adapter=spec.build(None))  # type: ignore[arg-type]  # runs nothing
-    result = Result(id="r1", outcome=Outcome(answer=answer), trace=trace, start=0.0, duration_s=1.0)
-    (rollout,) = engine.judge([result], {"r1": (Task(id="t", input={}), "g")}, step=1, mode="train")
-    assert [t.reward for t in rollout.triplets] == rewards
+    for outcome in (Outcome(answer=answer), Outcome(answer="odd", own_reward=answer)):
+        result = Result(id="r1", outcome=outcome, trace=trace, start=0.0, duration_s=1.0)
+        (rollout,) = engine.judge([result], {"r1": (Task(id="t", input={}), "g")}, step=1, mode="train")
+        assert [t.reward for t in rollout.triplets] == rewards
 
 
 def test_the_score_of_the_runs_reward_is_the_last_calls(roll: Roll) -> None:

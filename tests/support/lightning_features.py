@@ -59,6 +59,7 @@ LIGHTNING = "test_lightning.py"
 RESULTS = "runners/test_lightning_results.py"
 SPANS = "runners/test_lightning_spans.py"
 TRAINER = "test_lightning_trainer.py"
+TRIPLETS = "test_lightning_triplets.py"
 UPSTREAM = "upstream/test_upstream.py::test_an_example_gives_what_agent_lightning_gives"
 
 FEATURES: Mapping[str, Sequence[Row]] = {
@@ -120,6 +121,11 @@ FEATURES: Mapping[str, Sequence[Row]] = {
             "`TracerTraceToTriplet` with `agent_match`",
             "works with `lightning.adapter`",
             [f"{LIGHTNING}::test_their_adapter"],
+        ),
+        Row(
+            "every setting of `TracerTraceToTriplet`: nodes, rewards in calls, reward policies, repair, duplicates",
+            "works with `lightning.adapter`; tokens' texts and request headers are missing",
+            [f"{TRIPLETS}::test_every_setting_gives_the_same_triplets"],
         ),
         Row(
             "`TraceToMessages`, with tools and tool calls",

@@ -140,7 +140,7 @@ class RolloutEngine:
         try:
             kept = identified(self.adapter(rollout.trace), rollout.trace)
             # Rewards that the agent itself gave to its calls hold only if the last of them is the rollout's reward.
-            own = rollout.outcome.answer == rollout.value
+            own = rollout.value in (rollout.outcome.answer, rollout.outcome.own_reward)
             triplets = tuple(t if own and t.reward is not None else attrs.evolve(t, reward=rollout.value) for t in kept)
         except Exception as error:
             outcome = Outcome(failure="adapter-error", message=words_of(error) + place_of(error))
