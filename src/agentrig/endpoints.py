@@ -63,6 +63,17 @@ def without_proxy(url: str) -> None:
         os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join([*known, host])
 
 
+def is_loopback(address: str) -> bool:
+    """Return whether only this machine can reach an address: a URL, a host name or an IP address."""
+    host = urlsplit(address).hostname if "//" in address else address
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
 def environment_endpoint(
     url: str | None = None, *, model: str | None = None, api_key: str | None = None
 ) -> Endpoint | None:

@@ -14,7 +14,7 @@ from agentrig.errors import ConfigError, nearest
 from agentrig.plugins import auto_server
 from agentrig.plugins.building import built
 from agentrig.plugins.specs import RUN_KINDS
-from agentrig.secrets import sources
+from agentrig.secrets import Secret, sources
 from agentrig.settings import former_names, meant_in_file, setting, structure
 
 if TYPE_CHECKING:
@@ -54,7 +54,12 @@ class RunSettings:
 class RunnerSettings:
     """Section `[runners]`: the processes that run the agent."""
 
-    n: int = setting(2, help="runner processes; each holds the agent, often 100 MB and more", ge=1, le=1024)
+    n: int = setting(
+        2,
+        help="runner processes; each holds the agent, often 100 MB and more; 0 with store: other machines run it",
+        ge=0,
+        le=1024,
+    )
     threads: int = setting(8, help="rollouts at once in each runner", ge=1, le=1024)
     deadline_s: float = setting(
         120.0, help="time limit of a rollout in seconds; then its runner is killed and the rollout fails", gt=0
@@ -62,6 +67,13 @@ class RunnerSettings:
     retries: int = setting(1, help="how often a rollout is restarted when its runner dies", ge=0)
     environment: list[str] = setting(
         list, help="environment variables, or patterns, that runners get in addition to those that the agent declares"
+    )
+    store: str = setting("", help="HOST:PORT at which runners of other machines join; empty for none (--store)")
+    store_token: Secret | None = setting(
+        None, secret=True, help="the token that these runners bring; a random one is printed when it is not set"
+    )
+    lease_s: float = setting(
+        30.0, help="seconds without a sign of life after which such a runner's rollouts start again", ge=5
     )
 
 
@@ -99,7 +111,7 @@ class Plan:
         for kind in RUN_KINDS:
             use = self.registry.reference(self.components[kind])
             sections[kind] = {"use": use, **sources(attrs.asdict(self.configs[kind]))}
-        sections["runners"] = attrs.asdict(self.runners)
+        sections["runners"] = sources(attrs.asdict(self.runners))
         return sections
 
 
@@ -253,6 +265,10 @@ def resolve(
     runners = structure(
         RunnerSettings, merged["runners"], owner="the pool of runners", section="runners", elsewhere=elsewhere
     )
+    if runners.n == 0 and not runners.store:
+        raise ConfigError(
+            "runners.n = 0 leaves nobody to run the agent: set runners.store (--store HOST:PORT), so that runners join"
+        )
     if run.audit:
         registry.find("reward", run.audit)
 

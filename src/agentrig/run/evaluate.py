@@ -99,6 +99,8 @@ def evaluate(
         keep: Keep the rollouts in the result.
         each: Called with every rollout as it ends.
     """
+    if plan.runners.n == 0:
+        raise ConfigError("a measurement runs the agent on this machine: give it runners, for example runners.n=2")
     hardware = None if endpoint is not None else ready_hardware(plan)
     if hardware is not None:
         ready_server(plan, hardware)

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -19,8 +20,10 @@ from agentrig.plugins.auto_server import OWN, auto_server, refusal
 from agentrig.plugins.building import built
 from agentrig.run.splits import sees_gold
 from agentrig.runners.jobs import AgentPlan
+from agentrig.runners.joining import Joining, address_of, checked_token
 from agentrig.runners.processes import Pool
 from agentrig.runners.scorer import Scorer
+from agentrig.secrets import sources
 from agentrig.servers import MakeServer
 
 if TYPE_CHECKING:
@@ -90,7 +93,13 @@ def make_server(plan: Plan) -> MakeServer:
 
 
 def make_engine(
-    plan: Plan, *, scorer: Scorer, adapter: Adapter, algorithm: Algorithm | None = None, pool: Pool | None = None
+    plan: Plan,
+    *,
+    scorer: Scorer,
+    adapter: Adapter,
+    algorithm: Algorithm | None = None,
+    pool: Pool | None = None,
+    serves: bool = False,
 ) -> tuple[RolloutEngine, Runtime]:
     """Return the rollout engine and its runtime; imports Agent Lightning.
 
@@ -100,16 +109,17 @@ def make_engine(
         adapter: Converts traces to triplets.
         algorithm: May have its own pool (see `Algorithm`).
         pool: The pool from `first_runner`; closed if the algorithm has its own.
+        serves: Whether runners of other machines may join, if the plan says so.
     """
     from agentrig.runners.engine import RolloutEngine
     from agentrig.runners.runtime import Runtime
 
-    own = getattr(algorithm, "pool", None)
+    own = getattr(algorithm, "pool", None) if plan.runners.n else None
     if own is not None and pool is not None:
         pool.close()
     if pool is None or own is not None:
         pool = make_pool(plan, own or Pool)
-    runtime = Runtime(pool)
+    runtime = Runtime(pool, joining(plan) if plan.runners.store and serves else None)
     engine = RolloutEngine(
         runtime,
         scorer=scorer,
@@ -155,10 +165,36 @@ def first_runner(plan: Plan) -> Iterator[Pool]:
     """
     pool = make_pool(plan)
     try:
-        pool.build_first(FIRST_RUNNER_S)
+        if plan.runners.n:  # with none, runners of other machines build it
+            pool.build_first(FIRST_RUNNER_S)
         yield pool
     finally:
         pool.close()
+
+
+def joining(plan: Plan) -> Joining:
+    """Return how runners of other machines join a run of this plan.
+
+    Raises:
+        ConfigError: The address or the token is wrong.
+    """
+    host, port = address_of(plan.runners.store)
+    token = checked_token(plan.runners.store_token)
+    agent = {
+        "name": plan.registry.reference(plan.components["agent"]),
+        "config": sources(attrs.asdict(plan.configs["agent"])),
+        "plugins": [Path(f).name for f in plan.run.plugins],
+    }
+    return Joining(
+        host=host,
+        port=port,
+        **({"token": token} if token is not None else {}),
+        silent_s=plan.runners.lease_s,
+        deadline_s=plan.runners.deadline_s,
+        retries=plan.runners.retries,
+        agent=agent,
+        run=plan.run.name or plan.recipe,
+    )
 
 
 def agent_plan(plan: Plan) -> AgentPlan:

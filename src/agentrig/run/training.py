@@ -103,7 +103,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
 
     # The algorithm, and the engine that runs its rollouts.
     algorithm: Algorithm = plan.build("algorithm")
-    engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool)
+    engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, serves=True)
 
     def begin_again() -> None:
         runtime.wait_for_agent()

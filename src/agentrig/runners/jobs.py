@@ -11,7 +11,7 @@ import attrs
 
 from agentrig.agents import Agent, Outcome
 from agentrig.endpoints import Endpoint
-from agentrig.traces import Trace
+from agentrig.traces import Span, Trace
 
 log = logging.getLogger(__name__)
 
@@ -107,3 +107,32 @@ class Result:
     trace: Trace
     start: float
     duration_s: float
+
+    def sendable(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "outcome": attrs.asdict(self.outcome),
+            "start": self.start,
+            "duration_s": self.duration_s,
+            "spans": [
+                {field.name: getattr(span, field.name) for field in attrs.fields(Span)} for span in self.trace.spans
+            ],
+        }
+
+    @classmethod
+    def received(cls, id: str, sent: Mapping[str, Any]) -> Result:
+        """Return the result that `sendable` described.
+
+        Raises:
+            ValueError: It has another form.
+        """
+        try:
+            return cls(
+                id=id,
+                outcome=Outcome(**sent["outcome"]),
+                trace=Trace(rollout_id=id, spans=tuple(Span(**span) for span in sent["spans"])),
+                start=float(sent["start"]),
+                duration_s=float(sent["duration_s"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the result of rollout {id} has another form: {error}") from None

@@ -48,11 +48,11 @@ def lightning_llm(endpoint: Endpoint, *, ours: bool = True) -> LLM:
 
 
 def endpoint_of(resources: Mapping[str, Any], rollout_id: str, attempt_id: str) -> Endpoint:
-    """Return the endpoint of a rollout: its first LLM, which is the one that Agent Lightning's own functions take.
+    """Return the endpoint of a rollout: agentrig's own LLM, or else the first, as in Agent Lightning's own functions.
 
     A `ProxyLLM` gives the address of this attempt.
     """
-    for resource in resources.values():
+    for resource in sorted(resources.values(), key=lambda r: OURS not in getattr(r, "sampling_parameters", {})):
         if isinstance(resource, LLM):
             parameters = dict(resource.sampling_parameters)
             extra = parameters.pop(OURS, {})

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+import queue
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
+from agentrig.agents import Outcome
 from agentrig.errors import AgentrigError, place_of
 from agentrig.lightning_import import import_lightning
 from agentrig.runners.jobs import Result
@@ -15,11 +19,24 @@ from agentrig.text import words_of
 import_lightning()  # before the imports below, which would bring litellm and its network calls
 
 from agentlightning import Runner  # noqa: E402, TID253  (this module is itself imported lazily)
+from agentlightning import Span as LightningSpan  # noqa: E402, TID253
 from agentlightning.types import AttemptedRollout  # noqa: E402, TID253
 
 from agentrig.runners.lightning_resources import job_of  # noqa: E402
 from agentrig.runners.lightning_results import score_span  # noqa: E402
-from agentrig.runners.lightning_spans import final_reward, to_lightning  # noqa: E402
+from agentrig.runners.lightning_spans import final_reward, from_lightning, to_lightning  # noqa: E402
+from agentrig.runners.lightning_store import OWN_RUNNER, Arrival  # noqa: E402
+
+log = logging.getLogger(__name__)
+
+FAILURES = {"timeout": "deadline", "unresponsive": "runner-died", "cancelled": "cancelled"}
+"""The status of an attempt to the kind of its failure; others are `agent-error`."""
+
+CHECK_S = 1.0
+"""Seconds between two looks at what other runners hold."""
+
+SAY_S = 30.0
+"""Seconds between two messages that rollouts wait for a runner."""
 
 IDLE_POLL_S = 0.02
 """How long the runner sleeps when there is nothing to do; Agent Lightning's own polls every 5 s."""
@@ -35,6 +52,9 @@ class PoolRunner(Runner[Any]):
             which the rollout's own configuration lets it run again.
         filed: Called when the store has a result; the caller may then delete the rollout.
         broken: Awaited with the reason when the runner cannot continue.
+        silent_s: Seconds without a sign of life after which another runner counts as lost.
+        how: Returns how another runner joins, for messages.
+        still: Called about once in `CHECK_S`; raises if other runners can't reach the store any more.
     """
 
     def __init__(
@@ -43,10 +63,18 @@ class PoolRunner(Runner[Any]):
         finished: Callable[[Result, AttemptedRollout], float | None],
         filed: Callable[[Result], None],
         broken: Callable[[AgentrigError], Awaitable[None]],
+        *,
+        silent_s: float,
+        how: Callable[[], str],
+        still: Callable[[], None],
     ) -> None:
         self._pool, self._finished, self._filed, self._broken = pool, finished, filed, broken
         self._store: Any = None
         self._attempts: dict[str, AttemptedRollout] = {}
+        self._silent_s = silent_s
+        self._lost: dict[str, int] = {}
+        self._next_check = 0.0
+        self._waiting, self._still = Waiting(pool.n, how), still
 
     def init(self, agent: Any, **more: Any) -> None:
         """Nothing to do: the runner processes build the agent."""
@@ -64,6 +92,7 @@ class PoolRunner(Runner[Any]):
 
     async def iter(self, *, event: Any = None) -> None:
         """Move rollouts from the store to the pool, and results back, until `event` is set."""
+        self._store.arrived = self._pool.wake
         try:
             while event is None or not event.is_set():
                 await self._turn()
@@ -73,17 +102,33 @@ class PoolRunner(Runner[Any]):
             named = AgentrigError(f"the run's runner, or its store, failed: {words_of(error)}{place_of(error)}")
             named.__cause__ = error
             await self._broken(named)
+        finally:
+            self._store.arrived = None
+            for arrival in self._arrivals():
+                arrival.filed.set_exception(ConnectionAbortedError("the run has ended"))
 
     async def _turn(self) -> None:
         room = self._pool.room
         if room > 0:
-            for attempted in await self._store.dequeue_many_rollouts(limit=room, worker_id="agentrig"):
+            for attempted in await self._store.dequeue_many_rollouts(limit=room, worker_id=OWN_RUNNER):
                 await self._start(attempted)
         busy = self._pool.pending > 0
         results = self._pool.poll(0.2 if busy else IDLE_POLL_S)
         for result in results:
             await self._finish(result)
+        for arrival in self._arrivals():
+            await self._file(arrival)
+        if time.monotonic() >= self._next_check:
+            self._next_check = time.monotonic() + CHECK_S
+            await self._check_others()
         await asyncio.sleep(0)
+
+    def _arrivals(self) -> Iterator[Arrival]:
+        while True:
+            try:
+                yield self._store.arrivals.get_nowait()
+            except queue.Empty:
+                return
 
     async def _start(self, attempted: Any) -> None:
         resources = await self._store.get_resources_by_id(attempted.resources_id) if attempted.resources_id else None
@@ -92,17 +137,113 @@ class PoolRunner(Runner[Any]):
         self._pool.submit(job_of(attempted, resources))
 
     async def _finish(self, result: Result) -> None:
+        """Judge and file a result of the pool."""
         attempted = self._attempts.pop(result.id)
+        if result.id in self._store.open:  # the store's health check may have ended it
+            status: Any = "succeeded" if result.outcome.failure is None else "failed"
+            await self._conclude(attempted, status, result, recorded=False)
+
+    async def _file(self, arrival: Arrival) -> None:
+        """Judge and file what another runner, or the store's health check, has reported."""
+        attempted = arrival.attempted
+        try:
+            result = arrival.result or reported(attempted, arrival.status, await self._spans(attempted))
+            if arrival.settled:
+                self._finished(result, attempted)
+                self._filed(result)
+            elif attempted.rollout_id in self._store.open:
+                await self._conclude(attempted, arrival.status, result, recorded=arrival.result is None)
+        except BaseException as error:
+            arrival.filed.set_exception(ConnectionAbortedError(f"the run has ended: {error}"))
+            raise
+        arrival.filed.set_result(None)
+
+    async def _spans(self, attempted: AttemptedRollout) -> list[LightningSpan]:
+        return list(await self._store.query_spans(attempted.rollout_id, attempted.attempt.attempt_id))
+
+    async def _conclude(self, attempted: AttemptedRollout, status: Any, result: Result, *, recorded: bool) -> None:
+        """Judge an attempt, store what is not yet stored, and make its end final.
+
+        Args:
+            attempted: The attempt.
+            status: How it ended.
+            result: Its result.
+            recorded: Whether the store has its spans already.
+        """
         attempt_id = attempted.attempt.attempt_id
-        status: Any = "succeeded" if result.outcome.failure is None else "failed"
-        spans = to_lightning(result.trace, result.id, attempt_id)
+        spans = [] if recorded else to_lightning(result.trace, result.id, attempt_id)
         again = await self._store.runs_again(attempted, status)
         reward = None if again else self._finished(result, attempted)
-        if reward is not None and reward != final_reward(spans):  # the agent's own reward is among its spans
-            number = max((span.sequence_id for span in spans), default=0) + 1
+        there = await self._spans(attempted) if recorded else spans
+        if reward is not None and reward != final_reward(there):  # the agent's own reward is among its spans
+            number = max((span.sequence_id for span in there), default=0) + 1
             spans.append(score_span(float(reward), rollout_id=result.id, attempt_id=attempt_id, sequence_id=number))
         if spans:
             await self._store.add_many_spans(spans)
-        await self._store.update_attempt(result.id, attempt_id, status=status)
+        await self._store.settle(attempted, status)
         if not again:
+            self._lost.pop(result.id, None)
             self._filed(result)
+
+    async def _check_others(self) -> None:
+        """Start the rollouts of runners that are gone again, and say when rollouts wait for a runner."""
+        self._still()
+        limit = self._pool.deadline_s + self._silent_s
+        for lease, why in self._store.leases.overdue(silent_s=self._silent_s, deadline_s=limit):
+            lost = self._lost[lease.rollout_id] = self._lost.get(lease.rollout_id, 0) + 1
+            if lost <= self._pool.retries:
+                log.warning("%s: rollout %s starts again", why, lease.rollout_id)
+                await self._store.give_back(lease.rollout_id, lease.attempt_id)
+                continue
+            attempted = await self._store.get_rollout_by_id(lease.rollout_id)
+            if attempted is None or lease.rollout_id not in self._store.open:
+                self._store.leases.drop(lease.rollout_id)
+                continue
+            job = job_of(attempted, None)
+            result = job.failed("runner-died", f"{why}, {lost} times", lease.taken)
+            await self._conclude(attempted, "failed", result, recorded=True)
+        self._waiting.check(
+            queued=len(self._store.open) - self._pool.pending, workers=self._store.leases.workers(self._silent_s)
+        )
+
+
+def reported(attempted: AttemptedRollout, status: str, spans: list[LightningSpan]) -> Result:
+    """Return the result of an attempt of one of Agent Lightning's own runners: its spans, and the last reward in them.
+
+    That number is the answer, as it is for an agent of Agent Lightning in a runner of agentrig.
+    """
+    attempt = attempted.attempt
+    outcome = Outcome(answer=final_reward(spans))
+    if status != "succeeded":
+        kind = FAILURES.get(status, "agent-error")
+        seen = [s.status.description for s in spans if s.status.status_code == "ERROR" and s.status.description]
+        why = f": {seen[-1]}" if seen else "; the runner's own log says why"
+        who = f"the runner {attempt.worker_id or '(unnamed)'}"
+        outcome = Outcome(failure=kind, message=f"{who} reports the attempt as {status}{why}")
+    return Result(
+        id=attempted.rollout_id,
+        outcome=outcome,
+        trace=from_lightning(attempted.rollout_id, spans),
+        start=attempt.start_time,
+        duration_s=max(0.0, time.time() - attempt.start_time),
+    )
+
+
+class Waiting:
+    """Says that rollouts wait for a runner: a run may have none of its own.
+
+    Args:
+        own: How many runners the run has itself.
+        how: Returns how another runner joins, for the message.
+    """
+
+    def __init__(self, own: int, how: Callable[[], str]) -> None:
+        self._own, self._how = own, how
+        self._next = 0.0
+
+    def check(self, *, queued: int, workers: Sequence[str]) -> None:
+        """Log it, at most once in `SAY_S`."""
+        if self._own or workers or queued <= 0 or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + SAY_S
+        log.warning("%d rollouts wait for a runner, the run has none itself (runners.n=0): %s", queued, self._how())

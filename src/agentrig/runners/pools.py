@@ -112,6 +112,21 @@ class BasePool(abc.ABC, Generic[W]):
         return any(w.ready for w in self._workers)
 
     @property
+    def n(self) -> int:
+        """Number of runners; 0 for a pool that runs nothing."""
+        return self._n
+
+    @property
+    def deadline_s(self) -> float:
+        """Time limit of a rollout in seconds."""
+        return self._deadline_s
+
+    @property
+    def retries(self) -> int:
+        """How often a rollout is restarted when its runner died."""
+        return self._retries
+
+    @property
     def room(self) -> int:
         """How many more jobs could start now; the queue should not become much longer than this."""
         return self._n * self._threads - self.pending

@@ -21,6 +21,7 @@ from agentrig.errors import AgentrigError
 from agentrig.lightning_import import import_lightning
 from agentrig.processes.ends import Interrupted
 from agentrig.runners.jobs import Result
+from agentrig.runners.joining import Joining
 from agentrig.runners.processes import Pool
 from agentrig.text import words_of
 
@@ -39,6 +40,7 @@ from agentrig.runners.lightning_resources import lightning_llm  # noqa: E402
 from agentrig.runners.lightning_runner import PoolRunner  # noqa: E402
 from agentrig.runners.lightning_store import Store  # noqa: E402
 from agentrig.runners.lightning_tracer import RecorderTracer, SpanAdapter  # noqa: E402
+from agentrig.runners.store_server import ServedStore  # noqa: E402
 
 logging.getLogger("agentlightning").setLevel(logging.WARNING)
 log = logging.getLogger(__name__)
@@ -46,6 +48,9 @@ T = TypeVar("T")
 
 UNWIND_S = 5.0
 """Seconds that an interrupted body may take to shut down its server and other resources."""
+
+SILENT_S = 30.0
+"""Seconds without a sign of life after which a runner that joined by hand counts as lost, if no setting says."""
 
 MODES = {"train": "train", "validation": "val", "report": "test", "dev": "val"}
 
@@ -99,6 +104,7 @@ class Runtime:
 
     Args:
         pool: Runs the agent; started and closed here.
+        others: How runners outside this process join; None if they can't.
 
     Attributes:
         store: Agent Lightning's store.
@@ -107,9 +113,10 @@ class Runtime:
             the initial value, results go into `results` instead.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, others: Joining | None = None) -> None:
         self.pool = pool
         self.store = Store()
+        self.served = ServedStore(self.store, others) if others is not None else None
         self.results: queue.SimpleQueue[Result | Exception] = queue.SimpleQueue()
         self.judge: Callable[[Result, AttemptedRollout], float | None] | None = None
         self.trainer: Any = None
@@ -122,7 +129,15 @@ class Runtime:
     def run(self, body: Callable[[], None]) -> None:
         """Start the runners, call `body` in a thread, then shut everything down; raises what `body` raised."""
         algorithm = self._body = _Body(body)
-        runner = PoolRunner(self.pool, self._judge, self._hand_over, self._broke)
+        runner = PoolRunner(
+            self.pool,
+            self._judge,
+            self._hand_over,
+            self._broke,
+            silent_s=self.served.joining.silent_s if self.served is not None else SILENT_S,
+            how=lambda: self.served.how if self.served is not None else "start the run with --store HOST:PORT",
+            still=self.served.check if self.served is not None else lambda: None,
+        )
         strategy = SharedMemoryExecutionStrategy(
             n_runners=1, main_thread="algorithm", managed_store=False, graceful_delay=0.5, join_timeout=5.0
         )
@@ -136,6 +151,8 @@ class Runtime:
             adapter=SpanAdapter(lambda trace: ()),
         )
         try:
+            if self.served is not None:
+                self.served.start()
             self.pool.start()
             self._fitting = True
             if self._aborted is None:
@@ -143,6 +160,8 @@ class Runtime:
         finally:
             self._fitting = False
             self.pool.close()
+            if self.served is not None:
+                self.served.stop()
         if self._aborted is not None:
             if algorithm.thread.is_alive():
                 algorithm.thread.join(UNWIND_S)
@@ -168,7 +187,7 @@ class Runtime:
         Raises:
             AgentrigError: It cannot be built, or the run was interrupted.
         """
-        while not self.pool.built.wait(0.05):
+        while self.pool.n and not self.pool.built.wait(0.05):
             if not self.results.empty():
                 broken = self.results.get()
                 if isinstance(broken, Exception):
@@ -195,7 +214,10 @@ class Runtime:
     async def _resource(self, endpoint: Endpoint) -> str:
         key = repr((endpoint, endpoint.api_key))
         if key not in self._resources:
-            self._resources[key] = (await self.store.add_resources({"llm": lightning_llm(endpoint)})).resources_id
+            resources = {"llm": lightning_llm(endpoint)}
+            if self.served is not None:  # the first one, and that of this name, is for Agent Lightning's own runners
+                resources = {"main_llm": lightning_llm(endpoint, ours=False), **resources}
+            self._resources[key] = (await self.store.add_resources(resources)).resources_id
         return self._resources[key]
 
     def resources(self, resources_id: str | None) -> Mapping[str, Any]:

@@ -20,10 +20,17 @@ from agentrig.plugins.specs import RUN_KINDS
 @click.option(
     "--from-step", type=click.IntRange(min=1), metavar="N", help="With --resume: from the checkpoint of step N."
 )
+@click.option("--store", metavar="HOST:PORT", help="Let runners of other machines join; short for runners.store=…")
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end, and no display.")
 @click.option("--yes", is_flag=True, help="Stop what blocks the run (a stale Ray cluster) without asking.")
 def train(
-    words: Sequence[str], resume: Path | None, from_step: int | None, as_json: bool, yes: bool, **options: Any
+    words: Sequence[str],
+    resume: Path | None,
+    from_step: int | None,
+    store: str | None,
+    as_json: bool,
+    yes: bool,
+    **options: Any,
 ) -> None:
     """Train; the default recipe is `mini`.
 
@@ -33,6 +40,7 @@ def train(
     agentrig train my-run.toml --plugin my_agent.py
     agentrig train --resume runs/mini-20260101-120000
     agentrig train --resume runs/mini-20260101-120000 --from-step 20
+    agentrig train mini --store 127.0.0.1:4747 runners.n=0
     """
     from agentrig.errors import ConfigError
     from agentrig.run import training as run
@@ -42,6 +50,8 @@ def train(
         os.environ["AGENTRIG_YES"] = "1"
     if from_step is not None and resume is None:
         raise ConfigError("--from-step needs --resume RUN: it selects the checkpoint that the run resumes from")
+    if store is not None:
+        words = [*words, f"runners.store={store}"]
     if resume is not None:
         source = words[0] if words and "=" not in words[0] else None
         if source or any(options[k] for k in (*RUN_KINDS, "files", "active_agent", "strict_plugins")):

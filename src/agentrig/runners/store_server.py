@@ -1,0 +1,179 @@
+"""A run's store over HTTP: Agent Lightning's own server, behind a door, for runners that join at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+import threading
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+from agentrig.endpoints import is_loopback
+from agentrig.errors import AgentrigError
+from agentrig.lightning_import import import_lightning
+from agentrig.runners.jobs import Result
+from agentrig.runners.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, RUNNING, TOKEN_VARIABLE, Joining
+from agentrig.runners.store_door import StoreDoor, client
+
+import_lightning()  # before the imports below, which would bring litellm and its network calls
+
+from agentlightning import LightningStoreServer  # noqa: E402, TID253  (this module is itself imported lazily)
+from agentlightning.utils.server_launcher import PythonServerLauncherArgs  # noqa: E402, TID253
+from starlette.requests import Request  # noqa: E402
+from starlette.responses import JSONResponse  # noqa: E402
+
+from agentrig.runners.lightning_store import Store  # noqa: E402
+
+log = logging.getLogger(__name__)
+
+FAREWELL_S = 5.0
+"""Longest time, at the run's end, in which runners are told that it has ended."""
+
+CHECK_S = 3.0
+"""Seconds between two looks whether the server still accepts connections."""
+
+ANY_HOST = ("0.0.0.0", "::")
+
+
+class ServedStore:
+    """Serves a store from a thread of this process.
+
+    Args:
+        store: The run's store.
+        joining: Address, token, and what runners are told.
+
+    Attributes:
+        url: The address, once it is served.
+    """
+
+    def __init__(self, store: Store, joining: Joining) -> None:
+        self._store, self.joining = store, joining
+        self.url = ""
+        self._server: Any = None
+        self._state = RUNNING
+        self._present: set[str] = set()
+        self._gone = threading.Condition()
+        self._next_check = 0.0
+
+    @property
+    def how(self) -> str:
+        """How a runner joins, without the token."""
+        return f"join with: agentrig runner --store {self.url} (the token was printed when the run started)"
+
+    def start(self) -> None:
+        """Listen, and print the link with the token once.
+
+        Raises:
+            AgentrigError: The address cannot be used.
+        """
+        host = self.joining.host
+        try:
+            with socket.create_server((host, self.joining.port), family=_family(host)) as free:
+                port = free.getsockname()[1]
+        except OSError as error:
+            raise AgentrigError(
+                f"the store cannot listen on {host}:{self.joining.port} (runners.store): {error.strerror or error}"
+            ) from None
+        reached = socket.gethostname() if host in ANY_HOST else host
+        self.url = f"http://{f'[{reached}]' if ':' in reached else reached}:{port}"
+        arguments = PythonServerLauncherArgs(
+            host=host, port=port, access_host=reached, launch_mode="thread", log_level=logging.WARNING
+        )
+        server = LightningStoreServer(self._store, launcher_args=arguments)
+        app: Any = server.app
+        for path, handler in ((JOIN, self._join), (ALIVE, self._alive), (REPORT, self._report), (LEAVE, self._leave)):
+            app.add_route(path, handler, methods=["POST"])
+        app.add_middleware(StoreDoor, token=self.joining.token)
+        self._store.reached_from = client.get
+        self._server = server
+        asyncio.run(server.start())
+        token = self.joining.token
+        print(
+            f"agentrig: the run's store is at {self.url}; this is printed once:\n"
+            f"  dashboard: {self.url}/?token={token}\n"
+            f"  a runner:  {TOKEN_VARIABLE}={token} agentrig runner --store {self.url}",
+            file=sys.stderr,
+            flush=True,
+        )
+        if not is_loopback(reached):
+            log.warning(
+                "the store listens on %s: whoever has the token gets the tasks' inputs and the model's key, and the "
+                "connection is not encrypted. Use a private network or a tunnel",
+                host,
+            )
+
+    def stop(self) -> None:
+        """Tell the runners that the run has ended, then close."""
+        if self._server is None:
+            return
+        self._state = ENDED
+        end = time.monotonic() + FAREWELL_S
+        with self._gone:
+            alive = set(self._store.leases.workers(FAREWELL_S))
+            while self._present & alive and time.monotonic() < end:
+                self._gone.wait(0.2)
+        asyncio.run(self._server.stop())
+        self._server = None
+
+    def check(self) -> None:
+        """Make sure that the server still runs.
+
+        Raises:
+            AgentrigError: It does not.
+        """
+        if self._server is None or time.monotonic() < self._next_check:
+            return
+        self._next_check = time.monotonic() + CHECK_S
+        own = urlsplit(self._server.endpoint)
+        try:
+            socket.create_connection((own.hostname or "", own.port or 0), timeout=CHECK_S).close()
+        except TimeoutError:
+            return  # it is busy
+        except OSError as error:
+            raise AgentrigError(
+                f"the run's store at {self.url} has died ({error.strerror or error}): no runner can join or report"
+            ) from None
+
+    # --- the routes of agentrig's own runners ---------------------------------------------------------
+
+    async def _join(self, request: Request) -> JSONResponse:
+        sent = await request.json()
+        self._present.add(str(sent["worker"]))
+        log.info("the runner %s has joined", sent["worker"])
+        return JSONResponse(self.joining.offer())
+
+    async def _alive(self, request: Request) -> JSONResponse:
+        worker = str((await request.json())["worker"])
+        self._store.leases.alive(worker)
+        if self._state == ENDED:
+            self._forget(worker)
+        return JSONResponse({"state": self._state})
+
+    async def _report(self, request: Request) -> JSONResponse:
+        sent = await request.json()
+        rollout_id = str(sent["rollout_id"])
+        try:
+            result = Result.received(rollout_id, sent["result"])
+        except (KeyError, ValueError) as error:
+            return JSONResponse({"error": str(error)}, status_code=400)
+        status = "succeeded" if result.outcome.failure is None else "failed"
+        return JSONResponse({"counts": await self._store.report(rollout_id, str(sent["attempt_id"]), status, result)})
+
+    async def _leave(self, request: Request) -> JSONResponse:
+        worker = str((await request.json())["worker"])
+        back = [await self._store.give_back(x.rollout_id, x.attempt_id) for x in self._store.leases.held_by(worker)]
+        self._forget(worker)
+        log.info("the runner %s has left; %d of its rollouts start again", worker, sum(back))
+        return JSONResponse({"given_back": sum(back)})
+
+    def _forget(self, worker: str) -> None:
+        with self._gone:
+            self._present.discard(worker)
+            self._gone.notify()
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
