@@ -1,4 +1,4 @@
-"""Agent Lightning's own runner, joining a store by hand: no word of agentrig. Arguments: the store's URL, a worker id."""
+"""Agent Lightning's own runner, joining a store by hand, without agentrig. Arguments: the store's URL, a worker id."""
 
 from __future__ import annotations
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from agentrig.algorithms import Algorithm
 from agentrig.correctness import Correctness
@@ -22,6 +25,7 @@ from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
 from agentrig.run.setup import first_runner, make_engine, ready_hardware, ready_server
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
+from agentrig.runners.roles import with_roles
 from agentrig.runners.scorer import Scorer
 
 if TYPE_CHECKING:
@@ -57,6 +61,7 @@ def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = Non
 
 def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitStack) -> dict[str, Any]:
     start = time.perf_counter()
+    plan = attrs.evolve(plan, runners=with_roles(plan.runners, os.environ))
 
     # Lock the directory of a resumed run.
     run, past = None, Past()

@@ -1,0 +1,43 @@
+"""Agent Lightning's variables for a run on several machines are honoured, or refused in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrig.errors import ConfigError
+from agentrig.plan import RunnerSettings
+from agentrig.runners.roles import with_roles
+
+
+@pytest.mark.parametrize(
+    ("environment", "store", "n"),
+    [
+        ({}, "", 2),
+        ({"AGL_CURRENT_ROLE": "both"}, "", 2),
+        ({"AGL_CURRENT_ROLE": "algorithm"}, "127.0.0.1:4747", 0),
+        ({"AGL_SERVER_PORT": "9000"}, "127.0.0.1:9000", 2),
+        ({"AGL_SERVER_HOST": "10.0.0.5", "AGL_CURRENT_ROLE": "algorithm"}, "10.0.0.5:4747", 0),
+    ],
+)
+def test_a_role_is_honoured(environment: dict[str, str], store: str, n: int) -> None:
+    asked = with_roles(RunnerSettings(), environment)
+    assert (asked.store, asked.n) == (store, n)
+
+
+def test_the_run_s_own_address_counts_more() -> None:
+    own = RunnerSettings(store="127.0.0.1:1")
+    assert with_roles(own, {"AGL_SERVER_PORT": "9000"}).store == "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({"AGL_CURRENT_ROLE": "runner", "AGL_SERVER_PORT": "9000"}, "agentrig runner --store http://127.0.0.1:9000"),
+        ({"AGL_CURRENT_ROLE": "boss"}, "none of algorithm, runner, both"),
+        ({"AGL_SERVER_PORT": "x"}, "no port"),
+        ({"AGL_MANAGED_STORE": "false"}, "a store of its own"),
+    ],
+)
+def test_what_train_cannot_be_is_refused(environment: dict[str, str], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        with_roles(RunnerSettings(), environment)
