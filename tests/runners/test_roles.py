@@ -1,4 +1,4 @@
-"""Agent Lightning's variables for a run on several machines are honoured, or refused in words."""
+"""Variables of Agent Lightning for a run on several machines are honoured, or refused with a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment variables by which Agent Lightning splits a run over machines: honoured, or refused in words."""
+"""The environment variables by which Agent Lightning splits a run over machines: honoured, or refused."""
 
 from __future__ import annotations
 

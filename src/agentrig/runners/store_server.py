@@ -100,7 +100,7 @@ class ServedStore:
         )
         if not is_loopback(reached):
             log.warning(
-                "the store listens on %s: whoever has the token gets the tasks' inputs and the model's key, and the "
+                "the store listens on %s: a person with the token gets the tasks' inputs and the model's key, and the "
                 "connection is not encrypted. Use a private network or a tunnel",
                 host,
             )
