@@ -40,7 +40,7 @@ def train(
     agentrig train my-run.toml --plugin my_agent.py
     agentrig train --resume runs/mini-20260101-120000
     agentrig train --resume runs/mini-20260101-120000 --from-step 20
-    agentrig train mini --store 127.0.0.1:4747 runners.n=0
+    agentrig train mini --store 127.0.0.1:4747
     """
     from agentrig.errors import ConfigError
     from agentrig.run import training as run
