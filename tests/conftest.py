@@ -48,13 +48,18 @@ def toy_file() -> str:
     return str(Path(__file__).parent / "support" / "toy_plugin.py")
 
 
+def toy_settings(server: ModelServer, place: Path) -> list[str]:
+    """Return what every run of the recipe `toy` is told; without its report, which takes most of such a run's time."""
+    return [f"algorithm.endpoint={server.url}", f"run.directory={place}/runs", "run.name=toy", 'run.block=["report"]']
+
+
 @pytest.fixture
 def toy_plan(_served: ModelServer, tmp_path: Path, toy_file: str) -> Callable[..., Plan]:
-    """Resolve the recipe `toy` with its model server and a run directory of its own."""
+    """Resolve the recipe `toy` with its model server and a run directory of its own; `run.block=[]` adds its report."""
     from agentrig.plan import resolve
 
     def plan(*overrides: str, **uses: str) -> Plan:
-        own = [f"algorithm.endpoint={_served.url}", f"run.directory={tmp_path}/runs", "run.name=toy"]
+        own = toy_settings(_served, tmp_path)
         return resolve("toy", overrides=[*own, *overrides], uses=uses, files=[toy_file])
 
     return plan
@@ -71,7 +76,7 @@ def ended_run(_served: ModelServer, tmp_path_factory: pytest.TempPathFactory, to
     def give(*overrides: str) -> Path:
         if overrides not in made:
             place = tmp_path_factory.mktemp("ended")
-            own = [f"algorithm.endpoint={_served.url}", f"run.directory={place}/runs", "run.name=toy"]
+            own = toy_settings(_served, place)
             train(resolve("toy", overrides=[*own, *overrides], files=[toy_file]))
             shutil.copytree(place / "runs" / "toy", place / "kept", symlinks=True)
             made[overrides] = place

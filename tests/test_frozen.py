@@ -156,7 +156,7 @@ class Meddler:
 
 
 def test_an_observer_cannot_change_a_run(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
-    plan = toy_plan("algorithm.steps=1", "algorithm.report=false", "run.validation_tasks=1")
+    plan = toy_plan("algorithm.steps=1", "algorithm.report=false", "run.validation_tasks=1", "run.block=[]")
     meddler = Meddler()
     plan.registry.add_observer(meddler, "meddler")
     summary = train(plan)

@@ -189,6 +189,7 @@ def test_rule_7_a_broken_accelerator_is_never_replaced_by_the_cpu(
     accelerator.write_text(Path(toy_file).read_text())
     words = ["train", "toy", "--plugin", str(accelerator), f"algorithm.endpoint={model.url}", "--json"]
     words += [f"run.directory={tmp_path}/runs", "run.name=x", "algorithm.steps=1", "algorithm.report=false"]
+    words.append('run.block=["report"]')
     for choice in ("auto", "toy-npu"):
         result = CliRunner().invoke(main, [*words, "--hardware", choice])
         assert result.exit_code == 1, result.output
@@ -207,6 +208,7 @@ def test_rule_8_a_run_is_reproducible_and_resumes_after_a_crash(
     command = [sys.executable, "-m", "agentrig", "train"]
     options = [f"algorithm.endpoint={model.url}", f"run.directory={tmp_path}/runs", "run.name=toy", "run.seed=7"]
     options += ["algorithm.steps=4", "algorithm.wait_s=0.3", "run.validation_tasks=1", "run.report_tasks=2"]
+    options.append('run.block=["report"]')
     process = subprocess.Popen(
         [*command, "toy", "--plugin", toy_file, "--json", *options],
         stdout=subprocess.DEVNULL,

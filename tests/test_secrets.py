@@ -47,6 +47,7 @@ def plan(model: ModelServer, tmp_path: Path, toy_file: str, monkeypatch: pytest.
 
     def make(*overrides: str, agent: str = "look") -> Plan:
         own = [f"algorithm.endpoint={model.url}", f"run.directory={tmp_path}/runs", "run.name=toy", "algorithm.steps=1"]
+        own.append('run.block=["report"]')
         return resolve("toy", overrides=[*own, *overrides], uses={"agent": agent}, files=[toy_file, PLUGIN])
 
     return make
@@ -155,6 +156,7 @@ def test_runners_get_what_their_agent_declares(
     }
     told = tmp_path / "told"
     overrides = [f"algorithm.endpoint={model.url}", f"run.directory={tmp_path}/runs", f"agent.tell={told}"]
+    overrides.append('run.block=["report"]')
     overrides += ["algorithm.steps=1", 'runners.environment=["TOY_UNDECL*"]' if granted else "run.seed=1"]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, toy_file, PLUGIN, *overrides],

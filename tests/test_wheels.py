@@ -87,8 +87,9 @@ def test_the_wheels_are_listed(fresh: Path, tmp_path: Path) -> None:
     assert plugins["agentrig-one-shot"]["status"] == "ok"
 
 
-def test_a_reward_from_a_wheel_trains(fresh: Path, tmp_path: Path) -> None:
-    words = ("train", "mini", "--reward", "partial-credit", "reward.runs=0.25", "run.name=r", "--json", *TINY)
+def test_an_agent_and_a_reward_from_wheels_train(fresh: Path, tmp_path: Path) -> None:
+    swapped = ("--agent", "one-shot", "--reward", "partial-credit", "reward.runs=0.25")
+    words = ("train", "mini", *swapped, "run.name=r", "--json", *TINY)
     summary = json.loads(agentrig(fresh, *words, cwd=tmp_path))
     assert summary["steps"] == 2
     manifest = json.loads((tmp_path / "runs/r/manifest.json").read_text())
@@ -98,13 +99,8 @@ def test_a_reward_from_a_wheel_trains(fresh: Path, tmp_path: Path) -> None:
     rows = pq.read_table(tmp_path / "runs/r/rollouts/train-00001.parquet").to_pylist()
     assert {r["value"] for r in rows} <= {0.0, 0.25, 1.0}
     assert 0.25 in {r["value"] for r in rows}, "the reward's own setting was used"
-
-
-def test_an_agent_from_a_wheel_trains(fresh: Path, tmp_path: Path) -> None:
-    words = ("train", "mini", "--agent", "one-shot", "run.name=a", "--json", *TINY)
-    summary = json.loads(agentrig(fresh, *words, cwd=tmp_path))
-    assert summary["steps"] == 2
+    assert manifest["components"]["agent"]["distribution"] == "agentrig-one-shot"
     assert summary["transitions_per_rollout"] == 1.0
-    lines = [json.loads(text) for text in (tmp_path / "runs/a/metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(text) for text in (tmp_path / "runs/r/metrics.jsonl").read_text().splitlines()]
     assert all(line["nodes"]["trained"] == {"write_query": 24} for line in lines)
     assert all(line["algorithm"]["weight_change"] > 0 for line in lines)

@@ -207,15 +207,18 @@ def register_hardware():
 """
 
 
-def test_broken_hardware_under_auto_does_not_end_a_command(here: Path, model: ModelServer, toy_file: str) -> None:
+def test_broken_hardware_under_auto_does_not_end_a_command(
+    here: Path, model: ModelServer, toy_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Recipe `mini` leaves the hardware to `auto`, which looks at all."""
+    from agentrig.doctor.devices import check_hardware
     from agentrig.hardware import HardwareError
     from agentrig.plan import resolve
     from agentrig.run.setup import ready_hardware
 
     (here / "faulty.py").write_text(FAULTY)
     more = ["--plugin", toy_file, "--plugin", "faulty.py"]
-    words = [*more, f"algorithm.endpoint={model.url}", "algorithm.steps=1", "--json"]
+    words = [*more, f"algorithm.endpoint={model.url}", "algorithm.steps=1", "--json", 'run.block=["report"]']
     done = invoke("train", "toy", *words, "hardware.use=auto", "run.name=auto")
     assert done.exit_code == 0, done.output
     assert 'use = "cpu"' in (here / "runs" / "auto" / "config.toml").read_text()
@@ -226,6 +229,7 @@ def test_broken_hardware_under_auto_does_not_end_a_command(here: Path, model: Mo
     plan = resolve("toy", overrides=["hardware.use=faulty"], files=[toy_file, str(here / "faulty.py")])
     with pytest.raises(HardwareError, match=r"faulty\.py:7 in probe"):
         ready_hardware(plan)
+    monkeypatch.setattr("agentrig.doctor.examination.CHECKS", (check_hardware,))
     looked = invoke("doctor", "toy", *more, "--hardware", "cpu", "--json")
     lines = {f["check"]: f for f in json.loads(looked.stdout)["findings"]}
     assert lines["faulty devices"]["result"] == lines["unmade devices"]["result"] == "warning"
@@ -241,9 +245,7 @@ def test_a_given_server_needs_no_gpu_on_this_host(
     """The dry run before GPU hours: the recipe's agent, tasks, reward and adapter, with any server."""
     name, *options = command
     words = [recipe, "--tasks", "mini-sql", "--endpoint", model.url, "runners.n=1", "--json", *options]
-    done = subprocess.run(
-        [sys.executable, "-m", "agentrig", name, *words], capture_output=True, text=True, timeout=200, check=False
-    )
+    done = invoke(name, *words)
     assert done.stdout.startswith(("[", "{")), done.stderr
     found = json.loads(done.stdout)
     assert len(found) == 1 if name == "dev" else found["n"] == 1

@@ -19,13 +19,16 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 from pages import ROOT, Block, Command, blocks, commands
 
 from agentrig.cli.entry import main
 from agentrig.cli.options import asked
-from agentrig.hardware import HardwareError
+from agentrig.endpoints import Endpoint
+from agentrig.hardware import Cpu, HardwareError
 from agentrig.plan import Plan, resolve
 from agentrig.plugins.specs import RUN_KINDS
+from agentrig.servers import ServerPlan
 
 NOT_RUN = (
     (r"^make train$", "it is `agentrig train` of docs/mini.md and takes about eight minutes"),
@@ -279,9 +282,36 @@ def run(script: str, place: Path, tools: dict[str, str]) -> None:
     assert done.returncode == 0, f"{script}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
-@pytest.mark.parametrize("command", ONCE, ids=lambda c: c.id)
+def of_a_plugin(command: Command) -> bool:
+    return command.words[:2] == ("agentrig", "dev") and "--plugin" in command.words
+
+
+@pytest.mark.parametrize("command", [c for c in ONCE if not of_a_plugin(c)], ids=lambda c: c.id)
 def test_a_cheap_command_runs(command: Command, place: Path, tools: dict[str, str]) -> None:
     run(command.text, place, tools)
+
+
+@pytest.fixture(scope="module")
+def served(place: Path) -> Iterator[Endpoint]:
+    """The model of the recipe `mini`, served once."""
+    from agentrig_grpo.config import EmbeddedConfig
+    from agentrig_grpo.server.embedded import Embedded
+
+    model = ROOT / "plugins" / "agentrig-grpo" / "src" / "agentrig_grpo" / "models" / "mini"
+    plan = ServerPlan(model=model, name="policy", hardware=Cpu(), log=place / "server.log")
+    with Embedded(EmbeddedConfig(), plan) as server:
+        (endpoint,) = server.endpoints
+        yield endpoint
+
+
+@pytest.mark.parametrize("command", [c for c in ONCE if of_a_plugin(c)], ids=lambda c: c.id)
+def test_a_plugin_of_a_page_runs(command: Command, served: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process and with one server for all; `agentrig dev mini` above has its own."""
+    monkeypatch.setenv("OPENAI_BASE_URL", served.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", served.api_key)
+    done = CliRunner().invoke(main, list(command.words[1:]))
+    assert done.exit_code == 0, done.output
+    assert "rollout ro-" in done.output
 
 
 @pytest.fixture(scope="module")

@@ -11,24 +11,41 @@ from pathlib import Path
 
 import attrs
 import pytest
+from click.testing import CliRunner
 
-from agentrig.doctor import could_start, examine
-from agentrig.doctor.examination import CHECKS
+from agentrig.cli.entry import main
+from agentrig.doctor import content, could_start, devices, examine, imports, software
 from agentrig.findings import Finding
 
 PLUGIN = Path(__file__).parents[1] / "support" / "doctor_plugin.py"
 
 
+def write_recipe(folder, text=""):
+    path = folder / "toy.toml"
+    path.write_text(f'recipe = "toy"\n[run]\nplugins = ["{PLUGIN}"]\ndirectory = "{folder}/runs"\n{text}')
+    return str(path)
+
+
 @pytest.fixture
 def recipe(tmp_path):
     """A run file that builds on the recipe `toy`; what a test adds goes below it."""
+    return lambda text="": write_recipe(tmp_path, text)
 
-    def write(text=""):
-        path = tmp_path / "toy.toml"
-        path.write_text(f'recipe = "toy"\n[run]\nplugins = ["{PLUGIN}"]\ndirectory = "{tmp_path}/runs"\n{text}')
-        return str(path)
 
-    return write
+@pytest.fixture(scope="module")
+def examined(tmp_path_factory):
+    """The findings of all checks for the recipe `toy` on the CPU."""
+    return examine(write_recipe(tmp_path_factory.mktemp("examined")), uses={"hardware": "cpu"})
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Run these checks only: others start subprocesses that import torch."""
+
+    def checks(*wanted):
+        monkeypatch.setattr("agentrig.doctor.examination.CHECKS", wanted)
+
+    return checks
 
 
 def doctor(*arguments, **environ):
@@ -40,8 +57,18 @@ def by_check(findings):
     return {f.check: f for f in findings}
 
 
-def test_a_recipe_that_could_start_ends_in_status_0(recipe):
-    done = doctor(recipe(), "--hardware", "cpu", "--json")
+HEAVY = {"torch", "transformers", "ray", "verl", "vllm", "agentlightning"}
+
+
+def test_a_recipe_that_could_start_ends_in_status_0_and_nothing_heavy_is_imported(recipe):
+    code = f"""
+import atexit, sys
+from agentrig.cli.entry import main
+atexit.register(lambda: print("imported", sorted(set(sys.modules) & {HEAVY}), file=sys.stderr))
+main(["doctor", {recipe()!r}, "--hardware", "cpu", "--json"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == "imported []"
     report = json.loads(done.stdout)
     problems = [f for f in report["findings"] if f["result"] == "problem"]
     assert problems == []
@@ -50,71 +77,73 @@ def test_a_recipe_that_could_start_ends_in_status_0(recipe):
     assert {"check", "result", "evidence", "cure"} == set(report["findings"][0])
 
 
-def test_the_table_names_check_result_evidence_and_cure(recipe):
-    done = doctor(recipe('[algorithm]\nmodel = "/no/such/model"\n'), "--hardware", "cpu", COLUMNS="160")
-    assert done.returncode == 1
+def test_the_table_names_check_result_evidence_and_cure(recipe, few):
+    few(content.check_model, software.check_python)
+    words = ["doctor", recipe(), "algorithm.model=/no/such/model", "--hardware", "cpu"]
+    done = CliRunner(env={"COLUMNS": "160"}).invoke(main, words)
+    assert done.exit_code == 1
     for word in ("check", "result", "evidence", "cure", "there is no folder", "it cannot start"):
         assert word in done.stdout
 
 
-def test_overrides_reach_the_recipe(recipe):
-    findings = by_check(examine(recipe(), overrides=["algorithm.model=/no/such/model"], uses={"hardware": "cpu"}))
-    assert findings["model"].result == "problem"
-
-
-def test_a_users_own_agent_is_checked(recipe):
+def test_a_users_own_agent_is_checked(recipe, few):
     example = str(Path(__file__).resolve().parents[2] / "examples" / "my_agent.py")
-    done = doctor(recipe(), "--hardware", "cpu", "--plugin", example, "--agent", "vote", "--json")
-    found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
-    assert "recipe" not in found or found["recipe"]["result"] == "ok"
-    done = doctor(recipe(), "--hardware", "cpu", "--agent", "vote", "--json")
+    few(imports.check_imports)  # it builds the agent
+    words = ["doctor", recipe(), "--hardware", "cpu", "--agent", "vote", "--json"]
+    done = CliRunner().invoke(main, [*words, "--plugin", example])
+    found = {f["check"]: f["result"] for f in json.loads(done.stdout)["findings"]}
+    assert (found["imports"], "recipe" in found) == ("ok", False)
+    done = CliRunner().invoke(main, words)
     found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
     assert 'there is no agent called "vote"' in found["recipe"]["evidence"]
 
 
-def test_a_wrong_recipe_is_a_finding_and_the_host_is_still_examined(recipe):
+def test_a_wrong_recipe_is_a_finding_and_the_host_is_still_examined(recipe, few):
+    few(software.check_python)
     findings = examine(recipe("[algorithm]\nmodle = 1\n"), uses={"hardware": "cpu"})
     found = by_check(findings)
     assert 'Did you mean "model"' in found["recipe"].evidence
-    assert found["torch"].result == "ok"
+    assert found["python"].result == "ok"
     assert not could_start(findings)
 
 
-def test_components_have_their_own_checks(recipe):
-    assert by_check(examine(recipe(), uses={"hardware": "cpu"}))["toy"].evidence.endswith("own check: rest")
+def test_components_have_their_own_checks(examined):
+    assert by_check(examined)["toy"].evidence.endswith("own check: rest")
 
 
-def test_a_check_that_fails_is_a_finding_and_hides_no_other(recipe, monkeypatch):
+def test_a_check_that_fails_is_a_finding_and_hides_no_other(recipe, few):
     def check_badly(situation):
         raise RuntimeError("oh")
 
-    monkeypatch.setattr("agentrig.doctor.examination.CHECKS", (check_badly, *CHECKS))
+    few(check_badly, software.check_python)
     found = by_check(examine(recipe(), uses={"hardware": "cpu"}))
     assert found["badly"].result == "problem"
     assert "RuntimeError: oh" in found["badly"].evidence
-    assert found["torch"].result == "ok"
+    assert found["python"].result == "ok"
 
 
-def test_a_probe_that_fails_is_a_finding_and_hides_no_other(recipe, monkeypatch):
+def test_a_probe_that_fails_is_a_finding_and_hides_no_other(recipe, monkeypatch, few):
     from agentrig.hardware import Cpu
 
     def probe(self):
         raise OSError("no /proc")
 
     monkeypatch.setattr(Cpu, "probe", probe)
+    few(devices.check_hardware, software.check_python)
     found = by_check(examine(recipe(), uses={"hardware": "cpu"}))
     assert found["cpu devices"].result == "problem"
     assert "OSError: no /proc" in found["cpu devices"].evidence
-    assert found["torch"].result == "ok"
+    assert found["python"].result == "ok"
 
 
-def test_broken_hardware_under_auto_is_explained_and_not_replaced(recipe, tmp_path, monkeypatch):
+def test_broken_hardware_under_auto_is_explained_and_not_replaced(recipe, tmp_path, monkeypatch, few):
     """An nvidia-smi that fails, on a host where nothing else hints at a GPU."""
     pytest.importorskip("agentrig_cuda")
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'Driver/library version mismatch' >&2\nexit 18\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    few(devices.check_hardware, software.check_python)
     findings = examine(recipe(), uses={"hardware": "auto"})
     found = by_check(findings)
     assert found["hardware"].result == "problem"
@@ -130,23 +159,13 @@ def test_warnings_do_not_keep_a_recipe_from_starting():
     assert not could_start([Finding(check="x", result="problem", evidence="y")])
 
 
-def test_every_finding_has_its_fields(recipe):
-    for finding in examine(recipe(), uses={"hardware": "cpu"}):
+def test_every_finding_has_its_fields(examined):
+    assert "torch" in by_check(examined)
+    for finding in examined:
         assert attrs.asdict(finding)["result"] in ("ok", "warning", "problem", "skipped")
         assert finding.check
         assert finding.evidence
         assert finding.cure or finding.result != "problem"
-
-
-def test_the_doctor_imports_no_torch_itself(recipe):
-    code = f"""
-import sys
-from agentrig.doctor import examine
-examine({recipe()!r}, uses={{"hardware": "cpu"}})
-print(sorted(set(sys.modules) & {{"torch", "transformers", "ray", "verl", "vllm", "agentlightning"}}))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().splitlines()[-1] == "[]"
 
 
 @pytest.mark.slow

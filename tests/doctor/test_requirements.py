@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from distributions import install
 
+from agentrig.doctor import could_start, examine, imports, software
 from agentrig.doctor.requirements import unmet
+from agentrig.findings import Finding
 
 PLUGIN = Path(__file__).parents[1] / "support" / "doctor_plugin.py"
 
@@ -71,58 +70,59 @@ def test_markers_and_extras_are_honoured(tmp_path: Path, monkeypatch: pytest.Mon
     assert requirements_of("toy-other") == ["toy-other>toy-middle: toy-slow None"]
 
 
-def doctor(site: Path, *words: str) -> tuple[int, list[dict[str, Any]]]:
-    command = [sys.executable, "-m", "agentrig", "doctor", "toy", "--plugin", str(PLUGIN), "--hardware", "cpu"]
-    done = subprocess.run(
-        [*command, *words, "--json"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(site)},
-        timeout=200,
-        check=False,
-    )
-    assert done.stdout.startswith("{"), done.stderr
-    return done.returncode, json.loads(done.stdout)["findings"]
+@pytest.fixture
+def doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
+    """Examine the recipe `toy` with what the test's folder holds; only the checks that this file is about."""
+    monkeypatch.syspath_prepend(tmp_path)  # plugins are found there
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for the subprocess that tries the imports
+    checks = (software.check_requirements, imports.check_imports, software.check_stack)
+    monkeypatch.setattr("agentrig.doctor.examination.CHECKS", checks)
+
+    def findings(agent: str | None = None) -> list[Finding]:
+        monkeypatch.delitem(sys.modules, "toy_agents", raising=False)
+        return examine("toy", files=[str(PLUGIN)], uses={"hardware": "cpu", "agent": agent})
+
+    return findings
 
 
 @pytest.mark.parametrize("leaf", [5, 7])
-def test_an_incompatible_indirect_requirement_is_found(tmp_path: Path, leaf: int) -> None:
+def test_an_incompatible_indirect_requirement_is_found(
+    tmp_path: Path, doctor: Callable[..., list[Finding]], leaf: int
+) -> None:
     """For example protobuf, upgraded for an unrelated package: the metadata and the import both show it."""
     install(tmp_path, "toy-leaf", LEAF.replace("7", str(leaf)), version=f"{leaf}.1", plugin=False)
     install(tmp_path, "toy-middle", MIDDLE, version="1.0", requires=["toy-leaf<6,>=5"], plugin=False)
     install(tmp_path, "toy-agents", AGENT, requires=["toy-middle"])
-    status, findings = doctor(tmp_path, "--agent", "talker")
-    lines = {f["check"]: f for f in findings}
+    findings = doctor("talker")
+    lines = {f.check: f for f in findings}
     if leaf == 5:
-        assert (status, lines["requirements"]["result"], lines["imports"]["result"]) == (0, "ok", "ok"), findings
+        assert (lines["requirements"].result, lines["imports"].result) == ("ok", "ok"), findings
+        assert could_start(findings)
         return
-    assert status == 1
-    assert lines["requirements"]["result"] == "warning"
-    assert (
-        lines["requirements"]["evidence"]
-        == "toy-middle (required by toy-agents) requires toy-leaf<6,>=5; 7.1 is installed"
-    )
-    assert lines["imports"]["result"] == "problem"
-    assert lines["imports"]["evidence"].startswith(
-        "build agent talker: the agent talker cannot be built: TypeError: Det"
-    )
-    assert lines["stack"]["check"] == "stack"  # the other checks run too
+    assert not could_start(findings)
+    assert lines["requirements"].result == "warning"
+    said = "toy-middle (required by toy-agents) requires toy-leaf<6,>=5; 7.1 is installed"
+    assert lines["requirements"].evidence == said
+    assert lines["imports"].result == "problem"
+    said = "build agent talker: the agent talker cannot be built: TypeError: Det"
+    assert lines["imports"].evidence.startswith(said)
+    assert "stack" in lines  # the other checks run too
 
 
-def test_the_imports_of_every_run_are_tried(tmp_path: Path) -> None:
+def test_the_imports_of_every_run_are_tried(tmp_path: Path, doctor: Callable[..., list[Finding]]) -> None:
     """With a module on the path that hides the real one."""
     (tmp_path / "agentlightning").mkdir()
     (tmp_path / "agentlightning" / "__init__.py").write_text("raise SystemExit('half installed')\n")
-    status, findings = doctor(tmp_path)
-    (found,) = [f for f in findings if f["check"] == "imports"]
-    assert (status, found["result"]) == (1, "problem")
-    assert found["evidence"].startswith("import agentrig.run.session (every run does): SystemExit: half installed")
-    assert "agentlightning/__init__.py:1)" in found["evidence"]
+    (found,) = [f for f in doctor() if f.check == "imports"]
+    assert found.result == "problem"
+    assert found.evidence.startswith("import agentrig.run.session (every run does): SystemExit: half installed")
+    assert "agentlightning/__init__.py:1)" in found.evidence
 
 
-def test_an_import_that_kills_the_interpreter_is_a_finding(tmp_path: Path) -> None:
+def test_an_import_that_kills_the_interpreter_is_a_finding(
+    tmp_path: Path, doctor: Callable[..., list[Finding]]
+) -> None:
     install(tmp_path, "toy-agents", AGENT.replace("import toy_middle", "import os; os.abort()"))
-    status, findings = doctor(tmp_path, "--agent", "talker")
-    (found,) = [f for f in findings if f["check"] == "imports"]
-    assert (status, found["result"]) == (1, "problem")
-    assert "the subprocess that tried the imports of a run failed" in found["evidence"]
+    (found,) = [f for f in doctor("talker") if f.check == "imports"]
+    assert found.result == "problem"
+    assert "the subprocess that tried the imports of a run failed" in found.evidence

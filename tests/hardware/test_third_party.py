@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from agentrig.cli.entry import main
+from agentrig.doctor import could_start, devices, examine, software
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_STEP = (
@@ -33,21 +37,11 @@ def site(tmp_path_factory):
     return target
 
 
-def agentrig(site, *words, cwd, **environ):
-    environ = {"FAKE_ACCELERATORS": "2", **environ}
-    return subprocess.run(
-        [sys.executable, "-m", "agentrig", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(site), **environ},
-        timeout=280,
-        check=False,
-    )
-
-
 def test_it_trains_one_step_of_mini_through_the_embedded_algorithm(site, tmp_path):
-    done = agentrig(site, "train", "mini", "--hardware", "fake", "run.name=fake", *ONE_STEP, cwd=tmp_path)
+    words = ["train", "mini", "--hardware", "fake", "run.name=fake", *ONE_STEP]
+    environ = {**os.environ, "PYTHONPATH": str(site), "FAKE_ACCELERATORS": "2"}
+    command = [sys.executable, "-m", "agentrig", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environ, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "runs" / "fake"
     manifest = json.loads((run / "manifest.json").read_text())
@@ -58,21 +52,35 @@ def test_it_trains_one_step_of_mini_through_the_embedded_algorithm(site, tmp_pat
     assert step["algorithm"]["weight_change"] > 0
 
 
-def test_the_doctor_runs_its_check_and_reads_its_stack(site, tmp_path):
-    done = agentrig(site, "doctor", "mini", "--hardware", "fake", "--json", cwd=tmp_path)
-    found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
-    assert done.returncode == 0, [f for f in found.values() if f["result"] == "problem"]
-    assert found["fake driver"]["result"] == "ok"
-    assert found["stack"]["evidence"].startswith("fake accelerator on torch 2.13, contract-tested")
-    assert "fake accelerator 0; fake accelerator 1" in found["fake devices"]["evidence"]
+@pytest.fixture
+def here(site, tmp_path, monkeypatch):
+    """This process finds the plugin, with two accelerators; the doctor only looks at the hardware."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setenv("FAKE_ACCELERATORS", "2")
+    checks = (devices.check_hardware, devices.check_torch, devices.check_server, software.check_stack)
+    monkeypatch.setattr("agentrig.doctor.examination.CHECKS", checks)
 
 
-def test_auto_takes_it_when_it_is_the_only_accelerator_and_stops_when_it_is_broken(site, tmp_path):
-    good = agentrig(site, "doctor", "mini", "--hardware", "auto", "--json", cwd=tmp_path)
-    found = {f["check"]: f for f in json.loads(good.stdout)["findings"]}
-    assert found["fake devices"]["evidence"].startswith("used")
-    broken = agentrig(site, "train", "mini", *ONE_STEP, cwd=tmp_path, FAKE_ACCELERATORS="two")
-    assert broken.returncode == 1
+@pytest.mark.usefixtures("here")
+def test_the_doctor_runs_its_check_and_reads_its_stack():
+    findings = examine("mini", uses={"hardware": "fake"})
+    assert could_start(findings), findings
+    found = {f.check: f for f in findings}
+    assert found["torch"].result == "ok"
+    assert found["fake driver"].result == "ok"
+    assert found["stack"].evidence.startswith("fake accelerator on torch 2.13, contract-tested")
+    assert "fake accelerator 0; fake accelerator 1" in found["fake devices"].evidence
+
+
+@pytest.mark.usefixtures("here")
+def test_auto_takes_it_when_it_is_the_only_accelerator_and_stops_when_it_is_broken(tmp_path, monkeypatch):
+    found = {f.check: f for f in examine("mini", uses={"hardware": "auto"})}
+    assert found["fake devices"].evidence.startswith("used")
+    monkeypatch.setenv("FAKE_ACCELERATORS", "two")
+    broken = CliRunner().invoke(main, ["train", "mini", *ONE_STEP])
+    assert broken.exit_code == 1
     assert "fake is there but broken" in broken.stderr
     assert "export FAKE_ACCELERATORS=1" in broken.stderr
     assert "Traceback" not in broken.stderr

@@ -12,6 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
+
+from agentrig.cli.entry import main
+from agentrig.errors import RunStopped
+from agentrig.plan import resolve
+from agentrig.run.training import train
 
 TINY = (
     "algorithm.tasks_per_step=8",
@@ -26,9 +32,10 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "agentrig", *words]
 
 
-def agentrig(*words: str, cwd: Path, ok: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command(*words), cwd=cwd, capture_output=True, text=True, timeout=280)
-    assert (done.returncode == 0) == ok, done.stdout + done.stderr
+def in_this_process(*words: str) -> Result:
+    """Run a command here, where torch and transformers are imported once; its servers and runners are processes."""
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
     return done
 
 
@@ -40,7 +47,9 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three steps."""
     folder = tmp_path_factory.mktemp("mini")
-    agentrig("train", "mini", "algorithm.steps=3", "run.name=a", "run.audit=spider-exec-strict", *TINY, cwd=folder)
+    words = command("train", "mini", "algorithm.steps=3", "run.name=a", "run.audit=spider-exec-strict", *TINY)
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
     return folder / "runs" / "a"
 
 
@@ -96,7 +105,7 @@ def test_the_checkpoint_is_a_model_that_transformers_loads_and_eval_measures(fin
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     assert len(tokenizer) <= model.get_input_embeddings().weight.shape[0]
-    done = agentrig("eval", "mini", "--checkpoint", str(finished), "--limit", "16", "--json", cwd=finished)
+    done = in_this_process("eval", "mini", "--checkpoint", str(finished), "--limit", "16", "--json")
     found = json.loads(done.stdout)
     summary = json.loads((finished / "summary.json").read_text())
     assert found["n"] == 16
@@ -104,8 +113,8 @@ def test_the_checkpoint_is_a_model_that_transformers_loads_and_eval_measures(fin
     assert found["ci95"][0] <= found["accuracy"] <= found["ci95"][1]
 
 
-def test_dev_shows_the_spans_of_the_embedded_model(tmp_path: Path) -> None:
-    text = agentrig("dev", "mini", "--tasks-n", "1", cwd=tmp_path).stdout
+def test_dev_shows_the_spans_of_the_embedded_model() -> None:
+    text = in_this_process("dev", "mini", "--tasks-n", "1").stdout
     for word in ("write_query", "execute_query", "check_query", "SELECT"):
         assert word in text
 
@@ -127,7 +136,7 @@ def test_ctrl_c_keeps_a_checkpoint_and_the_run_resumes(tmp_path: Path) -> None:
     checkpoint = (run / "checkpoints/latest").read_text().strip()
     assert checkpoint == f"step-{done:05d}"
     before = json.loads((run / "summary.json").read_text())["accuracy"]["before"]
-    agentrig("train", "--resume", str(run), cwd=tmp_path)
+    in_this_process("train", "--resume", str(run))
     assert [line["step"] for line in lines_of(run)] == [1, 2, 3, 4]
     summary = json.loads((run / "summary.json").read_text())
     assert summary["steps"] == 4
@@ -135,6 +144,7 @@ def test_ctrl_c_keeps_a_checkpoint_and_the_run_resumes(tmp_path: Path) -> None:
     assert summary["accuracy"]["after"] is not None
 
 
+@pytest.mark.slow  # tests/run/test_servers.py kills a run whose server is another
 def test_nothing_is_left_running_after_a_kill(tmp_path: Path) -> None:
     words = command("train", "mini", "algorithm.steps=50", "run.name=k", *TINY)
     log = (tmp_path / "log").open("w")
@@ -167,35 +177,21 @@ def children_of_session(session: int) -> list[int]:
     return found
 
 
-POISONED = """
-from agentrig import AlgorithmSpec, hookimpl
-from agentrig_grpo.config import GrpoConfig
-
-
-def build(config):
+def test_gradients_that_are_not_finite_end_a_run_at_the_second_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from agentrig_grpo import algorithm
 
     class Poisoned(algorithm.Learner):
-        def update(self, samples, *, step):
+        def update(self, samples: Any, *, step: int) -> Any:
             if step >= 2:
                 next(iter(self.trained.values())).register_hook(lambda gradient: gradient * float("nan"))
             return super().update(samples, step=step)
 
-    algorithm.Learner = Poisoned
-    return algorithm.Grpo(config)
-
-
-@hookimpl
-def register_algorithms():
-    yield AlgorithmSpec(name="poisoned", summary="Its gradients are NaN.", config=GrpoConfig, build=build)
-"""
-
-
-def test_gradients_that_are_not_finite_end_a_run_at_the_second_of_them(tmp_path: Path) -> None:
-    (tmp_path / "poisoned.py").write_text(POISONED)
-    words = ["train", "mini", "--plugin", "poisoned.py", "--algorithm", "poisoned", "run.name=a", *TINY]
-    done = agentrig(*words, "algorithm.steps=5", cwd=tmp_path, ok=False)
-    assert "step 2: grad_norm nan; the run stops if that happens again in the next step" in done.stderr
-    assert "agentrig: steps 2 and 3: grad_norm nan: updates with such gradients" in done.stderr
+    monkeypatch.setattr(algorithm, "Learner", Poisoned)
+    overrides = [f"run.directory={tmp_path}/runs", "run.name=a", "algorithm.steps=5", "hardware.use=cpu", *TINY]
+    with pytest.raises(RunStopped, match="steps 2 and 3: grad_norm nan: updates with such gradients"):
+        train(resolve("mini", overrides=overrides))
+    assert "step 2: grad_norm nan; the run stops if that happens again in the next step" in caplog.text
     lines = lines_of(tmp_path / "runs" / "a")
     assert [line["algorithm"]["weight_change"] > 0 for line in lines] == [True, False, False]

@@ -28,7 +28,7 @@ def recorded(_served: ModelServer, tmp_path_factory: pytest.TempPathFactory, toy
     """A finished run of three steps; one rollout of each task whose number is divisible by 3 has failed."""
     folder = tmp_path_factory.mktemp("recorded")
     own = [f"algorithm.endpoint={_served.url}", f"run.directory={folder}", "run.name=toy", "algorithm.steps=3"]
-    failing = ['tasks.do=["typed", "", ""]', "run.failure_limit=0.5"]
+    failing = ['tasks.do=["typed", "", ""]', "run.failure_limit=0.5", 'run.block=["report"]']
     train(resolve("toy", overrides=[*own, *failing], files=[toy_file]))
     return folder / "toy"
 

@@ -83,7 +83,7 @@ USES = {"tasks": "words", "agent": "speaker", "reward": "letters", "adapter": "a
 
 def trained(folder: Path, *more: str) -> Path:
     (folder / "speaker.py").write_text(PLUGIN)
-    own = [f"run.directory={folder}", "run.name=run"]
+    own = [f"run.directory={folder}", "run.name=run", 'run.block=["report"]']
     plan = resolve(
         None, overrides=[*own, *SETTINGS, *more], uses={**USES, "hardware": "cpu"}, files=[str(folder / "speaker.py")]
     )

@@ -11,12 +11,22 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
+
+from agentrig import hookimpl
+from agentrig.cli.entry import main
+from agentrig.doctor import devices, examine
+from agentrig.findings import Finding
+from agentrig.plan import resolve
+from agentrig.run.training import train
+from agentrig.servers import ServerError
 
 ROOT = Path(__file__).resolve().parents[2]
 PROCESS = {"embedded": "agentrig_grpo.server", "file-server": "agentrig_file_server.serving"}
@@ -50,10 +60,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Place:
     """A folder where commands run, with temporary files of its own."""
 
-    def __init__(self, folder: Path, site: Path) -> None:
+    def __init__(self, folder: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.temporary = folder, folder / "t"
         self.temporary.mkdir()
         self.environment = {**os.environ, "PYTHONPATH": str(site), "TMPDIR": str(self.temporary)}
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(site)
+        monkeypatch.setenv("PYTHONPATH", str(site))
+        monkeypatch.setenv("TMPDIR", str(self.temporary))
+        monkeypatch.setattr(tempfile, "tempdir", str(self.temporary))
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start a command in a session of its own."""
@@ -68,11 +83,10 @@ class Place:
         )
 
     def run(self, *words: str, ok: bool = True) -> str:
-        """Run a command to its end; return what it printed."""
-        process = self.start(*words)
-        output, _ = process.communicate(timeout=280)
-        assert (process.returncode == 0) == ok, output
-        return output
+        """Run a command to its end in this process, which has imported torch already; return what it printed."""
+        done = CliRunner().invoke(main, words)
+        assert (done.exit_code == 0) == ok, done.output
+        return done.output
 
     def processes(self, text: str = "") -> list[psutil.Process]:
         """Return the living processes that use this folder for their temporary files."""
@@ -95,8 +109,8 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, site: Path) -> Place:
-    return Place(tmp_path, site)
+def place(tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return Place(tmp_path, site, monkeypatch)
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
@@ -145,31 +159,35 @@ def test_a_run_is_killed_resumed_exported_and_evaluated(server: str, place: Plac
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_run_whose_server_dies_names_it(server: str, place: Place) -> None:
-    process = place.start("train", "mini", "--server", server, "algorithm.steps=50", "run.name=d", *TINY)
+    class Kill:
+        @hookimpl
+        def on_step_end(self, event: Any) -> None:
+            for victim in place.processes(PROCESS[server]):
+                if "guard" not in " ".join(victim.cmdline()):
+                    victim.kill()
+
     run = place.folder / "runs" / "d"
-    wait_for(run / "metrics.jsonl", process)
-    for victim in place.processes(PROCESS[server]):
-        if "guard" not in " ".join(victim.cmdline()):
-            victim.kill()
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1, output
+    plan = resolve("mini", uses={"server": server}, overrides=["algorithm.steps=50", "run.name=d", *TINY])
+    plan.registry.add_observer(Kill(), "kill")
+    with pytest.raises(ServerError):
+        train(plan)
     error = json.loads((run / "error.json").read_text())
     assert error["error"] == "ServerError"
     assert re.search(rf"{NAME[server]} has died.*exit status -9", error["message"]), error["message"]
     assert place.none_left() == []
 
 
-def test_the_doctor_examines_the_server_that_the_run_would_use(place: Place) -> None:
-    def found(*words: str) -> dict[str, Any]:
-        text = place.start("doctor", "mini", "--hardware", "cpu", "--json", *words).communicate(timeout=200)[0]
-        findings = json.loads(text[text.index("{") :])["findings"]
-        (one,) = [finding for finding in findings if finding["check"] == "server"]
-        return dict(one)
+@pytest.mark.usefixtures("place")
+def test_the_doctor_examines_the_server_that_the_run_would_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(**uses: str) -> Finding:
+        (one,) = [f for f in examine("mini", uses={"hardware": "cpu", **uses}) if f.check == "server"]
+        return one
 
-    assert found("--server", "file-server")["evidence"] == "file-server of agentrig-file-server 0.1.0 serves on cpu"
+    monkeypatch.setattr("agentrig.doctor.examination.CHECKS", (devices.check_server,))
+    assert found(server="file-server").evidence == "file-server of agentrig-file-server 0.1.0 serves on cpu"
     chosen = found()
-    assert chosen["result"] == "ok"
-    assert re.match(r"embedded of agentrig-grpo \S+ serves on cpu; auto chose it: ", chosen["evidence"])
+    assert chosen.result == "ok"
+    assert re.match(r"embedded of agentrig-grpo \S+ serves on cpu; auto chose it: ", chosen.evidence)
 
 
 def test_a_server_that_is_not_there_ends_the_command_before_the_run(place: Place) -> None:

@@ -82,7 +82,7 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_from_start_to_end(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
-    plan = toy_plan("algorithm.steps=2", "run.audit=toy-parity", "reward.right=2.0")
+    plan = toy_plan("algorithm.steps=2", "run.audit=toy-parity", "reward.right=2.0", "run.block=[]")
     watch = Watch()
     plan.registry.add_observer(watch, "watch")
     plan.registry.add_observer(Complain(), "complain")
@@ -302,7 +302,7 @@ def test_a_run_whose_report_cannot_be_built_ends_normally_with_a_warning(
         def on_step_end(self, event: Any) -> None:
             (run / "report.html").mkdir(exist_ok=True)
 
-    plan = toy_plan("algorithm.steps=1", "algorithm.report=false", "run.validation_tasks=1")
+    plan = toy_plan("algorithm.steps=1", "algorithm.report=false", "run.validation_tasks=1", "run.block=[]")
     plan.registry.add_observer(Occupy(), "occupy")
     assert train(plan)["complete"] is True
     (said,) = [r.getMessage() for r in caplog.records if "the report could not be built" in r.getMessage()]
@@ -418,7 +418,11 @@ def test_lone_surrogates_and_unserializable_details_do_not_end_a_run(toy_plan: M
     import pandas as pd
 
     plan = toy_plan(
-        'tasks.do=["surrogate", "", "", ""]', "reward.odd=true", "algorithm.steps=2", "run.failure_limit=1.0"
+        'tasks.do=["surrogate", "", "", ""]',
+        "reward.odd=true",
+        "algorithm.steps=2",
+        "run.failure_limit=1.0",
+        "run.block=[]",
     )
     summary = train(plan)
     assert summary["steps"] == 2

@@ -57,6 +57,7 @@ def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan
         file.write_text(SOURCE.format(split=split, body=text, more=more))
         given = [f"algorithm.endpoint={model.url}", "algorithm.steps=1", "algorithm.tasks=4"]
         given += [f"run.directory={tmp_path}/runs", "run.name=one", "run.validation_tasks=0", "run.report_tasks=0"]
+        given.append('run.block=["report"]')
         return resolve("toy", overrides=[*given, *overrides], uses={"tasks": "own"}, files=[toy_file, str(file)])
 
     return plan

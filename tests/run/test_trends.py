@@ -158,6 +158,7 @@ def test_a_run_that_has_solved_its_tasks_ends_normally(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     setting = ["algorithm.steps=40", "algorithm.change=0.0", tasks_of(MIXED, RIGHT, RIGHT, RIGHT), *SMALL]
+    setting.append("run.block=[]")
     with caplog.at_level("INFO", logger="agentrig"):
         summary = train(toy_plan(*setting, "run.name=whole"))
     assert (summary["solved"], summary["complete"], summary["steps"]) == (True, True, 4)

@@ -50,16 +50,14 @@ def test_verl_accepts_every_override(wheel: Any, version: Any) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_verl_refuses_every_override_with_a_misspelled_key(wheel: Any, version: Any) -> None:
-    for override in Ascend().overrides({"verl": version}):
+    defaults = composed(wheel, version, [])
+    overrides = Ascend().overrides({"verl": version})
+    for override in overrides:  # Hydra sets or deletes only what is there, as one of each kind shows below
+        assert OmegaConf.select(defaults, override.key[:-1] + "zz") is None
+    for override in {o.delete: o for o in overrides}.values():
         wrong = override.hydra().replace(override.key, override.key[:-1] + "zz")
         with pytest.raises(ConfigCompositionException, match=r"Could not (override|delete)"):
             composed(wheel, version, [wrong])
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_verl_refuses_a_misspelled_device(wheel: Any, version: Any) -> None:
-    with pytest.raises(ConfigCompositionException, match=r"trainer\.devise"):
-        composed(wheel, version, ["trainer.devise=npu"])
 
 
 def test_on_the_reference_version_the_difference_is_the_references_own() -> None:

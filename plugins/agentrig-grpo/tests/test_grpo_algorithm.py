@@ -189,18 +189,20 @@ def test_a_resumed_run_equals_an_uninterrupted_one(model_dir, tmp_path):
     assert second.reports["after"] == whole.reports["after"]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "trainer/learner.pt", "trainer/best.pt"])
-def test_a_checkpoint_that_is_cut_off_is_named_before_anything_starts(model_dir, tmp_path, name):
+def test_a_checkpoint_that_is_cut_off_is_named_before_anything_starts(model_dir, tmp_path):
     config = config_of(model_dir, steps=1, save_every=1, validate_every=0, tasks_per_step=2, group_size=2)
     session = FakeSession(tmp_path / "run")
     Grpo(config).run(session)
-    file = session.saved[1] / name
-    file.write_bytes(file.read_bytes()[:-40])
-    resumed = FakeSession(tmp_path / "again", checkpoint=session.saved[1], first_step=2)
-    with pytest.raises(CheckpointDamaged, match=name) as found:
-        Grpo(attrs.evolve(config, steps=2)).run(resumed)
-    assert found.value.checkpoint == session.saved[1]
-    assert resumed.calls == []
+    for name in ("model.safetensors", "trainer/learner.pt", "trainer/best.pt"):
+        file = session.saved[1] / name
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-40])
+        resumed = FakeSession(tmp_path / "again", checkpoint=session.saved[1], first_step=2)
+        with pytest.raises(CheckpointDamaged, match=name) as found:
+            Grpo(attrs.evolve(config, steps=2)).run(resumed)
+        assert found.value.checkpoint == session.saved[1]
+        assert resumed.calls == []
+        file.write_bytes(whole)
 
 
 class LongPrompts(FakeSession):

@@ -5,13 +5,16 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
+import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.model_files import INDEX, ModelError, weight_files
 from agentrig_grpo.naming import model_directory
 from agentrig_grpo.server.handle import LLMServer, ServerError, ServerSettings
-from agentrig_grpo.server.loading import read_weights
+from agentrig_grpo.server.loading import build_decoder, read_weights
 
 from agentrig.errors import ConfigError
 
@@ -87,11 +90,22 @@ def test_a_damaged_model_is_named_by_its_file(copy, kind, words):
     assert str(copy) in str(found.value)
 
 
-@pytest.mark.parametrize("kind", ["fifo-shard", "outside", "cut off"])
-def test_the_server_does_not_start_from_a_damaged_model(copy, kind):
-    damage(copy, kind)
-    with pytest.raises(ServerError, match=f"could not start: .*{dict(DAMAGES)[kind]}"):
+def decoder_of(directory):
+    """Build the decoder as the server's process does when it starts."""
+    return build_decoder(directory, device="cpu", dtype=torch.float32, slots=1, max_length=0)
+
+
+def test_the_server_does_not_start_from_a_damaged_model(copy):
+    damage(copy, "cut off")
+    with pytest.raises(ServerError, match=f"could not start: .*{dict(DAMAGES)['cut off']}"):
         LLMServer(ServerSettings(model=str(copy), name="x"), start_timeout_s=120).start()
+
+
+@pytest.mark.parametrize("kind", ["fifo-shard", "outside"])
+def test_no_decoder_is_built_from_a_damaged_model(copy, kind):
+    damage(copy, kind)
+    with pytest.raises(ModelError, match=dict(DAMAGES)[kind]):
+        decoder_of(copy)
 
 
 def test_links_as_the_hugging_face_cache_makes_them_are_followed(copy, tmp_path):
@@ -103,8 +117,8 @@ def test_links_as_the_hugging_face_cache_makes_them_are_followed(copy, tmp_path)
         (snapshot / file.name).symlink_to(f"../../blobs/{i}")
     assert checkpoint.load_model(snapshot).config.model_type == "qwen2"
     assert len(read_weights(snapshot)) > 10
-    with LLMServer(ServerSettings(model=str(snapshot), name="x", slots=1)) as server:
-        assert server.health()["status"] == "ok"
+    assert len(checkpoint.load_tokenizer(snapshot)) == 300
+    decoder_of(snapshot)
 
 
 def test_shards_are_read_together(copy):
@@ -120,8 +134,8 @@ def test_shards_are_read_together(copy):
 def test_weights_that_do_not_fit_the_configuration_are_named(copy):
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
-    with pytest.raises(ServerError, match=r"gate_proj\.weight has the shape \[64, 32\]; the model's is \[48, 32\]"):
-        LLMServer(ServerSettings(model=str(copy), name="x")).start()
+    with pytest.raises(ModelError, match=r"gate_proj\.weight has the shape \[64, 32\]; the model's is \[48, 32\]"):
+        decoder_of(copy)
 
 
 CLOSED = """
@@ -134,30 +148,30 @@ import transformers, safetensors, tokenizers, torch, difflib, getpass
 from transformers import AutoTokenizer, AutoModelForCausalLM, PreTrainedTokenizerFast
 os.chdir("/")
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
-for load in (lambda p: model_directory(p), checkpoint.load_tokenizer, checkpoint.load_model):
-    try:
-        load(sys.argv[1])
-    except AgentrigError as error:
-        print(error)
+for directory in sys.argv[1:]:
+    for load in (lambda p: model_directory(p), checkpoint.load_tokenizer, checkpoint.load_model):
+        try:
+            load(directory)
+        except AgentrigError as error:
+            print(error)
 """
 
 
-@pytest.mark.parametrize("closed", ["directory", "file"])
-def test_a_file_without_read_permission_is_named(copy, closed):
+def test_a_file_without_read_permission_is_named(model_dir):
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
-    for folder in (copy, *copy.parents):
-        if str(folder).startswith("/tmp/") and folder.stat().st_uid == 0:
-            folder.chmod(0o755)
-    (copy if closed == "directory" else copy / "model.safetensors").chmod(0o700)
-    done = subprocess.run([sys.executable, "-c", CLOSED, str(copy)], capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
-    if closed == "directory":
-        assert len(lines) == 3
-        assert all("uid 65534" in line and str(copy) in line for line in lines)
-    else:
-        (line,) = lines
-        assert "model.safetensors may not be read by this user (uid 65534)" in line
+    with tempfile.TemporaryDirectory() as place:  # every start of pytest closes the parent of `tmp_path` to others
+        os.chmod(place, 0o755)
+        closed, holds_closed = (shutil.copytree(model_dir, Path(place) / name) for name in ("closed", "holds"))
+        closed.chmod(0o700)
+        holds_closed.chmod(0o755)
+        (holds_closed / "model.safetensors").chmod(0o700)
+        command = [sys.executable, "-c", CLOSED, str(closed), str(holds_closed)]
+        *lines, last = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(lines) == 3
+    assert all("uid 65534" in line and str(closed) in line for line in lines)
+    assert str(holds_closed) in last
+    assert "model.safetensors may not be read by this user (uid 65534)" in last
 
 
 def test_a_missing_directory_differs_from_one_without_a_model(tmp_path):

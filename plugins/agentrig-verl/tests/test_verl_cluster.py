@@ -108,6 +108,7 @@ def run_with(servers, ray_cluster, tmp_path):
 
     def run(body, *overrides, agent="toy-talker", on_ray=True):
         own = [f"run.directory={tmp_path}/runs", "run.name=toy", "run.failure_limit=0.9"]
+        own.append('run.block=["report"]')
         plan = resolve("toy", overrides=[*own, *overrides], uses={"agent": agent}, files=[TOY, TALKER])
         spec = AlgorithmSpec(name="probe", summary="", build=lambda config: Probe(body, on_ray=on_ray))
         component = attrs.evolve(plan.components["algorithm"], spec=spec)

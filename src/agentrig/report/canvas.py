@@ -1,7 +1,6 @@
-"""Renders plots: each once as PNG, and once as SVG for the page in light and dark mode.
+"""Renders plots: each as PNG, and as SVG for the page in light and dark mode.
 
-In the page's SVG, colours are CSS variables: matplotlib draws with unique placeholder colours, which are
-then replaced by the variables.
+In the page's SVG, colours are CSS variables, which replace the colours that matplotlib has drawn with.
 """
 
 from __future__ import annotations
@@ -23,10 +22,13 @@ if TYPE_CHECKING:
 WIDTH = 6.2
 """Width of every plot, in inches."""
 
+DPI = 160
+"""Pixels an inch in a PNG."""
+
 
 @attrs.frozen(kw_only=True)
 class Colors:
-    """The colours of one rendering: series, text, muted text, grid and background."""
+    """The colours of a drawing, all different: series, text, muted text, grid and background."""
 
     series: Sequence[str]
     ink: str
@@ -43,34 +45,32 @@ LIGHT = Colors(
     grid="#e2e4e8",
     paper="#ffffff",
 )
-STAND_INS = Colors(
-    series=tuple(f"#0a0b{i:02x}" for i in range(1, 7)), ink="#0a0c01", muted="#0a0c02", grid="#0a0c03", paper="#0a0c04"
-)
 _VARIABLES = {
-    **{color: f"var(--series-{i})" for i, color in enumerate(STAND_INS.series, 1)},
-    STAND_INS.ink: "var(--ink)",
-    STAND_INS.muted: "var(--muted)",
-    STAND_INS.grid: "var(--grid)",
-    STAND_INS.paper: "var(--paper)",
+    **{color: f"var(--series-{i})" for i, color in enumerate(LIGHT.series, 1)},
+    LIGHT.ink: "var(--ink)",
+    LIGHT.muted: "var(--muted)",
+    LIGHT.grid: "var(--grid)",
+    LIGHT.paper: "var(--paper)",
 }
 
 Draw = Callable[["Figure", Sequence[RunData], Colors], bool]
 """Draws into a figure; False when the runs have nothing to draw."""
 
 
-def render(draw: Draw, runs: Sequence[RunData], colors: Colors, height: float, form: str, name: str) -> bytes | None:
-    """Return a drawing as an image file's bytes, or None when there is nothing to draw.
+def render(draw: Draw, runs: Sequence[RunData], height: float, name: str) -> tuple[bytes, str] | None:
+    """Return a drawing as a PNG file's bytes and as SVG for the page, or None when there is nothing to draw.
+
+    Both are made from one figure with one layout: most of a plot's time goes into these.
 
     Args:
         draw: What to draw.
         runs: The runs to draw.
-        colors: `LIGHT` for a separate file, `STAND_INS` for the page.
         height: In inches.
-        form: `png` or `svg`.
         name: The plot's name; makes its ids unique on the page.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     options: Any = {
@@ -81,14 +81,21 @@ def render(draw: Draw, runs: Sequence[RunData], colors: Colors, height: float, f
     }
     with matplotlib.rc_context(options), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # glyphs in a run's name that the font does not have
-        figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor=colors.paper)
-        FigureCanvasAgg(figure)
-        if not draw(figure, runs, colors):
+        figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained", facecolor=LIGHT.paper)
+        canvas: Any = FigureCanvasAgg(figure)
+        if not draw(figure, runs, LIGHT):
             return None
-        buffer = io.BytesIO()
-        metadata = {"Date": None} if form == "svg" else {}
-        figure.savefig(buffer, format=form, dpi=160, metadata=metadata, transparent=form == "svg")
-    return buffer.getvalue()
+        layout = figure.get_layout_engine()
+        assert layout is not None
+        layout.execute(figure)
+        figure.set_layout_engine("none")  # or each file would make it again
+        # `savefig` would draw twice for each file, the first time for the layout alone.
+        png, svg = io.BytesIO(), io.BytesIO()
+        canvas.print_png(png)
+        figure.patch.set_visible(False)
+        canvas = FigureCanvasSVG(figure)
+        canvas.print_svg(svg, metadata={"Date": None})
+    return png.getvalue(), for_page(svg.getvalue().decode(), name)
 
 
 def for_page(svg: str, name: str) -> str:

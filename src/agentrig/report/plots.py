@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrig.report import figures
-from agentrig.report.canvas import LIGHT, STAND_INS, Colors, Draw, color_of, finish, for_page, render, short
+from agentrig.report.canvas import Colors, Draw, color_of, finish, render, short
 from agentrig.report.reading import RunData, mapping, number
 
 if TYPE_CHECKING:
@@ -202,11 +202,10 @@ def draw_all(runs: Sequence[RunData], folder: Path) -> dict[str, str]:
     svgs = {}
     for name, (draw, height) in PLOTS.items():
         target = folder / f"{name}.png"
-        png = render(draw, runs, LIGHT, height, "png", name)
-        if png is None:
+        drawn = render(draw, runs, height, name)
+        if drawn is None:
             target.unlink(missing_ok=True)
             continue
+        png, svgs[name] = drawn
         target.write_bytes(png)
-        svg = render(draw, runs, STAND_INS, height, "svg", name)
-        svgs[name] = for_page((svg or b"").decode(), name)
     return svgs

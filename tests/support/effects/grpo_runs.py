@@ -52,6 +52,7 @@ def run(settings: Settings) -> Mapping[str, Any]:
         f"run.name={name}",
         f"run.delivery={json.dumps(settings['delivery'])}",
         "run.validation_tasks=4",
+        'run.block=["report"]',
         "run.report_tasks=2",
         "runners.n=1",
         "algorithm.use=grpo",

@@ -91,18 +91,21 @@ def live_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     It is another way to what `merged` returns, from the parameters that the forward pass reads, so that the
     two can be compared. A tensor that two layers share comes under both names. One merged tensor is made at a time.
     """
-    from peft.tuners.lora import LoraLayer
+    adapted: tuple[Any, ...] = ()
+    if hasattr(model, "get_base_model"):  # else peft has wrapped nothing, and its import takes seconds
+        from peft.tuners.lora import LoraLayer
 
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        adapted = (LoraLayer,)
+    base = model.get_base_model() if adapted else model
     for name, module in base.named_modules(remove_duplicate=False):
         if ".lora_" in f".{name}":
             continue
         plain = f"{name}.".replace(".base_layer.", ".").lstrip(".")
         owner = base.get_submodule(name.removesuffix(".base_layer")) if name.endswith(".base_layer") else None
         for key, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
-            if key == "weight" and isinstance(owner, LoraLayer):
+            if key == "weight" and isinstance(owner, adapted):
                 tensor = sum((_change(owner, adapter) for adapter in owner.active_adapters), tensor)
-            if not isinstance(module, LoraLayer):
+            if not isinstance(module, adapted):
                 yield plain + key, tensor
         for key, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
             if key not in module._non_persistent_buffers_set:
