@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent
+
+# Workers have more threads than the machine has cores. OpenMP's would wait by spinning, at the cost of the others.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def is_alone(item: pytest.Item) -> bool:

@@ -57,6 +57,7 @@ def test_a_former_name_of_a_plugin_gives_the_same_object_and_a_warning(
     former: tuple[str, str], present: tuple[str, str]
 ) -> None:
     module = pytest.importorskip(former[0], exc_type=ImportError)
+    module.__dict__.pop(former[1], None)
     with pytest.warns(DeprecationWarning, match=f"{'.'.join(former)} is now {'.'.join(present)}"):
         found = getattr(module, former[1])
     assert found is getattr(importlib.import_module(present[0]), present[1])

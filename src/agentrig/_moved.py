@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
+
+from agentrig.renamed import moved_to
 
 _TABLE = """
 agentrig.agents > agentrig.endpoints
@@ -224,20 +225,14 @@ def former(module: str) -> Callable[[str], Any]:
 
     def getattr_(name: str) -> Any:
         moved = MOVED.get(module, {})
-        advice = f"{module}.{name} is now {{new}}.{{new_name}}; the former path works until agentrig 0.3"
         if (module, name) in RENAMED:
-            new, new_name = RENAMED[module, name]
-        elif (module, name) in ENDED:
-            new, new_name = "agentrig._former", name
+            return moved_to(".".join(RENAMED[module, name]), module, name)
+        if (module, name) in ENDED:
             advice = f"{module}.{name} works until agentrig 0.3: {ENDED[module, name]}"
-        elif name in moved:
-            new, new_name = moved[name], name
-        else:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warnings.warn(advice.format(new=new, new_name=new_name), DeprecationWarning, stacklevel=2)
-        value = getattr(importlib.import_module(new), new_name)
-        setattr(sys.modules[module], name, value)  # one warning a name
-        return value
+            return moved_to(f"agentrig._former.{name}", module, name, advice)
+        if name in moved:
+            return moved_to(f"{moved[name]}.{name}", module, name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return getattr_
 

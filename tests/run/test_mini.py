@@ -25,6 +25,7 @@ TINY = (
     "algorithm.validate_every=2",
     "run.validation_tasks=8",
     "run.report_tasks=16",
+    "hardware.threads=1",  # torch's threads wait by spinning
 )
 
 

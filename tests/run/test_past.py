@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from model_server import ModelServer
 
+from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunInUse
 from agentrig.run import checkpoints, files
 from agentrig.run.directory import RunDirectory
@@ -125,17 +128,15 @@ def test_the_message_of_a_damaged_checkpoint_names_the_previous_one(
 ) -> None:
     harm(finished / "checkpoints" / "step-00003")
     before = content(finished)
-    again = ["algorithm.steps=4"]
-    command = [sys.executable, "-m", "agentrig", "train", "--json", "--resume", str(finished)]
-    failed = subprocess.run([*command, *again], capture_output=True, text=True, timeout=120)
-    assert failed.returncode == 1
-    assert "Traceback" not in failed.stderr
-    with pytest.raises(CheckpointDamaged, match=said):
-        train(resume_plan(finished, overrides=again), resume=finished)
+    words = ["train", "--json", "--resume", str(finished), "algorithm.steps=4"]
+    failed = CliRunner().invoke(main, words)
+    assert failed.exit_code == 1
+    assert isinstance(failed.exception, SystemExit), "it is told without a traceback"
+    assert re.search(said, failed.stderr)
     assert content(finished) == before
     assert f"agentrig train --resume {finished} --from-step 2" in failed.stderr
-    done = subprocess.run([*command, "--from-step", "2", *again], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(main, [*words, "--from-step", "2"])
+    assert done.exit_code == 0, done.output
     assert steps_of(finished) == [1, 2, 3, 4]
     assert json.loads(done.stdout)["complete"] is True
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]

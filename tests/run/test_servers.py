@@ -41,6 +41,7 @@ TINY = (
     "run.report_tasks=2",
     "run.failure_limit=1.0",
     "runners.n=1",
+    "hardware.threads=1",  # torch's threads wait by spinning
 )
 
 
@@ -136,10 +137,12 @@ def test_a_run_is_killed_resumed_exported_and_evaluated(server: str, place: Plac
     killed.communicate(timeout=60)
     assert place.none_left() == []
     assert set(os.listdir("/dev/shm")) <= named
+    left = list(place.temporary.iterdir())
 
     done = len(lines_of(run))
     text = place.run("train", "--resume", str(run), f"algorithm.steps={done + 1}")
-    assert list(place.temporary.iterdir()) == [], "the killed run's files are gone, and the resumed run's"
+    assert left
+    assert not [file for file in left if file.exists()], "the next run has removed the killed run's files"
     assert [line["step"] for line in lines_of(run)] == [*range(1, done + 2)]
     assert lines_of(run)[-1]["delivery"]["tensors"] > 0
     summary = json.loads((run / "summary.json").read_text())["delivery"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch  # noqa: TID253  (imported with the learner, the server or the warm
 
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware
+from agentrig.renamed import former_names
 from agentrig.run.checkpoints import copy_tokenizer
 from agentrig_grpo.lora import merged
 from agentrig_grpo.model_files import loading, model_files, weight_files
@@ -170,14 +170,4 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
     return state
 
 
-def __getattr__(name: str) -> Any:
-    """Return what a name of 0.1 stands for now, with a warning."""
-    if name != "TOKENIZER_FILES":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    text = (
-        f"{__name__}.{name} is now agentrig.run.checkpoints.TOKENIZER_FILES; the former path works until agentrig 0.3"
-    )
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
-    from agentrig.run.checkpoints import TOKENIZER_FILES
-
-    return TOKENIZER_FILES
+__getattr__ = former_names(__name__, {"TOKENIZER_FILES": "agentrig.run.checkpoints.TOKENIZER_FILES"})

@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from agentrig import AgentrigError, Endpoint
 from agentrig.algorithms import Session
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware
+from agentrig.renamed import former_names
 from agentrig.runners.jobs import AgentPlan
 from agentrig_verl import schema, sharing, symbols
 from agentrig_verl.checks import check, check_loggers
@@ -225,12 +225,4 @@ def logging_into(directory: Path) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def __getattr__(name: str) -> Any:
-    """Return what a name of 0.1 stands for now, with a warning."""
-    if name != "attention":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    text = f"{__name__}.{name} is now agentrig_verl.keys.attention; the former path works until agentrig 0.3"
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
-    from agentrig_verl.keys import attention
-
-    return attention
+__getattr__ = former_names(__name__, {"attention": "agentrig_verl.keys.attention"})

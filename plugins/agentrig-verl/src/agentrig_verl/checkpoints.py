@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from agentrig.errors import ConfigError
+from agentrig.renamed import former_names
 from agentrig.run.checkpoints import copy_tokenizer
 
 
@@ -94,14 +94,4 @@ def _merged(weight: Any, a: Any, b: Any, *, alpha: float) -> Any:
     return layer.get_base_layer().weight.detach().to(weight.dtype)
 
 
-def __getattr__(name: str) -> Any:
-    """Return what a name of 0.1 stands for now, with a warning."""
-    if name != "TOKENIZER":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    text = (
-        f"{__name__}.{name} is now agentrig.run.checkpoints.TOKENIZER_FILES; the former path works until agentrig 0.3"
-    )
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
-    from agentrig.run.checkpoints import TOKENIZER_FILES
-
-    return TOKENIZER_FILES
+__getattr__ = former_names(__name__, {"TOKENIZER": "agentrig.run.checkpoints.TOKENIZER_FILES"})

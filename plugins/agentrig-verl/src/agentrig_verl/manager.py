@@ -10,7 +10,6 @@ import logging
 import re
 import urllib.error
 import urllib.request
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -24,6 +23,7 @@ from agentrig.algorithms import Session
 from agentrig.credit import Weighting
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError, RunStopped
+from agentrig.renamed import former_names
 from agentrig.rollouts import Rollout
 from agentrig_verl.trajectories import PARTITION, Trajectory, digests_of, in_chunks, trajectories_of
 
@@ -68,14 +68,7 @@ def manager_context(context: ManagerContext) -> Iterator[None]:
         _contexts.remove(context)
 
 
-def __getattr__(name: str) -> Any:
-    """Return what a former name stands for now, with a warning."""
-    now: dict[str, Any] = {"Loan": ManagerContext, "lend": manager_context}
-    if name not in now:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    text = f"{__name__}.{name} is now {__name__}.{now[name].__name__}; the former name works until agentrig 0.3"
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
-    return now[name]
+__getattr__ = former_names(__name__, {"Loan": f"{__name__}.ManagerContext", "lend": f"{__name__}.manager_context"})
 
 
 class LoopManager:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import warnings
-from typing import Any
 
+from agentrig.renamed import former_names
 from agentrig.tokenizers import disagreement
 
 log = logging.getLogger(__name__)
@@ -23,12 +22,4 @@ def warn(model: str, *, trust_remote_code: bool = False) -> None:
         )
 
 
-def __getattr__(name: str) -> Any:
-    """Return what a name of 0.1 stands for now, with a warning."""
-    if name != "SAMPLE":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    text = f"{__name__}.{name} is now agentrig.tokenizers.SAMPLE; the former path works until agentrig 0.3"
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
-    from agentrig.tokenizers import SAMPLE
-
-    return SAMPLE
+__getattr__ = former_names(__name__, {"SAMPLE": "agentrig.tokenizers.SAMPLE"})
