@@ -1,6 +1,6 @@
 """Renders plots: each as PNG, and as SVG for the page in light and dark mode.
 
-In the page's SVG, colours are CSS variables, which replace the colours that matplotlib has drawn with.
+In the page's SVG, CSS variables replace matplotlib's colours.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Draw = Callable[["Figure", Sequence[RunData], Colors], bool]
 def render(draw: Draw, runs: Sequence[RunData], height: float, name: str) -> tuple[bytes, str] | None:
     """Return a drawing as a PNG file's bytes and as SVG for the page, or None when there is nothing to draw.
 
-    Both are made from one figure with one layout: most of a plot's time goes into these.
+    Both are made from one figure with one layout, which take most of a plot's time.
 
     Args:
         draw: What to draw.
