@@ -89,22 +89,22 @@ class Place:
         assert (done.exit_code == 0) == ok, done.output
         return done.output
 
-    def processes(self, text: str = "") -> list[psutil.Process]:
+    def processes(self) -> list[psutil.Process]:
         """Return the living processes that use this folder for their temporary files."""
         found = []
         for process in psutil.process_iter():
             try:
                 mine = process.environ().get("TMPDIR", "").startswith(str(self.temporary))
-                if mine and process.status() != psutil.STATUS_ZOMBIE and text in " ".join(process.cmdline()):
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:
                 continue
         return found
 
-    def none_left(self, text: str = "") -> list[psutil.Process]:
+    def none_left(self) -> list[psutil.Process]:
         """Wait up to 30 seconds for the end of all processes; return those that are left."""
         end = time.monotonic() + 30
-        while (left := self.processes(text)) and time.monotonic() < end:
+        while (left := self.processes()) and time.monotonic() < end:
             time.sleep(0.2)
         return left
 
@@ -116,6 +116,12 @@ def place(tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def serving(server: str) -> list[psutil.Process]:
+    """Return the servers that a run in this process has started, without their guards."""
+    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in living if PROCESS[server] in child.cmdline()]
 
 
 def wait_for(file: Path, process: subprocess.Popen[str]) -> None:
@@ -157,7 +163,7 @@ def test_a_run_is_killed_resumed_exported_and_evaluated(server: str, place: Plac
     assert "it answers as the learner did after step" in exported
     words = ["eval", "mini", "--server", server, "--checkpoint", str(run), "--limit", "2", "--json"]
     assert json.loads(place.run(*words).splitlines()[-1])["n"] == 2
-    assert place.none_left(PROCESS[server]) == []
+    assert serving(server) == []
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -165,9 +171,10 @@ def test_a_run_whose_server_dies_names_it(server: str, place: Place) -> None:
     class Kill:
         @hookimpl
         def on_step_end(self, event: Any) -> None:
-            for victim in place.processes(PROCESS[server]):
-                if "guard" not in " ".join(victim.cmdline()):
-                    victim.kill()
+            victims = serving(server)
+            assert victims
+            for victim in victims:
+                victim.kill()
 
     run = place.folder / "runs" / "d"
     plan = resolve("mini", uses={"server": server}, overrides=["algorithm.steps=50", "run.name=d", *TINY])
@@ -177,7 +184,7 @@ def test_a_run_whose_server_dies_names_it(server: str, place: Place) -> None:
     error = json.loads((run / "error.json").read_text())
     assert error["error"] == "ServerError"
     assert re.search(rf"{NAME[server]} has died.*exit status -9", error["message"]), error["message"]
-    assert place.none_left() == []
+    assert serving(server) == []
 
 
 @pytest.mark.usefixtures("place")
