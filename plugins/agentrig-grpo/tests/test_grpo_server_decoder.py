@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from agentrig_grpo.server.decoder import LlamaDecoder, Prompt, supports
+from agentrig_grpo.server.decoder import Known, LlamaDecoder, Prompt, supports
 from agentrig_grpo.server.fallback import TransformersDecoder
 from agentrig_grpo.server.parameters import WeightsError
 
@@ -189,3 +189,13 @@ def test_a_missing_parameter_is_named(make_model):
         decoder.load({"model.embed_tokens.weight": torch.zeros(1)})
     with pytest.raises(WeightsError, match="wrong"):
         TransformersDecoder(make_model(), device="cpu").load({**make_model().state_dict(), "wrong": torch.zeros(1)})
+
+
+def test_a_prompt_after_a_known_beginning_never_has_all_scores_at_once(make_model):
+    decoder = decoder_of(make_model("qwen2"))
+    (known,) = decoder.prefill([list(range(60))])
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        decoder.prefill([list(range(80))], [Known(known, 60)])
+    used = {event.name for event in profile.events()}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in used
+    assert not {name for name in used if "_scaled_dot_product_attention_math" in name}

@@ -304,7 +304,7 @@ class LlamaDecoder:
             keys[i][rows, :, :, at], values[i][rows, :, at] = k, v
             mixed = F.scaled_dot_product_attention(
                 q.transpose(1, 2),
-                keys[i].transpose(2, 3),
+                keys[i].transpose(2, 3).contiguous(),  # or torch computes all scores at once, at twice the time
                 values[i],
                 attn_mask=sees,
                 enable_gqa=self.heads != self.kv_heads,
