@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -131,7 +132,7 @@ def test_an_adapter_that_raises_is_a_failure(roll: Roll) -> None:
 
     for r in roll(tasks_of(""), adapter=adapter):
         assert (r.failure, r.value, r.score) == ("adapter-error", None, None)
-        assert r.outcome.message == "IndexError: no first call"
+        assert re.fullmatch(r"IndexError: no first call \(test_engine\.py:\d+ in adapter\)", r.outcome.message)
 
 
 def test_groups_are_spread_over_several_endpoints(model: ModelServer, roll: Roll) -> None:
