@@ -64,6 +64,9 @@ def test_a_script_leaves_a_run_directory(ran: tuple[dict[str, Any], Path]) -> No
     summary = json.loads((runs[0] / "summary.json").read_text())
     assert (summary["failures"], summary["complete"]) == ({}, True)
     assert list((runs[0] / "rollouts").glob("*.parquet"))
+    assert any(
+        "sees its gold" in warning for warning in json.loads((runs[0] / "manifest.json").read_text())["warnings"]
+    )
 
 
 def test_a_script_whose_adapter_makes_no_triplets_still_has_them_in_its_run() -> None:
@@ -75,6 +78,28 @@ def test_a_script_whose_adapter_makes_no_triplets_still_has_them_in_its_run() ->
     call = Span(id="1", parent=None, name=LLM_CALL, start=0.0, end=1.0, attributes=IDS)
     spec = adapter_spec(TraceToMessages(), "script")
     assert [t.response_ids for t in spec.build(None)(Trace(rollout_id="r", spans=(call,)))] == [(3,)]
+
+
+PROXY = """
+from agentrig.lightning import Trainer
+import agentlightning as agl
+from agentrig.lightning.script_run import Datasets, scripted
+
+proxy = {"type": "agentlightning.LLMProxy", "port": 12345, "model_list": []}
+trainer = Trainer(llm_proxy=proxy, algorithm=agl.Baseline)
+assert type(trainer.llm_proxy) is agl.LLMProxy
+store = agl.InMemoryLightningStore()
+algorithm = scripted(trainer, trainer.algorithm, Datasets(None, None))
+algorithm.set_store(store)
+assert trainer.algorithm.get_llm_proxy() is trainer.llm_proxy
+assert trainer.llm_proxy.get_store() is store
+"""
+
+
+@pytest.mark.slow
+def test_an_algorithm_gets_the_scripts_proxy_with_the_runs_store() -> None:
+    done = subprocess.run([sys.executable, "-c", PROXY], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_what_is_not_available_is_named_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:

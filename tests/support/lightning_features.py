@@ -58,6 +58,7 @@ FAULTS = "test_lightning_faults.py"
 LIGHTNING = "test_lightning.py"
 RESULTS = "runners/test_lightning_results.py"
 SPANS = "runners/test_lightning_spans.py"
+TASKS = "test_lightning_tasks.py"
 TRAINER = "test_lightning_trainer.py"
 TRIPLETS = "test_lightning_triplets.py"
 UPSTREAM = "upstream/test_upstream.py::test_an_example_gives_what_agent_lightning_gives"
@@ -101,6 +102,16 @@ FEATURES: Mapping[str, Sequence[Row]] = {
             "raw OpenTelemetry spans of the agent",
             "works",
             [f"{RESULTS}::test_raw_opentelemetry_spans_are_recorded_around_the_calls_inside"],
+        ),
+        Row(
+            "datasets: lists, data frames, Parquet, JSON Lines, CSV, Hugging Face datasets",
+            "works with `lightning.tasks`",
+            [f"{TASKS}::test_rows_of_every_form_are_tasks", f"{TASKS}::test_csv_and_texts"],
+        ),
+        Row(
+            "rows with gold columns, for an agent that computes its own reward",
+            "works with `lightning.agent(whole_rows=True)`; the manifest and the report say that it sees its gold",
+            [f"{TASKS}::test_whole_rows_are_off_by_default_and_told"],
         ),
         Row("tasks that are texts", "works", [f"{FAULTS}::test_texts_are_tasks"]),
         Row("`Hook`", "works", [f"{AGENTS}::test_hooks_are_called_as_by_a_runner_of_agent_lightning"]),
@@ -174,6 +185,11 @@ FEATURES: Mapping[str, Sequence[Row]] = {
             ],
         ),
         Row("`hooks`", "works", [f"{TRAINER}::test_hooks_see_every_rollout"]),
+        Row(
+            "`llm_proxy`: `LLMProxy` in every form",
+            "works; litellm is imported only for it",
+            [f"{TRAINER}::test_an_algorithm_gets_the_scripts_proxy_with_the_runs_store"],
+        ),
         Row(
             "`trainer.store` after a run",
             "works",

@@ -35,6 +35,9 @@ LIMIT_S = 900
 SLOW_TOOL = "Timed out while waiting for response"
 """What the calculator's client prints if there is no answer within 5 s on a busy machine; such a run does not count."""
 
+CRITIC = "gpt-5-mini"
+"""The model that APO asks for critiques."""
+
 EXAMPLES = {
     "sql-dev": "spider",
     "sql-modes": "spider",
@@ -170,7 +173,13 @@ def free_port() -> int:
 
 
 def requests(server: ScriptedServer) -> dict[str, int]:
-    """Return what the models were asked, and how often: the messages, tools and temperature of each request."""
+    """Return what the models were asked, and how often: the messages, tools and temperature of each request.
+
+    APO sends its critic the spans of its rollouts, with their ids and times; these requests are counted only.
+    """
     keys = ("model", "messages", "tools", "temperature")
-    asked = [json.dumps({k: body.get(k) for k in keys}, sort_keys=True) for body in server.requests]
+    asked = [
+        "critic" if body["model"] == CRITIC else json.dumps({k: body.get(k) for k in keys}, sort_keys=True)
+        for body in server.requests
+    ]
     return dict(sorted(collections.Counter(asked).items()))

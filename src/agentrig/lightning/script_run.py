@@ -38,12 +38,15 @@ class Datasets:
 class ScriptTasks:
     """The rows of a script as tasks, for the run's records; the algorithm gets the script's own objects.
 
+    Which columns are gold is not known, so the run says that its agent sees its gold.
+
     Args:
         datasets: What the script gave to `fit` or `dev`.
     """
 
     splits: Sequence[str] = ("train", "validation")
     held_out: Sequence[str] = ()
+    whole_rows = True
     optional: Sequence[str] = ("train", "validation", "report")
     roles: Mapping[str, str] = {"train": "train", "validation": "validation"}
 
@@ -54,12 +57,12 @@ class ScriptTasks:
         """Return a split's rows; what JSON can't hold becomes text."""
         rows = self._datasets.train if split == "train" else self._datasets.validation
         found = [rows[i] for i in range(len(rows))] if rows is not None else []
-        return [Task(id=f"{split}-{i}", input=_fields(row)) for i, row in enumerate(found)]
+        return [_task(f"{split}-{i}", row) for i, row in enumerate(found)]
 
 
-def _fields(row: Any) -> Mapping[str, Any]:
+def _task(task_id: str, row: Any) -> Task:
     plain = json.loads(json.dumps(row, default=str))
-    return plain if isinstance(plain, dict) else {"input": plain}
+    return Task(id=task_id, input=plain if isinstance(plain, dict) else {"input": plain}, row=plain)
 
 
 def script_specs(trainer: Trainer, name: str, inner: Any, datasets: Datasets) -> Sequence[Spec]:

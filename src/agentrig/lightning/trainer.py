@@ -195,6 +195,7 @@ class Trainer:
                 "tracer": self.tracer,
                 "hooks": self.hooks,
                 "environment": ("*",),
+                "whole_rows": True,
             },
         )
         specs = script_specs(self, name, algorithm, datasets)
