@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 
+from agentlightning import Trainer  # isort: skip  (first: once changed, it keeps litellm from being imported)
 import agentlightning as agl
-from agentlightning import Trainer
 from openai import AsyncOpenAI
 
 LOCK = threading.Lock()  # what a script has at its top need not be sent to another process
