@@ -15,7 +15,7 @@ from model_server import model_server
 from agentrig.errors import ConfigError
 from agentrig.lightning import Trainer
 from agentrig.lightning.parcel import packed, unpacked
-from agentrig.lightning.script_run import adapter_spec
+from agentrig.lightning.script_run import Datasets, adapter_spec, script_specs
 
 IDS = {"prompt_token_ids": [1, 2], "response_token_ids": [3], "request": {"messages": []}, "response": {"id": "c"}}
 SCRIPT = Path(__file__).parent / "support" / "lightning_script.py"
@@ -36,7 +36,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]
             env={**os.environ, "HOOKS_FILE": str(folder / "hooks"), "UNIT_WANTED": "km", "MODEL_URL": server.url},
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=280,
         )
     assert done.returncode == 0, done.stderr[-5000:]
     return json.loads(done.stdout), folder
@@ -100,6 +100,17 @@ assert trainer.llm_proxy.get_store() is store
 def test_an_algorithm_gets_the_scripts_proxy_with_the_runs_store() -> None:
     done = subprocess.run([sys.executable, "-c", PROXY], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_verl_of_a_script_is_the_algorithm_of_agentrig_verl() -> None:
+    pytest.importorskip("agentrig_verl")
+    import agentlightning as agl
+
+    verl = agl.VERL({"actor_rollout_ref": {"model": {"path": "some/model"}}, "trainer": {"total_epochs": 3}})
+    trainer = Trainer(algorithm=verl, n_runners=10)
+    spec = next(s for s in script_specs(trainer, "sql", verl, Datasets([], None)) if s.kind == "algorithm")
+    config = spec.config()
+    assert (spec.name, config.model, config.verl["trainer.total_epochs"]) == ("sql-algorithm", "some/model", 3)
 
 
 def test_what_is_not_available_is_named_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,11 @@ FEATURES: Mapping[str, Sequence[Row]] = {
         ),
         Row("`hooks`", "works", [f"{TRAINER}::test_hooks_see_every_rollout"]),
         Row(
+            "`agl.VERL(config)`",
+            "works with agentrig-verl, which runs it with this configuration",
+            [f"{TRAINER}::test_verl_of_a_script_is_the_algorithm_of_agentrig_verl"],
+        ),
+        Row(
             "`llm_proxy`: `LLMProxy` in every form",
             "works; litellm is imported only for it",
             [f"{TRAINER}::test_an_algorithm_gets_the_scripts_proxy_with_the_runs_store"],

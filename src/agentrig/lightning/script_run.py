@@ -11,6 +11,7 @@ import attrs
 from agentrig.lightning.adapters import adapter
 from agentrig.lightning.algorithms import algorithm
 from agentrig.lightning.sources import is_fast
+from agentrig.lightning.verl import is_verl
 from agentrig.plugins.specs import AdapterSpec, Spec, TasksSpec
 from agentrig.tasks import Task
 
@@ -68,8 +69,9 @@ def _task(task_id: str, row: Any) -> Task:
 def script_specs(trainer: Trainer, name: str, inner: Any, datasets: Datasets) -> Sequence[Spec]:
     """Return the specs of a script's tasks, adapter and algorithm; the names of all begin with `name`."""
     tasks = TasksSpec(name=f"{name}-tasks", summary=f"The rows of {name}.", build=lambda config: ScriptTasks(datasets))
+    own: Any = inner if is_verl(inner) else lambda: scripted(trainer, inner, datasets)
     found = algorithm(
-        lambda: scripted(trainer, inner, datasets),
+        own,
         name=f"{name}-algorithm",
         summary=f"{type(inner).__name__} of {name}.",
         adapter=lambda: trainer.adapter,

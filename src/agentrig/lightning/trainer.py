@@ -15,6 +15,7 @@ from agentrig.errors import ConfigError
 from agentrig.lightning.script import AgentParts, script_plugin
 from agentrig.lightning.script_run import Datasets, script_specs
 from agentrig.lightning.sources import check_form
+from agentrig.lightning.verl import is_verl
 
 log = logging.getLogger(__name__)
 
@@ -196,6 +197,7 @@ class Trainer:
                 "hooks": self.hooks,
                 "environment": ("*",),
                 "whole_rows": True,
+                "initial_resources": self.initial_resources if is_verl(algorithm) else None,
             },
         )
         specs = script_specs(self, name, algorithm, datasets)
