@@ -16,6 +16,7 @@ from agentrig.errors import ConfigError
 from agentrig.lightning import Trainer
 from agentrig.lightning.parcel import packed, unpacked
 from agentrig.lightning.script_run import Datasets, adapter_spec, script_specs
+from agentrig.plan import resolve
 
 IDS = {"prompt_token_ids": [1, 2], "response_token_ids": [3], "request": {"messages": []}, "response": {"id": "c"}}
 SCRIPT = Path(__file__).parent / "support" / "lightning_script.py"
@@ -116,15 +117,22 @@ def test_verl_of_a_script_is_the_algorithm_of_agentrig_verl() -> None:
 def test_what_is_not_available_is_named_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
     from agentlightning import ClientServerExecutionStrategy, InMemoryLightningStore
 
-    monkeypatch.setenv("AGL_SERVER_PORT", "4999")
+    monkeypatch.setenv("AGL_CURRENT_ROLE", "runner")
     strategy = ClientServerExecutionStrategy(role="runner")
     with pytest.raises(ConfigError) as caught:
-        Trainer(store=InMemoryLightningStore(), port=1, max_tasks=3, runner=object, daemon=False, strategy=strategy)
+        Trainer(store=InMemoryLightningStore(), max_tasks=3, runner=object, daemon=False, strategy=strategy)
     message = str(caught.value)
-    for named in ("store:", "port:", "max_rollouts:", "runner:", "daemon=False", "role 'runner'", "AGL_SERVER_PORT"):
+    for named in ("store:", "max_rollouts:", "runner:", "daemon=False", "role 'runner'", "AGL_CURRENT_ROLE=runner"):
         assert named in message
     assert "read `trainer.store`" in message
     assert "agentrig train --store" in message
+
+
+def test_a_port_serves_the_runs_store() -> None:
+    plain = Trainer(settings=["runners.deadline_s=5"])
+    assert plain.settings == ("runners.deadline_s=5",)
+    for trainer in (Trainer(port=4999), Trainer(strategy={"type": "cs", "server_port": 4999})):
+        assert resolve("mini", overrides=trainer.settings).runners.store == "127.0.0.1:4999"
 
 
 def test_a_wrong_component_is_an_error_of_construction() -> None:

@@ -186,6 +186,11 @@ FEATURES: Mapping[str, Sequence[Row]] = {
         ),
         Row("`hooks`", "works", [f"{TRAINER}::test_hooks_see_every_rollout"]),
         Row(
+            "`port`, and a strategy's `server_port`",
+            "works with the run's token; see [Runners on other machines](../how-to/late-runners.md)",
+            [f"{TRAINER}::test_a_port_serves_the_runs_store"],
+        ),
+        Row(
             "`agl.VERL(config)`",
             "works with agentrig-verl, which runs it with this configuration",
             [f"{TRAINER}::test_verl_of_a_script_is_the_algorithm_of_agentrig_verl"],
@@ -201,9 +206,31 @@ FEATURES: Mapping[str, Sequence[Row]] = {
             [f"{TRAINER}::test_fit_runs_each_row_once_in_its_mode"],
         ),
         Row(
-            "`store`, `runner`, `port`, `max_rollouts`, `daemon=False`, a role for one process",
+            "`store`, `runner`, `max_rollouts`, `daemon=False`, a strategy's `role`",
             "does not work: agentrig brings its own store and runners; the error says what to use",
             [f"{TRAINER}::test_what_is_not_available_is_named_at_construction"],
+        ),
+    ],
+    "Several machines": [
+        Row(
+            "runners that join a run at any time, and leave or die",
+            "works with `agentrig train --store HOST:PORT` and `agentrig runner --store URL`",
+            ["runners/test_late_runners.py::test_one_joins_late_and_one_is_killed"],
+        ),
+        Row(
+            "`LitAgentRunner` with a `LightningStoreClient`",
+            "works with the run's token in the address",
+            ["runners/test_late_runners.py::test_agent_lightnings_own_runner_joins_by_hand"],
+        ),
+        Row(
+            "`AGL_CURRENT_ROLE`, `AGL_SERVER_HOST`, `AGL_SERVER_PORT`",
+            "works with the run's token",
+            ["runners/test_roles.py::test_a_role_is_honoured"],
+        ),
+        Row(
+            "`AGL_MANAGED_STORE=0`: a store that another process keeps",
+            "does not work: a run has a store of its own, which others can join",
+            ["runners/test_roles.py::test_what_train_cannot_be_is_refused"],
         ),
     ],
     "Upstream's examples": [

@@ -12,11 +12,11 @@ def problems_of(strategy: Any, environment: Mapping[str, str], serve: str) -> li
     kind, options = _strategy(strategy)
     if strategy is not None and kind not in _known().values():
         problems.append(f'strategy={strategy!r:.80}: agents always run in processes of the run. Leave it out, or "cs"')
-    role = options.get("role") or environment.get("AGL_CURRENT_ROLE") or "both"
+    role = options.get("role") or "both"
     if role != "both":
-        problems.append(f"the role {role!r} (strategy or AGL_CURRENT_ROLE): a script is algorithm and runner; {serve}")
-    if options.get("server_port") is not None or environment.get("AGL_SERVER_PORT"):
-        problems.append(f"server_port (strategy or AGL_SERVER_PORT): a script's store has no port; {serve}")
+        problems.append(f"the strategy's role {role!r}: a script is algorithm and runner; {serve}")
+    if environment.get("AGL_CURRENT_ROLE") == "runner":
+        problems.append(f"AGL_CURRENT_ROLE=runner: a script is the algorithm's side; {serve}")
     if environment.get("AGL_MANAGED_STORE", "1").lower() in ("0", "false", "no", "off"):
         problems.append(f"AGL_MANAGED_STORE=0: a run has a store of its own; {serve}")
     return problems
@@ -26,6 +26,12 @@ def runners_of(strategy: Any) -> int | None:
     """Return the number of runners that a strategy names itself."""
     number = _strategy(strategy)[1].get("n_runners")
     return int(number) if number is not None else None
+
+
+def port_of(strategy: Any) -> int | None:
+    """Return the port that a strategy given as a dict names for its store."""
+    port = _strategy(strategy)[1].get("server_port")
+    return int(port) if port is not None else None
 
 
 def _strategy(strategy: Any) -> tuple[Any, Mapping[str, Any]]:

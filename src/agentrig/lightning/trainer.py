@@ -25,7 +25,6 @@ ABSENT: Mapping[str, str] = {
     "store": "a run has a store of its own. Leave `store` out and read `trainer.store`; for others to join, " + SERVE,
     "runner": "agentrig's own runner processes run the agent. Leave `runner` out; `hooks` see every rollout",
     "max_rollouts": "a run ends when its algorithm ends. Leave `max_rollouts` out and pass fewer rows to `fit`",
-    "port": "a script's store has no port. Leave `port` out, or " + SERVE,
 }
 """Arguments that have no counterpart here, and what to do instead."""
 
@@ -54,7 +53,8 @@ class Trainer:
         runner: Not available here.
         strategy: `"cs"`, `"shm"`, or one of the two classes or instances; only their `n_runners` counts, because agents
             always run in processes of their own here.
-        port: Not available here.
+        port: Serve the run's store on this port of this machine, so that other runners can join; see the page "Runners
+            on other machines". The environment variables of Agent Lightning for this count too.
         algorithm: The algorithm; `dev` takes `Baseline` if it is None.
         llm_proxy: Passed to the algorithm.
         n_workers: Former name of `n_runners`.
@@ -99,7 +99,7 @@ class Trainer:
         import_lightning()
         from agentrig.lightning import components
 
-        given = {"store": store, "runner": runner, "port": port}
+        given = {"store": store, "runner": runner}
         given["max_rollouts"] = max_tasks if max_rollouts is None else max_rollouts
         problems = [f"{name}: {ABSENT[name]}" for name, value in given.items() if value is not None]
         if not daemon:
@@ -125,7 +125,8 @@ class Trainer:
             check_form(self.algorithm)
         self.hooks = components.make_hooks(hooks)
         self.llm_proxy = components.make_proxy(llm_proxy)
-        self.settings = tuple(settings)
+        served = port if port is not None else components.port_of(strategy)
+        self.settings = (*((f'runners.store="127.0.0.1:{served}"',) if served is not None else ()), *settings)
         self.directory: Path | None = None
         self._store: Any = None
 
