@@ -130,6 +130,7 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
             self._told = {}
             return await super().update_weights(global_steps=global_steps, mode=mode)
         self._told = {}
+        ids, numbers = self._probe
         found = Digests(getattr(torch, self.config.rollout.dtype), reused=True)
         shapes: dict[str, list[int]] = {}
         update, resume = self.rollout.update_weights, self.rollout.resume
@@ -137,7 +138,7 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
         async def resumed(tags: list[str]) -> Any:
             if self._told:
                 return await resume(tags)
-            scoring = asyncio.create_task(asyncio.to_thread(self._score_probe, *self._probe, device=device))
+            scoring = asyncio.create_task(asyncio.to_thread(self._score_probe, ids, numbers, device=device))
             done = await resume(tags)
             start = time.perf_counter()
             self._told = await scoring
@@ -151,7 +152,7 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
         wakes = mode in ("auto", "naive") and self.config.rollout.checkpoint_engine.backend == "naive"
         if not (wakes and self.config.rollout.free_cache_engine and _ranks() == 1):
             start = time.perf_counter()
-            self._told = self._score_probe(*self._probe, device=device)
+            self._told = self._score_probe(ids, numbers, device=device)
             self._told["seconds"] = time.perf_counter() - start
         self.rollout.update_weights, self.rollout.resume = watched, resumed
         try:
