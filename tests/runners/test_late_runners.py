@@ -1,4 +1,4 @@
-"""Runners that join a run over the network: late, killed, and Agent Lightning's own."""
+"""Runners that join a run over the network: late, killed, asked to leave, and Agent Lightning's own."""
 
 from __future__ import annotations
 
@@ -74,10 +74,6 @@ class Run:
         held = self.client.get("/v1/agl/rollouts", params={"status_in": ["preparing", "running"]}).json()["items"]
         return any(f"-{pid}-" in str(r.get("attempt", {}).get("worker_id")) for r in held)
 
-    def ended(self) -> int:
-        """How many rollouts have a row in the run directory's files."""
-        return len(list((Path(self._plan.run.directory) / "r" / "rollouts").glob("*.parquet")))
-
 
 @pytest.fixture
 def joined() -> Iterator[list[subprocess.Popen[str]]]:
@@ -117,7 +113,7 @@ def figures(folder: Path) -> list[tuple[Any, ...]]:
     return [tuple(str(line[name]) for name in names) for line in lines]
 
 
-def test_one_joins_late_and_one_is_killed(
+def test_one_joins_late_one_is_killed_and_one_leaves(
     model: ModelServer,
     tmp_path: Path,
     toy_file: str,
@@ -140,15 +136,18 @@ def test_one_joins_late_and_one_is_killed(
     run.wait(lambda: run.busy(second.pid))
     second.send_signal(signal.SIGKILL)
     third = join(joined, run, toy_file)
-    run.wait(lambda: run.busy(third.pid))
+    run.wait(lambda: run.busy(third.pid) and run.busy(first.pid))
+    first.send_signal(signal.SIGTERM)
+    said = first.communicate(timeout=60)[1]
+    assert first.returncode == 143, said
+    assert "left the run after" in said
     run.end()
     assert what_counts(tmp_path / "shared") == what_counts(tmp_path / "alone")
     assert figures(tmp_path / "shared") == figures(tmp_path / "alone")
-    for process in (first, third):
-        said = process.communicate(timeout=60)[1]
-        assert process.returncode == 0, said
-        assert "the run has ended" in said
-        assert TOKEN not in said
+    said += third.communicate(timeout=60)[1]
+    assert third.returncode == 0, said
+    assert "the run has ended" in said
+    assert TOKEN not in said
 
 
 def test_agent_lightnings_own_runner_joins_by_hand(
