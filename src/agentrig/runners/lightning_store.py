@@ -277,6 +277,7 @@ class Store(InMemoryLightningStore):
                 if rollout is not None:
                     await collections.rollouts.delete([rollout])
                 drop_private(self, rollout_id)
+                self.leases.drop(rollout_id)
 
     async def _post_update_rollout(
         self, rollouts: Sequence[tuple[Rollout, Sequence[str]]], skip_enqueue: bool = False

@@ -22,8 +22,8 @@ import_lightning()  # before the imports below, which would bring litellm and it
 
 from agentlightning import LightningStoreServer  # noqa: E402, TID253  (this module is itself imported lazily)
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs  # noqa: E402, TID253
-from starlette.requests import Request  # noqa: E402
-from starlette.responses import JSONResponse  # noqa: E402
+from fastapi import Request  # noqa: E402
+from fastapi.responses import JSONResponse  # noqa: E402
 
 from agentrig.runners.lightning_store import Store  # noqa: E402
 
