@@ -52,6 +52,7 @@ def test_a_folder_is_converted_and_loads(tmp_path: Path) -> None:
     assert [t.id for t in tasks] == ["dev-00000", "dev-00001"]
     assert set(tasks[0].input) == {"question", "db_id", "database"}
     assert tasks[0].private == {"gold": "SELECT a FROM t"}
+    assert tasks[0].given(whole=True) == {"db_id": "shop", "question": "d0", "query": "SELECT a FROM t"}
     assert Path(tasks[0].input["database"]).is_file()
 
 
