@@ -215,7 +215,7 @@ FEATURES: Mapping[str, Sequence[Row]] = {
         Row(
             "runners that join a run at any time, and leave or die",
             "works with `agentrig train --store HOST:PORT` and `agentrig runner --store URL`",
-            ["runners/test_late_runners.py::test_one_joins_late_and_one_is_killed"],
+            ["runners/test_late_runners.py::test_one_joins_late_one_is_killed_and_one_leaves"],
         ),
         Row(
             "`LitAgentRunner` with a `LightningStoreClient`",
