@@ -18,11 +18,17 @@ from agentrig.plan import Plan
 from agentrig.plugins.building import built
 from agentrig.plugins.specs import KINDS
 from agentrig.processes.ends import RunSignals, handling
+from agentrig.report.canvas import Colors
 from agentrig.rollouts import Rollout
 from agentrig.run.trends import Guards
 
 REGISTER_HOOKS = {kind: spec.hook for kind, spec in KINDS.items()}
 """Kind of a component to the hook that collects it."""
+
+STAND_INS = Colors(
+    series=tuple(f"#0a0b{i:02x}" for i in range(1, 7)), ink="#0a0c01", muted="#0a0c02", grid="#0a0c03", paper="#0a0c04"
+)
+"""Colours in which plots for the page were drawn, to be replaced by CSS variables."""
 
 START_S = 30.0
 """Seconds that a worker of the sandbox could take to start; now the query's own deadline counts."""

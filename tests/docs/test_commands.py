@@ -253,6 +253,10 @@ def parse_modelscope(words: list[str]) -> None:
 
 
 def parse_script(words: list[str]) -> None:
+    """A script of the repository, or Python of an environment that such a script makes in a folder of the reader's."""
+    if words[0].startswith("/some/folder/") and words[0].endswith("/bin/python"):
+        parse_python(words[1:])
+        return
     assert os.access(words[0], os.X_OK), f"{words[0]} is an unknown program; add it here if a page uses it"
 
 
