@@ -47,6 +47,7 @@ SHOWN = (
     (r"^step  8/60", "what a run prints"),
     (r"^step \d+(, update \d+)?: ", "the message of a run that a proof stops; tests/proofs compares it"),
     (r"^---\nconfig:", "the reference agent's graph, as Mermaid draws it"),
+    (r"^ssh -L|^AGL_STORE_TOKEN=", "it needs another machine"),
     (r"^(\w+=\S+ )?agentrig ", "the examples in a command's help; tests/cli/test_cli.py parses them"),
 )
 """The blocks that are not run, by a regular expression on their text, with the reason."""

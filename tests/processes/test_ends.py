@@ -317,3 +317,22 @@ def test_temporary_files_are_in_one_folder_and_only_those_of_dead_runs_are_remov
     assert scratch._own is not None
     scratch._own[1].release()
     assert scratch.sweep(tmp_path) == [folder]
+
+
+def test_a_lock_that_a_child_inherited_is_waited_for(tmp_path: Path) -> None:
+    """A process that is killed while it starts a child: the child holds the lock until it runs its own program."""
+    folder = tmp_path / "agentrig-dead"
+    folder.mkdir()
+    code = f"""
+import fcntl, json, os, socket, time
+file = os.open({str(folder / scratch.LOCK)!r}, os.O_RDWR | os.O_CREAT)
+fcntl.flock(file, fcntl.LOCK_EX)
+os.write(file, json.dumps({{"pid": os.getpid(), "host": socket.gethostname(), "since": "today"}}).encode())
+if os.fork():
+    os._exit(0)
+os.close(1)
+time.sleep(0.6)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE)
+    assert scratch.sweep(tmp_path) == [folder]
+    assert not folder.exists()

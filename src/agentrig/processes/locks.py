@@ -59,6 +59,19 @@ class Lock:
         except (OSError, ValueError, KeyError, TypeError):  # it holds the lock, but has not written the file yet
             return "another process"
 
+    def holder_died(self) -> bool:
+        """Return whether the process that took the lock is gone; then only a child of it can hold the lock still."""
+        try:
+            facts = json.loads(self.path.read_text("utf-8"))
+            if facts["host"] != socket.gethostname():
+                return False
+            os.kill(int(facts["pid"]), 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return False
+
     def release(self) -> None:
         """Release the lock; does nothing if it is not held."""
         if self._descriptor is not None:

@@ -30,6 +30,9 @@ VARIABLE = "AGENTRIG_SCRATCH"
 UNLOCKED_S = 60.0
 """How old an empty folder without a lock must be before it counts as left by a crash."""
 
+INHERITED_S = 2.0
+"""How long a child that is being started can hold the lock of its dead parent, seconds."""
+
 AFTER_OTHERS = -200
 """Exit priority below multiprocessing's own, which are -100 and above."""
 
@@ -84,7 +87,7 @@ def sweep(common: Path) -> list[Path]:
                         folder.rmdir()
                 continue
             lock = Lock(folder / LOCK)
-            if not lock.take():
+            if not lock.take() and not _freed(lock):
                 continue
         except FileNotFoundError:
             continue  # another process removed it
@@ -97,6 +100,16 @@ def sweep(common: Path) -> list[Path]:
         lock.release()
         swept.append(folder)
     return swept
+
+
+def _freed(lock: Lock) -> bool:
+    """Take a lock whose holder has died; a child that it was starting at that moment may have it a little longer."""
+    end = time.monotonic() + INHERITED_S
+    while lock.holder_died() and time.monotonic() < end:
+        if lock.take():
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def _folder(common: Path) -> Path:

@@ -203,6 +203,21 @@ class PlacedPool:
         """Do nothing: `place` starts the runners."""
 
     @property
+    def n(self) -> int:
+        """Number of runners, also before they start."""
+        return int(self._settings["n"])
+
+    @property
+    def deadline_s(self) -> float:
+        """Time limit of a rollout in seconds."""
+        return float(self._settings["deadline_s"])
+
+    @property
+    def retries(self) -> int:
+        """How often a rollout starts again after its runner died."""
+        return int(self._settings["retries"])
+
+    @property
     def room(self) -> int:
         """How many more jobs could start at once."""
         inner = self._inner  # read once, here and below: another thread may call `withdraw`
