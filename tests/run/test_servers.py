@@ -25,6 +25,7 @@ from agentrig.cli.entry import main
 from agentrig.doctor import devices, examine
 from agentrig.findings import Finding
 from agentrig.plan import resolve
+from agentrig.processes import scratch
 from agentrig.run.training import train
 from agentrig.servers import ServerError
 
@@ -70,6 +71,7 @@ class Place:
         monkeypatch.setenv("PYTHONPATH", str(site))
         monkeypatch.setenv("TMPDIR", str(self.temporary))
         monkeypatch.setattr(tempfile, "tempdir", str(self.temporary))
+        monkeypatch.setattr(scratch, "_own", None)  # an earlier test's folder would be used on
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start a command in a session of its own."""

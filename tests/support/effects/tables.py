@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from effects import Elsewhere, Flip, agent, grpo_learning, grpo_runs, hardware, run, runners, tasks, verl, vllm
+from effects import (
+    Elsewhere,
+    Flip,
+    agent,
+    grpo_learning,
+    grpo_runs,
+    hardware,
+    run,
+    runners,
+    tasks,
+    verl,
+    vllm_server,
+)
 
 TABLES: Mapping[str, Mapping[str, Flip | Elsewhere]] = {
     "run": {**run.TABLE, **grpo_runs.RUN_TABLE},
@@ -14,6 +26,6 @@ TABLES: Mapping[str, Mapping[str, Flip | Elsewhere]] = {
     **hardware.TABLES,
     "algorithm.verl": verl.TABLE,
     "server.embedded": grpo_runs.SERVER_TABLE,
-    "server.vllm": vllm.TABLE,
+    "server.vllm": vllm_server.TABLE,
     "algorithm.grpo": {**grpo_learning.TABLE, **grpo_runs.TABLE},
 }
