@@ -46,9 +46,9 @@ def test_tensors_that_are_summed_together_have_the_digests_of_each(together: int
     assert list(found.result().items()) == list(expected.items()), "in the same order"
 
 
-def test_a_tensor_whose_memory_is_used_again_keeps_its_digest() -> None:
+@pytest.mark.parametrize("found", [Digests(together=0), Digests(reused=True)], ids=["summed", "copied"])
+def test_a_tensor_whose_memory_is_used_again_keeps_its_digest(found: Digests) -> None:
     buffer = torch.ones(1024)
-    found = Digests(together=0)
     found.add("first", buffer)
     buffer.zero_()
     found.add("second", buffer)

@@ -44,7 +44,7 @@ def test_joined_layers_have_the_digests_of_their_parts():
     from agentrig.delivery.digests import Digests, held
 
     state = model(tie_word_embeddings=False).state_dict()
-    noted, shapes = Digests(torch.bfloat16, together=0), {}
+    noted, shapes = Digests(torch.bfloat16, reused=True), {}
     passed = dict(digested(iter(state.items()), noted, shapes))
     assert all(passed[name] is tensor for name, tensor in state.items())
     sent = noted.result()
