@@ -26,6 +26,7 @@ OPTIONAL = {
     "swanlab": "used if a run logs to it",
 }
 CORE = {
+    "pytest": "imported by the pytest plugin of the kit, which only pytest loads",
     "tokenizers": "comes with transformers; asked how a model's own file splits text",
     "torch": "for the tensors of an algorithm that has some, and to check an export where it is installed",
     "transformers": "to check an export where it is installed, and the models of an algorithm that has some",

@@ -1,0 +1,22 @@
+"""The kit: checks that a plugin's author runs on a component, and what they need to do so.
+
+`checks("reward", "my-reward")` gives named checks for pytest; `check_reward("my-reward")` runs them and gives a report.
+"""
+
+from __future__ import annotations
+
+from agentrig.testing.checks import Check, CheckFailed, ChecksFailed, CheckSkipped, Report, Result
+from agentrig.testing.kit import check, checks
+from agentrig.testing.reward import check_reward
+
+__all__ = [
+    "Check",
+    "CheckFailed",
+    "CheckSkipped",
+    "ChecksFailed",
+    "Report",
+    "Result",
+    "check",
+    "check_reward",
+    "checks",
+]

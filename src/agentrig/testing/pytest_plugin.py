@@ -1,0 +1,35 @@
+"""The pytest plugin: fixtures for the tests of plugins, and skipped checks as skipped tests.
+
+pytest finds it by its entry point, in every environment that has agentrig. It imports what a fixture needs when a test
+asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from agentrig.testing.scripted import ScriptedServer
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+    """Report a check that does not apply as a skipped test, with its reason."""
+    from agentrig.testing.checks import CheckSkipped
+
+    try:
+        return (yield)
+    except CheckSkipped as skipped:
+        pytest.skip(str(skipped))
+
+
+@pytest.fixture
+def scripted_server() -> Iterator[ScriptedServer]:
+    """An OpenAI-compatible server that answers `ok`; set its `script` (`agentrig.testing.scripted`)."""
+    from agentrig.testing.scripted import scripted_server
+
+    with scripted_server() as server:
+        yield server

@@ -1,0 +1,268 @@
+"""A scripted OpenAI-compatible server: chat, tools, streaming, errors, delays, and exact token ids.
+
+It replaces the model only: HTTP, the client and the tracer are real. A token is a byte of UTF-8, so a test can compute
+the ids that it expects (`prompt_ids`, `Reply.ids`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import attrs
+
+from agentrig.endpoints import Endpoint
+from agentrig.testing.local_server import LocalServer, QuietHandler, serving
+
+MODEL = "scripted"
+"""The model's name."""
+
+
+@attrs.frozen(kw_only=True)
+class Reply:
+    """One answer of the server.
+
+    Attributes:
+        text: The message's content.
+        tool_calls: Tools to call, each a name and its arguments; sampled after the text, as JSON.
+        finish_reason: By default `tool_calls` if there are some, else `stop`.
+        status: The HTTP status; from 400 on, the reply is an error with `text` as its message.
+        headers: More headers, for example `retry-after`.
+        delay_s: Seconds before the reply starts.
+        pause_s: Seconds between the events of a stream.
+        breaks_after: The number of a stream's events after which it ends with an error; None for a whole stream.
+        token_ids: Whether the reply has token ids if the request asks for them.
+        logprobs: Whether it has log-probabilities if the request asks for them.
+    """
+
+    text: str = ""
+    tool_calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    finish_reason: str | None = None
+    status: int = 200
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+    delay_s: float = 0.0
+    pause_s: float = 0.0
+    breaks_after: int | None = None
+    token_ids: bool = True
+    logprobs: bool = True
+
+    @property
+    def pieces(self) -> list[tuple[str, dict[str, Any]]]:
+        """What is sampled, piece by piece: its text, and the change of the message that it makes (OpenAI's delta)."""
+        found: list[tuple[str, dict[str, Any]]] = [(letter, {"content": letter}) for letter in self.text]
+        for i, (name, arguments) in enumerate(self.tool_calls):
+            head = {"index": i, "id": f"call_{i + 1}", "type": "function"}
+            found.append((f"\n{name} ", {"tool_calls": [{**head, "function": {"name": name, "arguments": ""}}]}))
+            found += [
+                (letter, {"tool_calls": [{"index": i, "function": {"arguments": letter}}]})
+                for letter in json.dumps(arguments)
+            ]
+        return found
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids of what is sampled: its bytes."""
+        return list("".join(text for text, _ in self.pieces).encode())
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The assistant's message."""
+        calls = [
+            {"id": f"call_{i + 1}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+            for i, (name, arguments) in enumerate(self.tool_calls)
+        ]
+        return {"role": "assistant", "content": self.text if self.text or not calls else None} | (
+            {"tool_calls": calls} if calls else {}
+        )
+
+    @property
+    def ended(self) -> str:
+        """Why the sampling ended."""
+        return self.finish_reason or ("tool_calls" if self.tool_calls else "stop")
+
+
+Script = Callable[[Mapping[str, Any]], str | Reply]
+"""What the server answers to a request's body: text, or a `Reply`. It is called from several threads."""
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """A request that the server got: its path, headers (names in lower case) and body."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: Mapping[str, Any]
+
+
+class ScriptedServer(LocalServer):
+    """Answers every chat completion as its script says.
+
+    Args:
+        script: A function of the request's body; or the answers in order, of which the last one repeats.
+        model: The name of its model.
+
+    Attributes:
+        requests: What it got, in the order of arrival; may be cleared.
+    """
+
+    def __init__(self, script: Script | str | Reply | Sequence[str | Reply] = "ok", *, model: str = MODEL) -> None:
+        super().__init__(_Handler)
+        self.script, self.model = script, model
+        self.requests: list[Request] = []
+
+    def endpoint(self, **sampling: Any) -> Endpoint:
+        """Return the endpoint that an agent gets, with these sampling fields."""
+        return Endpoint(base_url=self.url, model=self.model, sampling=sampling, token_ids=True)
+
+    @property
+    def bodies(self) -> list[Mapping[str, Any]]:
+        """The bodies of the requests."""
+        return [request.body for request in self.requests]
+
+    def reply(self, body: Mapping[str, Any], number: int) -> Reply:
+        """Return the answer to a request, the `number`-th (from 0)."""
+        script = self.script
+        if isinstance(script, Sequence) and not isinstance(script, str):
+            script = script[min(number, len(script) - 1)]
+        answer = script(body) if callable(script) else script
+        return Reply(text=answer) if isinstance(answer, str) else answer
+
+
+def prompt_ids(body: Mapping[str, Any]) -> list[int]:
+    """Return the token ids of a request's prompt: the bytes of its messages, their roles and its tools."""
+    tools = json.dumps(body["tools"]) + "\n" if body.get("tools") else ""
+    text = "".join(f"<{message['role']}>{_said(message)}\n" for message in body["messages"])
+    return list(f"{tools}{text}<assistant>".encode("utf-8", "replace"))
+
+
+def logprob(token: int, position: int) -> float:
+    """Return the log-probability of a sampled token: another for each token and position, to see them mixed up."""
+    return -(1 + (7 * token + 13 * position) % 97) / 64
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return text + "".join(f"\n{call['name']} {call['arguments']}" for call in calls)
+
+
+class _Handler(QuietHandler):
+    server: ScriptedServer
+
+    def do_GET(self) -> None:
+        self._send(200, {"object": "list", "data": [{"id": self.server.model, "object": "model"}]})
+
+    def do_POST(self) -> None:
+        raw = self.rfile.read(int(self.headers["content-length"]))
+        if not self.path.endswith("/chat/completions"):
+            self._send(404, {"error": {"message": f"no {self.path} here, only /v1/chat/completions"}})
+            return
+        body = json.loads(raw)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        number = len(self.server.requests)
+        self.server.requests.append(Request(path=self.path, headers=headers, body=body))
+        reply = self.server.reply(body, number)
+        if reply.delay_s:
+            time.sleep(reply.delay_s)
+        if reply.status >= 400:
+            self._send(reply.status, {"error": {"message": reply.text, "type": "scripted"}}, reply.headers)
+        elif body.get("stream"):
+            self._stream(body, reply, number)
+        else:
+            self._send(200, self._completion(body, reply, number), reply.headers)
+
+    def _send(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        known = {"content-type": "application/json", "content-length": str(len(data))}
+        for name, text in {**known, **(headers or {})}.items():
+            self.send_header(name, text)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _completion(self, body: Mapping[str, Any], reply: Reply, number: int) -> dict[str, Any]:
+        asked, sampled = prompt_ids(body), reply.ids
+        choice: dict[str, Any] = {"message": reply.message, "finish_reason": reply.ended}
+        if body.get("return_token_ids") and reply.token_ids:
+            choice["token_ids"] = sampled
+        if body.get("logprobs") and reply.logprobs:
+            choice["logprobs"] = _logprobs(sampled, 0)
+        ids = {"prompt_token_ids": asked} if "token_ids" in choice else {}
+        return {
+            "id": f"chatcmpl-{number}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": body.get("model"),
+            "choices": [{"index": i, **choice} for i in range(body.get("n") or 1)],
+            "usage": _usage(asked, sampled),
+            **ids,
+        }
+
+    def _stream(self, body: Mapping[str, Any], reply: Reply, number: int) -> None:
+        self.send_response(200)
+        for name, value in {"content-type": "text/event-stream", "connection": "close", **reply.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with_ids = bool(body.get("return_token_ids")) and reply.token_ids
+        head = {"id": f"chatcmpl-{number}", "object": "chat.completion.chunk", "created": int(time.time())}
+        head["model"] = body.get("model")
+        first: dict[str, Any] = {"choices": [_choice({"role": "assistant", "content": ""})]}
+        self._event({**head, **first} | ({"prompt_token_ids": prompt_ids(body)} if with_ids else {}))
+        position = 0
+        for i, (text, delta) in enumerate(reply.pieces):
+            if i == reply.breaks_after:
+                self._event({"error": {"message": "the engine died", "code": 500}})
+                break
+            ids = list(text.encode())
+            choice = _choice(delta) | ({"token_ids": ids} if with_ids else {})
+            if body.get("logprobs") and reply.logprobs:
+                choice["logprobs"] = _logprobs(ids, position)
+            self._event({**head, "choices": [choice]})
+            position += len(ids)
+            if reply.pause_s:
+                time.sleep(reply.pause_s)
+        else:
+            self._event({**head, "choices": [_choice({}, reply.ended)]})
+            if (body.get("stream_options") or {}).get("include_usage"):
+                self._event({**head, "choices": [], "usage": _usage(prompt_ids(body), reply.ids)})
+        self.wfile.write(b"data: [DONE]\n\n")
+        self.close_connection = True
+
+    def _event(self, value: Any) -> None:
+        self.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
+        self.wfile.flush()
+
+
+def _choice(delta: Mapping[str, Any], ended: str | None = None) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "finish_reason": ended}
+
+
+def _usage(asked: Sequence[int], sampled: Sequence[int]) -> dict[str, int]:
+    total = len(asked) + len(sampled)
+    return {"prompt_tokens": len(asked), "completion_tokens": len(sampled), "total_tokens": total}
+
+
+def _logprobs(ids: Sequence[int], start: int) -> dict[str, Any]:
+    tokens = [
+        {"token": chr(token), "logprob": logprob(token, start + i), "bytes": [token], "top_logprobs": []}
+        for i, token in enumerate(ids)
+    ]
+    return {"content": tokens}
+
+
+def scripted_server(
+    script: Script | str | Reply | Sequence[str | Reply] = "ok", *, model: str = MODEL
+) -> AbstractContextManager[ScriptedServer]:
+    """Serve in a thread until the block ends; see `ScriptedServer`.
+
+    Example:
+        ```python
+        with scripted_server(["SELECT 1", Reply(status=503)]) as server:
+            answer = agent(task.input, server.endpoint(temperature=0.7))
+        ```
+    """
+    return serving(ScriptedServer(script, model=model))

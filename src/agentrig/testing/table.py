@@ -1,0 +1,203 @@
+"""Tables: the checks of one kind of component, declared one by one, and made for a subject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
+from typing import Any, Generic, TypeVar
+
+import attrs
+
+from agentrig.errors import ConfigError, nearest
+from agentrig.testing.checks import Check, CheckSkipped, Report
+from agentrig.testing.subject import Subject, subject_of
+
+LOADS = "loads"
+"""The first check of every kind; without it no other check can run."""
+
+
+@attrs.define(kw_only=True, eq=False, slots=False)
+class Bench:
+    """What the checks of one subject share. A kind's own bench adds its options as fields.
+
+    Attributes:
+        subject: The component under test.
+    """
+
+    subject: Subject
+    _done: dict[str, BaseException | None] = attrs.field(factory=dict, init=False)
+    _open: ExitStack = attrs.field(factory=ExitStack, init=False)
+
+    @property
+    def made(self) -> Any:
+        """The component, built once and shared by the checks."""
+        return self.subject.made
+
+    def holding(self, context: Any) -> Any:
+        """Enter a context that stays open until the process ends or `close` is called; return what it gives."""
+        return self._open.enter_context(context)
+
+    def close(self) -> None:
+        """Close what the checks have opened."""
+        self._open.close()
+
+
+B = TypeVar("B", bound=Bench)
+
+
+@attrs.frozen(kw_only=True)
+class Declared(Generic[B]):
+    """A check before it has a subject; see `Check` for the attributes."""
+
+    name: str
+    why: str
+    cure: str
+    needs: Sequence[str]
+    run: Callable[[B], None]
+
+
+class Table(Generic[B]):
+    """The checks of one kind.
+
+    Args:
+        kind: The kind of component.
+        bench: The class of what the checks of a subject share; its fields are the options of the kind's checks.
+        builds: Whether the check `loads` also builds the component.
+
+    Example:
+        ```python
+        TABLE = Table("reward", RewardBench)
+
+        @TABLE.check("same-twice", why="The gradient is noise.", cure="Seed it from task.id.")
+        def same_twice(bench: RewardBench) -> None:
+            if bench.score() != bench.score():
+                raise CheckFailed("two calls gave 0.2 and 0.7")
+        ```
+    """
+
+    def __init__(self, kind: str, bench: type[B], *, builds: bool = True) -> None:
+        self.kind, self.bench = kind, bench
+        self._declared: dict[str, Declared[B]] = {}
+
+        def loads(bench: B) -> None:
+            _ = bench.made if builds else bench.subject.config
+
+        self._add(
+            LOADS,
+            loads,
+            why="A run with it does not start.",
+            cure="Mend what the message names; `agentrig plugins` shows every plugin and its error.",
+        )
+
+    def check(
+        self, name: str, *, why: str, cure: str, needs: Sequence[str] = ()
+    ) -> Callable[[Callable[[B], None]], Callable[[B], None]]:
+        """Declare a check: a function that gets the bench, and raises `CheckFailed` or `CheckSkipped`.
+
+        Args:
+            name: Words with hyphens; the kind is put before it.
+            why: What goes wrong in training without this property.
+            cure: What to do; a `CheckFailed` with a cure of its own replaces it.
+            needs: Names of checks that must pass first; if one does not, this check is skipped.
+        """
+
+        def declare(run: Callable[[B], None]) -> Callable[[B], None]:
+            self._add(name, run, why=why, cure=cure, needs=(LOADS, *needs))
+            return run
+
+        return declare
+
+    def _add(self, name: str, run: Callable[[B], None], *, why: str, cure: str, needs: Sequence[str] = ()) -> None:
+        full = f"{self.kind}.{name}"
+        unknown = [n for n in needs if f"{self.kind}.{n}" not in self._declared]
+        if full in self._declared or unknown:
+            raise ValueError(f"the check {full} is declared twice, or needs what is declared later: {unknown}")
+        asks = tuple(f"{self.kind}.{n}" for n in needs)
+        self._declared[full] = Declared(name=full, why=why, cure=cure, needs=asks, run=run)
+
+    def __iter__(self) -> Iterator[Declared[B]]:
+        """Yield the declared checks, in order."""
+        return iter(self._declared.values())
+
+    def open(self, given: Any, settings: Any, options: dict[str, Any]) -> B:
+        """Return the bench of a subject.
+
+        Raises:
+            ConfigError: An option that this kind does not have.
+        """
+        known = [f.name for f in attrs.fields(self.bench) if f.init and f.name != "subject"]
+        for name in options:
+            if name not in known:
+                raise ConfigError(
+                    f"the checks of a {self.kind} have no option {name!r}.{nearest(name, known)}\n"
+                    f"  their options: {', '.join(known) or 'none'}"
+                )
+        return self.bench(subject=subject_of(self.kind, given, settings), **options)
+
+    def check_all(
+        self, given: Any, settings: Any, only: Sequence[str] | None, raise_failed: bool, options: dict[str, Any]
+    ) -> Report:
+        """Run the checks of a subject, in order, and close what they opened.
+
+        Raises:
+            ChecksFailed: A check failed, and `raise_failed` is True.
+            ConfigError: There is no such check or option.
+        """
+        bench = self.open(given, settings, options)
+        try:
+            results = [check.result() for check in self.made(bench, only)]
+        finally:
+            bench.close()
+        report = Report(kind=self.kind, subject=str(bench.subject), results=results)
+        if raise_failed:
+            report.raise_failed()
+        return report
+
+    def made(self, bench: B, only: Sequence[str] | None = None) -> list[Check]:
+        """Return the checks of a bench.
+
+        Args:
+            bench: From `open`.
+            only: Names of checks, with or without the kind, or patterns (`same-*`); None for all.
+
+        Raises:
+            ConfigError: A name that no check has.
+        """
+        if only is not None:
+            short = [name.partition(".")[2] for name in self._declared]
+            for wanted in only:
+                if not any(_matches(name, wanted) for name in self._declared):
+                    raise ConfigError(
+                        f"the checks of a {self.kind} have none called {wanted!r}.{nearest(wanted, short)}\n"
+                        f"  they are: {', '.join(short)}"
+                    )
+        chosen = [d for d in self if only is None or any(_matches(d.name, wanted) for wanted in only)]
+        return [Check(name=d.name, why=d.why, cure=d.cure, run=self._runner(d, bench)) for d in chosen]
+
+    def _runner(self, declared: Declared[B], bench: B) -> Callable[[], None]:
+        def run() -> None:
+            error = bench._done[declared.name] = self._attempt(declared, bench)
+            if error is not None:
+                raise error
+
+        return run
+
+    def _attempt(self, declared: Declared[B], bench: B) -> BaseException | None:
+        """Run a check and return its error, or None; what it needs runs once for each bench."""
+        for name in declared.needs:
+            if name not in bench._done:
+                bench._done[name] = self._attempt(self._declared[name], bench)
+            error = bench._done[name]
+            if error is not None:
+                how = f"was skipped: {error}" if isinstance(error, CheckSkipped) else "failed"
+                return CheckSkipped(f"it needs {name}, which {how}")
+        try:
+            declared.run(bench)
+        except (Exception, SystemExit) as error:
+            return error
+        return None
+
+
+def _matches(name: str, wanted: str) -> bool:
+    return fnmatchcase(name, wanted) or fnmatchcase(name.partition(".")[2], wanted)

@@ -1,0 +1,200 @@
+"""The kit's base: checks, reports, subjects and the pytest plugin."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agentrig import RewardSpec, Score
+from agentrig.errors import ConfigError
+from agentrig.testing import Check, CheckFailed, ChecksFailed, CheckSkipped, check_reward, checks
+from agentrig.testing.scripted import Reply, ScriptedServer, logprob, prompt_ids
+from agentrig.testing.table import Bench, Table
+
+BROKEN = RewardSpec(name="broken", summary="Cannot be built.", build=lambda config: 1 / 0)
+FINE = RewardSpec(name="fine", summary="Always 1.", build=lambda config: lambda task, outcome, budget_s: Score.ok(1))
+
+
+def ran(table: Table[Bench]) -> list[Check]:
+    return table.made(table.open(FINE, None, {}))
+
+
+def test_a_failure_names_check_reason_and_cure() -> None:
+    table = Table("reward", Bench)
+
+    @table.check("red", why="It matters.", cure="Mend it.")
+    def red(bench: Bench) -> None:
+        raise CheckFailed("seen at 1.py:3")
+
+    @table.check("raises", why="It matters.", cure="Mend it.")
+    def raises(bench: Bench) -> None:
+        sys.exit("the plugin ends Python")
+
+    _, first, second = ran(table)
+    with pytest.raises(CheckFailed) as failed:
+        first()
+    assert str(failed.value) == "reward.red: seen at 1.py:3\n  why it matters: It matters.\n  what to do: Mend it."
+    with pytest.raises(CheckFailed, match=r"reward.raises: SystemExit: the plugin ends Python .*test_checks.py"):
+        second()
+
+
+def test_what_a_check_needs_runs_once_and_its_failure_skips() -> None:
+    table, calls = Table("reward", Bench), []
+
+    @table.check("first", why="w", cure="c")
+    def first(bench: Bench) -> None:
+        calls.append("first")
+        raise CheckFailed("no")
+
+    @table.check("second", why="w", cure="c", needs=["first"])
+    def second(bench: Bench) -> None:
+        calls.append("second")
+
+    @table.check("third", why="w", cure="c", needs=["second"])
+    def third(bench: Bench) -> None:
+        calls.append("third")
+
+    *_, two, three = ran(table)
+    with pytest.raises(CheckSkipped, match=r"needs reward.first, which failed"):
+        two()
+    with pytest.raises(CheckSkipped, match=r"needs reward.second, which was skipped: it needs reward.first"):
+        three()
+    assert calls == ["first"]
+    with pytest.raises(ValueError, match="declared later"):
+        table.check("early", why="w", cure="c", needs=["late"])(first)
+
+
+def test_a_report_counts_and_raises() -> None:
+    report = check_reward(BROKEN, only=["loads"], raise_failed=False)
+    assert not report.ok
+    assert [r.check for r in report.failed] == ["reward.loads"]
+    assert "cannot be built: ZeroDivisionError" in str(report)
+    assert "1 failed" in str(report)
+    with pytest.raises(ChecksFailed, match=r"reward\.loads"):
+        report.raise_failed()
+    assert check_reward(FINE, only=["loads"]).ok
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "said"),
+    [
+        ("exact-matc", None, 'there is no reward called "exact-matc"'),
+        (FINE, {"lr": 1}, 'fine has no key "lr"'),
+        (lambda task, outcome, budget_s: Score.ok(1), {"lr": 1}, "is already built"),
+        ("nowhere.py:fine", None, "there is no file"),
+    ],
+)
+def test_a_subject_that_cannot_be_loaded_fails_one_check(given: object, settings: object, said: str) -> None:
+    report = check_reward(given, settings=settings, raise_failed=False)
+    assert [r.check for r in report.failed] == ["reward.loads"]
+    assert {r.status for r in report.results[1:]} <= {"skipped"}
+    assert said in report.results[0].message
+
+
+def test_unknown_kinds_checks_and_options_name_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no checks of a \"rewards\". Did you mean \"reward\""):
+        checks("rewards", FINE)
+    with pytest.raises(ConfigError, match=r"none called 'lods'. Did you mean \"loads\""):
+        checks("reward", FINE, only=["lods"])
+    with pytest.raises(ConfigError, match="have no option 'task_n'"):
+        checks("reward", FINE, task_n=3)
+
+
+TESTS = """
+import pytest
+from agentrig.testing import CheckSkipped, checks
+
+@pytest.mark.parametrize("check", checks("reward", "mine.py:fine", only=["loads"]), ids=str)
+def test_reward(check):
+    check()
+
+def test_skips():
+    raise CheckSkipped("there is nothing to judge")
+
+def test_server(scripted_server):
+    import httpx
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    scripted_server.script = "hello"
+    reply = httpx.post(scripted_server.url + "/chat/completions", json=body).json()
+    assert reply["choices"][0]["message"]["content"] == "hello"
+"""
+PLUGIN = """
+from agentrig import RewardSpec, Score, hookimpl
+
+@hookimpl
+def register_rewards():
+    yield RewardSpec(name="fine", summary="Always 1.", build=lambda config: lambda task, outcome, budget_s: Score.ok(1))
+"""
+
+
+def test_pytest_finds_the_plugin_by_its_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    (tmp_path / "test_mine.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-v", "-rs", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    done = subprocess.run([*command, "test_mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_reward[reward.loads] PASSED" in done.stdout
+    assert "there is nothing to judge" in done.stdout
+    assert "2 passed, 1 skipped" in done.stdout
+
+
+def test_no_command_imports_the_kit() -> None:
+    code = "import sys, agentrig.cli.groups, agentrig.plugins.loading as l; l.load(); print([m for m in sys.modules if "
+    done = subprocess.run(
+        [sys.executable, "-c", code + "m.startswith('agentrig.testing')])"], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.fixture
+def asked(scripted_server: ScriptedServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=scripted_server.url, headers={"X-Mine": "1"}) as client:
+        yield client
+
+
+BODY = {"model": "scripted", "messages": [{"role": "user", "content": "Zwölf?"}]}
+IDS = {"return_token_ids": True, "logprobs": True}
+
+
+def test_the_scripted_server_returns_exact_ids(scripted_server: ScriptedServer, asked: httpx.Client) -> None:
+    reply = Reply(text="é", tool_calls=[("add", {"a": 1})])
+    scripted_server.script = reply
+    plain = asked.post("chat/completions", json=BODY).json()
+    assert "prompt_token_ids" not in plain
+    assert "token_ids" not in plain["choices"][0]
+    exact = asked.post("chat/completions", json={**BODY, **IDS}).json()
+    choice = exact["choices"][0]
+    assert bytes(exact["prompt_token_ids"]).decode() == "<user>Zwölf?\n<assistant>"
+    assert exact["prompt_token_ids"] == prompt_ids(BODY)
+    assert bytes(choice["token_ids"]).decode() == 'é\nadd {"a": 1}'
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    given = [token["logprob"] for token in choice["logprobs"]["content"]]
+    assert given == [logprob(token, i) for i, token in enumerate(reply.ids)]
+    assert scripted_server.requests[1].headers["x-mine"] == "1"
+    streamed = asked.post("chat/completions", json={**BODY, **IDS, "stream": True}).text
+    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert [i for e in events for i in e["choices"][0].get("token_ids", [])] == reply.ids
+    assert events[0]["prompt_token_ids"] == prompt_ids(BODY)
+
+
+def test_the_scripted_server_fails_delays_and_breaks(scripted_server: ScriptedServer, asked: httpx.Client) -> None:
+    scripted_server.script = [Reply(status=429, text="busy", headers={"retry-after": "1"}), Reply(text="ab"), "last"]
+    first = asked.post("chat/completions", json=BODY)
+    assert (first.status_code, first.headers["retry-after"]) == (429, "1")
+    assert [asked.post("chat/completions", json=BODY).json()["choices"][0]["message"]["content"] for _ in "123"] == [
+        "ab",
+        "last",
+        "last",
+    ]
+    scripted_server.script = Reply(text="abc", breaks_after=1)
+    assert "the engine died" in asked.post("chat/completions", json={**BODY, "stream": True}).text
+    scripted_server.script = Reply(text="late", delay_s=5)
+    with pytest.raises(httpx.ReadTimeout):
+        asked.post("chat/completions", json=BODY, timeout=0.05)
