@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.errors import ConfigError, nearest
-from agentrig.plugins import auto_server
+from agentrig.plugins import auto_server, observing
 from agentrig.plugins.building import built
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.secrets import Secret, sources
@@ -87,6 +87,7 @@ class Plan:
             `configs`, so that commands that need no hardware run without any.
         configs: Kind to that component's config object. Server `auto` is resolved as hardware `auto` is.
         reasons: Kind to why `auto` chose this component, for those that it chose and gives a reason for.
+        observers: The observers that `[observer]` names, each with its config object, in that order.
     """
 
     recipe: str
@@ -96,6 +97,7 @@ class Plan:
     configs: Mapping[str, Any]
     registry: Registry
     reasons: Mapping[str, str] = attrs.field(factory=dict)
+    observers: observing.Observers = ()
 
     def build(self, kind: str) -> Any:
         """Build the selected component of a kind; its heavy imports happen here.
@@ -105,12 +107,22 @@ class Plan:
         """
         return built(self.components[kind], self.configs[kind])
 
+    def watch(self) -> None:
+        """Build the observers that the plan names, and let its registry notify them.
+
+        Raises:
+            agentrig.errors.PluginError: One cannot be built, or used; the message names the plugin's file and line.
+        """
+        self.registry.watch(observing.watchers(self.observers))
+
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return the sections and keys of a run file, with every default filled in."""
         sections: dict[str, dict[str, Any]] = {"run": attrs.asdict(self.run)}
         for kind in RUN_KINDS:
             use = self.registry.reference(self.components[kind])
             sections[kind] = {"use": use, **sources(attrs.asdict(self.configs[kind]))}
+        if self.observers:
+            sections[observing.SECTION] = observing.written(self.observers, self.registry)
         sections["runners"] = sources(attrs.asdict(self.runners))
         return sections
 
@@ -118,7 +130,7 @@ class Plan:
 OWN_SECTIONS: Mapping[str, type] = {"run": RunSettings, "runners": RunnerSettings}
 """The sections that belong to no component."""
 
-SECTIONS = ("run", *RUN_KINDS, "runners")
+SECTIONS = ("run", *RUN_KINDS, observing.SECTION, "runners")
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
@@ -197,6 +209,7 @@ def resolve(
     *,
     overrides: Sequence[str] = (),
     uses: Mapping[str, str | None] | None = None,
+    observers: Sequence[str] = (),
     files: Sequence[str] = (),
     strict_plugins: bool = False,
 ) -> Plan:
@@ -207,6 +220,7 @@ def resolve(
         overrides: `section.key=value`, applied last.
         uses: Kind to component name, as in `--reward NAME`. If you choose another component than the
             recipe, the recipe's keys of that section are dropped.
+        observers: Observers to use, in addition to those of the recipe or run file.
         files: Plugin files, in addition to those of the run file.
         strict_plugins: Raise for the first plugin that fails to load.
 
@@ -261,6 +275,8 @@ def resolve(
     def elsewhere(key: str) -> str:
         return _elsewhere(key, merged, registry)
 
+    if observers:
+        merged[observing.SECTION]["use"] = list(dict.fromkeys([*observing.used(merged[observing.SECTION]), *observers]))
     run = structure(RunSettings, merged["run"], owner="a run", section="run", elsewhere=elsewhere)
     runners = structure(
         RunnerSettings, merged["runners"], owner="the pool of runners", section="runners", elsewhere=elsewhere
@@ -322,6 +338,7 @@ def resolve(
         configs=configs,
         registry=registry,
         reasons=reasons,
+        observers=observing.selected(merged[observing.SECTION], registry, elsewhere),
     )
 
 
@@ -338,6 +355,10 @@ def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regi
         classes[kind] = [c.spec.config for c in found_here]
         if kind == "algorithm" and not any(getattr(c.spec, "server", False) for c in found_here):
             merged = {**merged, "server": {"use": auto_server.OWN}}
+    in_use = {_plain_name(name) for name in observing.used(merged[observing.SECTION])}
+    for c in registry.components(observing.SECTION):
+        if c.spec.name in in_use:
+            classes[f"{observing.SECTION}.{c.spec.name}"] = [c.spec.config]
     found: dict[str, str] = {}
     for section, configs in classes.items():
         for config in configs:
@@ -369,6 +390,9 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
         into["server"] = {}  # the former algorithm's
     for section, keys in more.items():
         _check_section(section)
+        if section == observing.SECTION:
+            observing.merge(into[section], keys)
+            continue
         if other(section):
             into[section] = {}
         for key, value in keys.items():

@@ -160,7 +160,8 @@ def test_settings_resolve(block: Block, tmp_path: Path, monkeypatch: pytest.Monk
     file = tmp_path / "run.toml"
     file.write_text(block.text if "recipe" in content else f'recipe = "mini"\n{block.text}')
     verl = content.get("recipe") == "qwen"
-    uses = [keys["use"] for section, keys in content.items() if section != "recipe" and "use" in keys]
+    used = [keys["use"] for section, keys in content.items() if section != "recipe" and "use" in keys]
+    uses = [name for use in used for name in (use if isinstance(use, list) else [use])]
     shown = [b for b in PLUGINS if b.page == block.page and not b.text.startswith("# ")]
     files = []
     for plugin in (b for b in shown if any(f'name="{name}"' in b.text for name in uses)):
@@ -168,5 +169,7 @@ def test_settings_resolve(block: Block, tmp_path: Path, monkeypatch: pytest.Monk
         Path(files[-1]).write_text(plugin.text)
     plan: Any = resolve(str(file), uses={"hardware": "cuda"} if verl else {}, files=files)
     for section, keys in content.items():
-        if section != "recipe" and "use" in keys:
+        if section == "observer":
+            assert [component.spec.name for component, _ in plan.observers] == keys["use"]
+        elif section != "recipe" and "use" in keys:
             assert plan.components[section].spec.name == keys["use"]

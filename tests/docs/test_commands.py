@@ -164,6 +164,7 @@ def parse_agentrig(words: list[str]) -> None:
         name, command = found or "", below
     if command.name in ("train", "dev", "eval", "doctor"):
         given = {k: options.get(k) for k in ("active_agent", *RUN_KINDS)}
+        given["observers"] = options.get("observers") or ()
         given |= {"files": options.get("files") or (), "strict_plugins": False}
         if not options.get("resume"):
             check_together(resolved(list(options.get("words") or ()), given))

@@ -137,10 +137,10 @@ def keys(cls: type) -> list[tuple[str, str, str, str, str]]:
 def components() -> Mapping[str, Sequence[Any]]:
     """Return the components that agentrig's own distributions bring, by kind."""
     from agentrig.plugins.loading import load
-    from agentrig.plugins.specs import RUN_KINDS
+    from agentrig.plugins.specs import KINDS
 
-    registry = load()
-    found = {kind: [c for c in registry.components(kind) if c.distribution in DISTRIBUTIONS] for kind in RUN_KINDS}
+    registry, kinds = load(), [kind for kind in KINDS if kind != "recipe"]
+    found = {kind: [c for c in registry.components(kind) if c.distribution in DISTRIBUTIONS] for kind in kinds}
     return {kind: sorted(those, key=lambda c: (c.distribution, c.spec.name)) for kind, those in found.items()}
 
 
@@ -155,6 +155,7 @@ def configuration() -> str:
         "A run file is TOML, with one section for the run, one for the runners and one for each kind of component. A",
         "section's `use` names the component; the other keys belong to that component. On the command line, write",
         "`section.key=value`. An unknown key, a wrong type or a value out of range is an error that names the cure.",
+        "`[observer]` alone may name several: `use = [NAMES]`, and a table `[observer.NAME]` for the keys of each.",
         "",
         "This page is made from the code; a test fails when the two differ. `agentrig plugins show NAME` prints the",
         "keys of any component, those of other people's plugins included.",
@@ -164,6 +165,7 @@ def configuration() -> str:
         lines += [f"## `[{name}]`", "", *rows(head, keys(cls))]
     for kind, those in components().items():
         lines += [f"## `[{kind}]`", ""]
+        lines += [] if those else [f"agentrig itself has no component of this kind; plugins register {kind}s.", ""]
         for component in those:
             spec = component.spec
             lines += [f'### `use = "{spec.name}"`', "", f"{spec.summary} From `{component.distribution}`.", ""]

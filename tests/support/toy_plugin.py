@@ -13,6 +13,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from agentrig import (
     AlgorithmSpec,
     Endpoint,
     HardwareSpec,
+    ObserverSpec,
     RecipeSpec,
     RewardSpec,
     Score,
@@ -358,6 +360,41 @@ class Number:
         yield self.endpoint()
 
 
+# --- observer ---
+
+
+@attrs.frozen(kw_only=True)
+class NotesConfig:
+    """Settings of the observer."""
+
+    file: str = setting("notes.txt", help="the file, in the run directory")
+    every: int = setting(1, help="note every this many steps", ge=1)
+
+
+class Notes:
+    """Notes what it is told in a file of the run directory."""
+
+    def __init__(self, config):
+        self.config = config
+        self.lines = []
+
+    def on_run_start(self, event):
+        """Note the settings that the run has for it."""
+        self.file = event.directory / self.config.file
+        self.lines.append(json.dumps(event.config["observer"]))
+
+    def on_step_end(self, event):
+        """Note the step; fail in the second one."""
+        if event.step % self.config.every == 0:
+            self.lines.append(f"step {event.step}")
+        if event.step == 2:
+            sys.exit("no more")
+
+    def on_run_end(self, event):
+        """Write the notes."""
+        self.file.write_text("\n".join([*self.lines, f"end {event.summary['steps']}"]))
+
+
 # --- hardware ---
 
 
@@ -404,6 +441,11 @@ def register_adapters():
 @hookimpl
 def register_algorithms():
     yield AlgorithmSpec(name="toy-number", summary="Learns a number.", config=NumberConfig, build=Number)
+
+
+@hookimpl
+def register_observers():
+    yield ObserverSpec(name="toy-notes", summary="Notes.", config=NotesConfig, build=Notes)
 
 
 if os.environ.get("TOY_HARDWARE"):  # only in some tests: `auto` would find it

@@ -26,6 +26,9 @@ def configured(command: F) -> F:
     for kind in reversed(RUN_KINDS):
         command = click.option(f"--{kind}", metavar="NAME", help=f"Use this {kind}.")(command)
     command = click.option(
+        "--observer", "observers", multiple=True, metavar="NAME", help="Use this observer too; may be repeated."
+    )(command)
+    command = click.option(
         "--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too."
     )(command)
     command = click.option("--strict-plugins", is_flag=True, help="Stop if any plugin fails to load.")(command)
@@ -48,6 +51,7 @@ def asked(words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
         "source": source,
         "overrides": overrides,
         "uses": uses,
+        "observers": options.pop("observers", ()),
         "files": options.pop("files"),
         "strict_plugins": options.pop("strict_plugins"),
     }

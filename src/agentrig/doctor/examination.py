@@ -46,6 +46,7 @@ def examine(
     *,
     overrides: Sequence[str] = (),
     uses: Mapping[str, str | None] | None = None,
+    observers: Sequence[str] = (),
     files: Sequence[str] = (),
     strict_plugins: bool = False,
 ) -> list[Finding]:
@@ -55,10 +56,13 @@ def examine(
         source: A recipe's name or a run file; None for the default recipe.
         overrides: `section.key=value`.
         uses: Other components by kind, as in `--agent` and `--hardware`.
+        observers: Observers to use, in addition to those of the recipe or run file.
         files: Python files that are plugins too.
         strict_plugins: Whether a plugin that fails to load is a problem.
     """
-    situation, findings = look(source, overrides=overrides, uses=uses or {}, files=files, strict_plugins=strict_plugins)
+    situation, findings = look(
+        source, overrides=overrides, uses=uses or {}, observers=observers, files=files, strict_plugins=strict_plugins
+    )
     with ThreadPoolExecutor(2) as together:  # several checks wait for a subprocess
         for found in together.map(_run, CHECKS, repeat(situation)):
             findings += found
@@ -71,7 +75,8 @@ def _own_checks(situation: Situation) -> Iterator[Check]:
     """Yield the checks in the specs of the installed hardware and of the recipe's other components."""
     components = dict(situation.plan.components) if situation.plan else {}
     hardware = situation.plan.registry.components("hardware") if situation.plan else load().components("hardware")
-    for component in (*hardware, *(c for kind, c in components.items() if kind != "hardware")):
+    observers = [c for c, _ in situation.plan.observers] if situation.plan else []
+    for component in (*hardware, *(c for kind, c in components.items() if kind != "hardware"), *observers):
         yield from getattr(component.spec, "checks", ())
     for backend in situation.candidates:
         former: Any = getattr(backend, "checks", None)
@@ -95,6 +100,7 @@ def look(
     *,
     overrides: Sequence[str],
     uses: Mapping[str, str | None],
+    observers: Sequence[str],
     files: Sequence[str],
     strict_plugins: bool,
 ) -> tuple[Situation, list[Finding]]:
@@ -104,7 +110,9 @@ def look(
     findings: list[Finding] = []
     plan = chosen = None
     hardware = uses.get("hardware")
-    settings: dict[str, Any] = {"overrides": overrides, "files": files, "strict_plugins": strict_plugins}
+    settings: dict[str, Any] = {
+        "overrides": overrides, "observers": observers, "files": files, "strict_plugins": strict_plugins,
+    }  # fmt: skip
     try:
         plan = resolve(source, uses=uses, **settings)
         plan.components["hardware"], plan.components["server"]  # resolves `auto`

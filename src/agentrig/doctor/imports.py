@@ -14,6 +14,7 @@ from agentrig.doctor.situation import Situation
 from agentrig.errors import AgentrigError
 from agentrig.findings import Finding
 from agentrig.hardware.tools import ask
+from agentrig.plugins.observing import watchers
 
 ASKED = "AGENTRIG_DOCTOR_ASKED"
 """The environment variable that passes the doctor's arguments to the subprocess, as JSON."""
@@ -65,6 +66,8 @@ def _steps(plan: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"build {kind} {plan.components[kind].spec.name}", partial(plan.build, kind)
     algorithm = plan.components["algorithm"].spec
     yield f"build algorithm {algorithm.name}", partial(algorithm.build, plan.configs["algorithm"])
+    for component, config in plan.observers:
+        yield f"build observer {component.spec.name}", partial(watchers, [(component, config)])
 
 
 def _why(error: BaseException) -> str:

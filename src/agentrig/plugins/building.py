@@ -18,6 +18,13 @@ def _has(*names: str) -> Callable[[Any], bool]:
     return lambda made: all(callable(getattr(made, name, None)) for name in names)
 
 
+def hooks_of(made: Any) -> list[str]:
+    """Return the names of an object's methods that begin with `on_`: of an observer, the hooks that it has."""
+    if made is None or isinstance(made, type):
+        return []
+    return [name for name in dir(made) if name.startswith("on_") and callable(getattr(made, name))]
+
+
 def _is_reward(made: Any) -> bool:
     return callable(made) or _has("score_many")(made)
 
@@ -30,6 +37,7 @@ MADE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "algorithm": ("an algorithm, with a method `run(session)`", _has("run")),
     "server": ("a callable: server(plan) -> agentrig.servers.Server", callable),
     "hardware": ("an agentrig.hardware.Hardware", _has("probe", "environment")),
+    "observer": ("an object with a method such as `on_step_end(event)`", lambda made: bool(hooks_of(made))),
 }
 """What `build` must return for each kind: a description and a check."""
 

@@ -37,6 +37,7 @@ class PluginInfo:
         name: The entry point's name, or the file's stem; what `AGENTRIG_BLOCK` blocks (so does `distribution`).
         status: `ok`, `failed` (see `error`; other plugins still work) or `blocked` (never imported).
         origin: The module, or the file, that it was loaded from.
+        observes: The hooks `on_*` that it implements itself: every run calls them.
     """
 
     name: str
@@ -46,6 +47,7 @@ class PluginInfo:
     origin: str
     error: str | None = None
     components: Sequence[Component] = ()
+    observes: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entry of `agentrig plugins --json`."""
@@ -56,5 +58,6 @@ class PluginInfo:
             "status": self.status,
             "origin": self.origin,
             "error": self.error,
+            "observes": list(self.observes),
             "components": [{"kind": c.kind, "name": c.spec.name, "summary": c.spec.summary} for c in self.components],
         }

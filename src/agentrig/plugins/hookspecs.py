@@ -1,7 +1,7 @@
-"""The hooks. Eight collect named components, five let a plugin observe a run.
+"""The hooks. Nine collect named components, five let a plugin observe a run.
 
-Each `register_*` hook returns an iterable of specs; a run selects one of each kind by name, so the
-installation order of plugins never matters. Observers return nothing and cannot change data.
+Each `register_*` hook returns an iterable of specs; a run selects one of each kind (and any number of observers) by
+name, so the installation order of plugins never matters. Observers return nothing and cannot change data.
 
 Every docstring below says what a hook returns, when it is called, in which thread and process, and what happens when
 it raises.
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         AgentSpec,
         AlgorithmSpec,
         HardwareSpec,
+        ObserverSpec,
         RecipeSpec,
         RewardSpec,
         ServerSpec,
@@ -218,6 +219,34 @@ def register_hardware() -> Iterable[HardwareSpec]:
         @hookimpl
         def register_hardware():
             yield HardwareSpec(name="mps", summary="Apple GPUs.", build=lambda config: Mps())
+        ```
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def register_observers() -> Iterable[ObserverSpec]:
+    """Register observers: each has a name, settings, and methods that are called like the hooks `on_*`.
+
+    Returns:
+        An iterable of `ObserverSpec`: a list, or yield them. Nothing else is accepted.
+
+    Called:
+        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
+        nothing heavy here. `build` runs in the main process, at the start of a run (or `agentrig eval`, `dev`) that
+        names the observer. The methods `on_*` of what it returns are called when the hooks of these names are, in the
+        same threads.
+
+    If it raises:
+        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
+        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` raises,
+        the run does not start. If a method raises, the run goes on, and the exception is logged and counted.
+
+    Example:
+        ```python
+        @hookimpl
+        def register_observers():
+            yield ObserverSpec(name="chat", summary="Posts each step.", config=ChatConfig, build=Chat)
         ```
     """
     raise NotImplementedError

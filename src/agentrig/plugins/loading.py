@@ -76,7 +76,9 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
             unknown = _misspelled(manager, name)
             if unknown:
                 raise PluginError(unknown)
-            plugins.append(info("ok", components=tuple(_collect(manager, name, dist, version))))
+            hooks = [caller.name for caller in manager.get_hookcallers(manager.get_plugin(name)) or ()]
+            components = tuple(_collect(manager, name, dist, version))
+            plugins.append(info("ok", components=components, observes=sorted(h for h in hooks if h.startswith("on_"))))
         except (Exception, SystemExit) as error:  # SystemExit: a script without a main guard exits on import
             if manager.get_plugin(name) is not None and not any(p.name == name for p in plugins):
                 manager.unregister(name=name)

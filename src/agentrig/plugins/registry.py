@@ -29,6 +29,7 @@ class Registry:
         self._manager = manager
         self.plugins = tuple(plugins)
         self.observer_errors: Counter[str] = Counter()
+        self._watchers: dict[str, object] = {}
         self._watched = True
 
     def unwatched(self) -> Registry:
@@ -93,28 +94,36 @@ class Registry:
             raise PluginError("\n".join(conflicts))
 
     def add_observer(self, observer: object, name: str) -> None:
-        """Register an object with `on_*` hook implementations as an observer."""
+        """Register an object with `on_*` hook implementations as an observer of every run of this registry."""
         self._manager.register(observer, name=name)
         unknown = _misspelled(self._manager, name)
         if unknown:
             self._manager.unregister(name=name)
             raise PluginError(f"observer {name}: {unknown}")
 
+    def watch(self, observers: Mapping[str, object]) -> None:
+        """Notify these observers too: name to an object with methods `on_*`; replaces those of an earlier call."""
+        self._watchers = dict(observers)
+
     def notify(self, hook: str, **arguments: Any) -> None:
         """Call all observers with read-only copies; an exception is logged and counted, and the run continues."""
-        watching = getattr(self._manager.hook, hook).get_hookimpls()
+        watching: list[tuple[str, Callable[..., Any], Sequence[str]]] = [
+            (impl.plugin_name, impl.function, impl.argnames)
+            for impl in getattr(self._manager.hook, hook).get_hookimpls()
+        ]
+        watching += [(n, getattr(w, hook), tuple(arguments)) for n, w in self._watchers.items() if hasattr(w, hook)]
         if not watching or not self._watched:
             return
         from agentrig.frozen import frozen  # imported here because every command imports this module
 
         copies = {name: frozen(value) for name, value in arguments.items()}
-        for impl in watching:
+        for name, function, argnames in watching:
             try:
-                impl.function(*(copies[a] for a in impl.argnames))
-            except Exception:
-                self.observer_errors[impl.plugin_name] += 1
-                level = logging.ERROR if self.observer_errors[impl.plugin_name] == 1 else logging.DEBUG
-                log.log(level, "observer %s failed in %s", impl.plugin_name, hook, exc_info=True)
+                function(*(copies[a] for a in argnames))
+            except (Exception, SystemExit):  # sys.exit in an observer does not end the run either
+                self.observer_errors[name] += 1
+                level = logging.ERROR if self.observer_errors[name] == 1 else logging.DEBUG
+                log.log(level, "observer %s failed in %s", name, hook, exc_info=True)
 
 
 def _a(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""The eight kinds of component specs that a plugin's `register_*` hooks return.
+"""The nine kinds of component specs that a plugin's `register_*` hooks return.
 
 Every spec is frozen and keyword-only. `config` is a frozen `attrs` class whose fields are the keys
 that a run file may set (see `agentrig.settings.setting`); `build` does the heavy imports.
@@ -189,6 +189,19 @@ class HardwareSpec(Spec):
 
 
 @attrs.frozen(kw_only=True)
+class ObserverSpec(Spec):
+    """An observer; `build(config)` returns an object with methods `on_run_start`, `on_step_end` and so on.
+
+    The methods are those of the hooks `on_*` of `agentrig.plugins.hookspecs`, each with one argument; at least one of
+    them. They need no `@hookimpl`. A run calls them if `[observer] use` or `--observer` names this observer.
+    """
+
+    kind: ClassVar[str] = "observer"
+    hook: ClassVar[str] = "register_observers"
+    build: Callable[[Any], object]
+
+
+@attrs.frozen(kw_only=True)
 class RecipeSpec(Spec):
     """A named, complete run configuration.
 
@@ -212,10 +225,11 @@ KINDS: Mapping[str, type[Spec]] = {
         AlgorithmSpec,
         ServerSpec,
         HardwareSpec,
+        ObserverSpec,
         RecipeSpec,
     )
 }
 """Every kind of component, in the order of a run file's sections; the only list of them."""
 
-RUN_KINDS: Sequence[str] = tuple(kind for kind in KINDS if kind != RecipeSpec.kind)
+RUN_KINDS: Sequence[str] = tuple(kind for kind in KINDS if kind not in (ObserverSpec.kind, RecipeSpec.kind))
 """The kinds of which a run has exactly one component each, in a section of that name."""

@@ -104,6 +104,7 @@ def evaluate(
     hardware = None if endpoint is not None else ready_hardware(plan)
     if hardware is not None:
         ready_server(plan, hardware)
+    plan.watch()
     for warning in gold_warnings(plan):
         log.warning("%s", warning)
     scorer = make_scorer(plan)

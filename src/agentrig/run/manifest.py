@@ -49,6 +49,9 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
             kind: {"name": c.spec.name, "distribution": c.distribution, "version": c.version}
             for kind, c in plan.components.items()
         },
+        "observers": [
+            {"name": c.spec.name, "distribution": c.distribution, "version": c.version} for c, _ in plan.observers
+        ],
         "server": {"name": plan.components["server"].spec.name, "chosen": plan.reasons.get("server")},
         "packages": dict(_versions()),
         "data": {

@@ -76,6 +76,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     # Hardware first: its environment variables must be set before anything imports torch.
     hardware = ready_hardware(plan)
     ready_server(plan, hardware)
+    plan.watch()
 
     # Tasks.
     splits = load_splits(plan)

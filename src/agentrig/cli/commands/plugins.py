@@ -44,6 +44,8 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
             click.echo(f"{plugin.distribution} {plugin.version}  {plugin.status}  ({plugin.origin})")
             if plugin.error:
                 click.echo(f"    {plugin.error}")
+            if plugin.observes:
+                click.echo(f"    {'hooks':<10} {', '.join(plugin.observes)}")
             for c in plugin.components:
                 click.echo(f"    {c.kind:<10} {c.spec.name:<24} {c.spec.summary}")
     registry.check()
