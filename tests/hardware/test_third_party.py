@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from agentrig.cli.entry import main
 from agentrig.doctor import could_start, devices, examine, software
+from agentrig.testing import check_hardware
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_STEP = (
@@ -61,6 +62,15 @@ def here(site, tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_ACCELERATORS", "2")
     checks = (devices.check_hardware, devices.check_torch, devices.check_server, software.check_stack)
     monkeypatch.setattr("agentrig.doctor.examination.CHECKS", checks)
+
+
+@pytest.mark.usefixtures("here")
+def test_it_passes_the_kit(monkeypatch):
+    report = check_hardware("fake", compute=False)  # the next tests compute on it
+    assert {r.check for r in report.results if r.status == "skipped"} == {"hardware.memory", "hardware.computes"}
+    monkeypatch.delenv("FAKE_ACCELERATORS")
+    absent = check_hardware("fake")
+    assert "hardware.hidden" in {r.check for r in absent.results if r.status == "skipped"}
 
 
 @pytest.mark.usefixtures("here")

@@ -4,6 +4,8 @@ from typing import Any
 import pytest
 from agentrig_ascend.probe import cann_version, device_files, parse_smi, probe
 
+from agentrig.testing import check_hardware
+
 A2 = """\
 +------------------------------------------------------------------------------------------------+
 | npu-smi 24.1.rc2                 Version: 24.1.rc2                                             |
@@ -50,6 +52,12 @@ def test_two_npus_are_listed_with_their_memory(host: Any) -> None:
     assert found.available
     assert [(d.name, d.memory) for d in found.devices] == [("910B3", 65536 * 2**20)] * 2
     assert found.problems == ()
+
+
+def test_the_kit_finds_nothing_wrong_where_there_is_no_npu() -> None:
+    report = check_hardware("ascend", compute=False)
+    skipped = {r.check for r in report.results if r.status == "skipped"}
+    assert skipped <= {"hardware.hidden", "hardware.memory", "hardware.computes"}
 
 
 def test_a_host_without_npus_has_no_problem(host: Any) -> None:

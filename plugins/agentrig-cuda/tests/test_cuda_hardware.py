@@ -13,6 +13,7 @@ from agentrig_cuda.checks import check_flash_attention, check_unwanted_ascend
 from agentrig.doctor import Situation
 from agentrig.errors import ConfigError
 from agentrig.settings import structure
+from agentrig.testing import check_hardware
 
 
 def install(folder: Any, name: Any, version: Any, *, entry_points: Any = "", modules: Any = None) -> Any:
@@ -81,17 +82,32 @@ def test_vllm_ascend_beside_cuda_is_found(tmp_path: Any, monkeypatch: Any) -> No
     assert left_out.result == "ok"
 
 
+def driver(folder: Any) -> dict[str, str]:
+    """Write a stand-in nvidia-smi that lists one GPU; return the environment in which it is found."""
+    tool = folder / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '0, GPU-a, NVIDIA H200, 143771, 580.82.07'\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    environ = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    environ.pop("CUDA_VISIBLE_DEVICES", None)
+    return environ
+
+
+def test_the_kit_finds_nothing_wrong_with_a_driver_and_without_one(tmp_path: Any, monkeypatch: Any) -> None:
+    check_hardware("cuda", compute=False)
+    environ = driver(tmp_path)
+    monkeypatch.setenv("PATH", environ["PATH"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    report = check_hardware("cuda", compute=False)
+    assert [r.check for r in report.results if r.status == "skipped"] == ["hardware.computes"]
+
+
 def test_the_doctor_finds_a_cpu_torch_under_cuda(tmp_path: Any) -> None:
     """The driver answers (a stand-in nvidia-smi on PATH), and the torch at hand is a real one without CUDA."""
     import torch
 
     if torch.version.cuda:
         pytest.skip("this torch is built for CUDA")
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho '0, GPU-a, NVIDIA H200, 143771, 580.82.07'\n")
-    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    environ.pop("CUDA_VISIBLE_DEVICES", None)
+    environ = driver(tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "agentrig", "doctor", "--hardware", "cuda", "--json"],
         capture_output=True,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from agentrig.testing.checks import Check, CheckFailed, ChecksFailed, CheckSkipped, Report, Result
+from agentrig.testing.hardware import check_hardware
 from agentrig.testing.kit import check, checks
 from agentrig.testing.reward import check_reward
 
@@ -17,6 +18,7 @@ __all__ = [
     "Report",
     "Result",
     "check",
+    "check_hardware",
     "check_reward",
     "checks",
 ]

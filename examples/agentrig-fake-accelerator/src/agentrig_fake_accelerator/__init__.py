@@ -43,7 +43,9 @@ class Fake(Hardware):
         if not value.isdigit():
             problem = f"FAKE_ACCELERATORS={value} is not a number: export FAKE_ACCELERATORS=1"
             return Probe(available=False, evidence=evidence, problems=(problem,))
-        devices = tuple(Device(name=f"fake accelerator {i}") for i in range(int(value)))
+        visible = os.environ.get("FAKE_VISIBLE_DEVICES")
+        shown = range(int(value)) if visible is None else [int(i) for i in visible.split(",") if i.strip().isdigit()]
+        devices = tuple(Device(name=f"fake accelerator {i}") for i in shown if i < int(value))
         return Probe(available=bool(devices), devices=devices, evidence=evidence)
 
     def environment(self, context: Context | None = None) -> Mapping[str, str]:

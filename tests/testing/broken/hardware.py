@@ -1,0 +1,90 @@
+"""Hardware with one fault each: `breaks-X` is caught by the check `hardware.X` and by no other."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from agentrig import HardwareSpec, hookimpl
+from agentrig.findings import Finding
+from agentrig.hardware import Context, Device, Hardware, Probe, Stack
+
+ABSENT = Probe(available=False, evidence=("/dev/board0 is not there",))
+HERE = Probe(available=True, devices=(Device(name="board"),), evidence=("/dev/board0 is there",))
+COUNT = itertools.count()
+
+
+@attrs.frozen(kw_only=True)
+class Board(Hardware):
+    """Hardware whose methods do what the fault says."""
+
+    name: str
+    torch_device: str = "cpu"
+    on_probe: Callable[[], Probe] = lambda: ABSENT
+    on_environment: Callable[[], Any] = lambda: {"BOARD": "1"}
+    known: Sequence[Stack] = ()
+
+    def probe(self) -> Probe:
+        return self.on_probe()
+
+    def environment(self, context: Context | None = None) -> Mapping[str, str]:
+        found: Mapping[str, str] = self.on_environment()
+        return found
+
+    def stacks(self) -> Sequence[Stack]:
+        return self.known
+
+
+def after_import(name: str, value: Any) -> Any:
+    """Import a heavy module, and return the value."""
+    importlib.import_module(name)
+    return value
+
+
+def uncured(situation: Any) -> list[Finding]:
+    """Find a problem without a cure."""
+    return [Finding(check="board", result="problem", evidence="the driver is old")]
+
+
+def heavy_build(config: Any) -> Board:
+    """Import Ray."""
+    importlib.import_module("ray")
+    return Board(name="breaks-imports-light")
+
+
+def numbered() -> Probe:
+    """Find another number of lines each time."""
+    return attrs.evolve(ABSENT, evidence=tuple("x" for _ in range(next(COUNT) + 1)))
+
+
+FAULTS: Mapping[str, Mapping[str, Any]] = {
+    "declares": {"dtypes": ("fp32",)},
+    "environment": {"on_environment": lambda: {"BOARD_THREADS": 4}},
+    "environment-light": {"on_environment": lambda: after_import("ray", {})},
+    "probe": {"on_probe": numbered},
+    "probe-light": {"on_probe": lambda: after_import("ray", ABSENT)},
+    "hidden": {"on_probe": lambda: HERE, "visible_devices": "BOARD_VISIBLE"},
+    "explains": {"on_probe": lambda: attrs.evolve(ABSENT, problems=("the driver does not answer",))},
+    "memory": {"on_probe": lambda: attrs.evolve(ABSENT, devices=(Device(name="board", memory=81_920),))},
+    "stacks": {"known": (Stack(name="old", proof="contract-tested", versions={"python": "three"}),)},
+    "computes": {"on_probe": lambda: HERE, "torch_device": "xpu"},
+}
+"""Check to the fields that break it."""
+
+
+@hookimpl
+def register_hardware() -> Iterable[HardwareSpec]:
+    """Bring one for each check."""
+    for check, fields in FAULTS.items():
+        name = f"breaks-{check}"
+        yield HardwareSpec(
+            name=name, summary="Broken.", build=lambda config, name=name, fields=fields: Board(name=name, **fields)
+        )
+    yield HardwareSpec(name="breaks-imports-light", summary="Broken.", build=heavy_build)
+    yield HardwareSpec(
+        name="breaks-doctor", summary="Broken.", build=lambda config: Board(name="breaks-doctor"), checks=(uncured,)
+    )
