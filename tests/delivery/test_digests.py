@@ -68,3 +68,13 @@ def test_each_change_of_a_tensor_changes_its_digest(shape: tuple[int, ...]) -> N
     changed += [tensor.T.reshape(-1)] if tensor.ndim == 2 else []
     found = digests([(str(i), each) for i, each in enumerate([flat, *changed])])
     assert len(set(found.values())) == len(found)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_gpu_gives_the_digests_of_a_cpu(dtype: torch.dtype | None) -> None:
+    made = [*shapes(), torch.randn(500_000), torch.randn(3000, 1021)]
+    named = {f"tensor {i}": tensor for i, tensor in enumerate(made)}
+    there = {name: tensor.cuda() if tensor.is_contiguous() else tensor.cuda().clone() for name, tensor in named.items()}
+    assert digests(there.items(), dtype) == digests(named.items(), dtype)

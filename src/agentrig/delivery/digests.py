@@ -2,14 +2,16 @@
 
 It is a sum of 64-bit words, each times a multiplier that depends on its index, modulo 2^64. It costs two passes at
 memory speed, and a CPU and a GPU give the same result. It detects faults; it is not cryptographic. Results are read
-from a device once for all tensors, and small tensors of one shape are summed together: a thousand small operations
-would take longer than the sums.
+from a device once for all tensors. A thousand small operations would take longer than the sums: on CUDA one kernel sums
+a tensor, and elsewhere small tensors of one shape are summed together.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ GOLDEN = -7046029254386353131
 
 TOGETHER = 16 << 20
 """Most bytes of tensors that are copied, so that one operation sums them."""
+
+SLOTS = 256
+"""Results that are allocated at once for tensors that one kernel sums."""
 
 MASK = 0xFFFFFFFFFFFFFFFF
 
@@ -45,6 +50,7 @@ class Digests:
         self._waiting: dict[tuple[object, ...], list[tuple[str, torch.Tensor]]] = defaultdict(list)
         self._sums: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
         self._names: dict[torch.device, list[tuple[str, int]]] = defaultdict(list)
+        self._slots: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
         self._order: list[str] = []
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
@@ -52,6 +58,9 @@ class Digests:
         tensor = tensor.detach()
         self._order.append(name)
         size = tensor.numel() * tensor.element_size()
+        if size and self._kernel(tensor.device):
+            self._launch(name, tensor)
+            return
         if size % 64 or 2 * size > self._together:  # several rows must have whole words only, also after rounding
             self._sum([(name, tensor)])
             return
@@ -76,17 +85,53 @@ class Digests:
                 found[name] = _text(size, values)
         return {name: found[name] for name in self._order}
 
+    def _kernel(self, device: torch.device) -> bool:
+        """Return whether one kernel sums a whole tensor there."""
+        return device.type == "cuda" and _has_triton()
+
+    def _launch(self, name: str, tensor: torch.Tensor) -> None:
+        """Sum one tensor with one kernel."""
+        import torch
+
+        from agentrig.delivery import triton_words
+
+        with torch.no_grad():
+            data = self._bytes(tensor)
+            whole = data.numel() // 8 * 8
+            if data.data_ptr() % 8 or data.numel() - whole:  # bytes after the last word
+                sums = _sums(data[None])
+            else:
+                slots = self._slots[data.device]
+                if not slots:
+                    made = torch.zeros(SLOTS, 1, 4, dtype=torch.int64, device=data.device)
+                    slots += reversed(made.unbind())
+                sums = slots.pop()
+                triton_words.add(data.view(torch.int64), sums[0], WIDTH, GOLDEN)
+            self._sums[data.device].append(sums)
+            self._names[data.device].append((name, data.numel()))
+
     def _sum(self, some: Sequence[tuple[str, torch.Tensor]]) -> None:
         import torch
 
         with torch.no_grad():
             tensors = [tensor for _, tensor in some]
             whole = tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
-            if self._dtype is not None and whole.is_floating_point():
-                whole = whole.to(self._dtype)
-            data = whole.contiguous().reshape(len(tensors), -1).view(torch.uint8)
+            data = self._bytes(whole).view(len(tensors), -1)
             self._sums[data.device].append(_sums(data))
             self._names[data.device] += [(name, data.shape[1]) for name, _ in some]
+
+    def _bytes(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor's bytes, rounded as the server's: uint8 [n]."""
+        import torch
+
+        if self._dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(self._dtype)
+        return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 FUSED: Mapping[str, Sequence[str]] = {
