@@ -90,7 +90,7 @@ def test_swapping_drops_the_recipes_own_keys(file: Callable[[str], str], toy_fil
         ("algorithm.steps=-1", "'steps' must be >= 0: -1"),
         ("run.failure_limit=1.5", "'failure_limit' must be <= 1: 1.5"),
         ("run.sed=1", '[run] a run has no key "sed". Did you mean "seed"?'),
-        ("runners.m=1", '[runners] the pool of runners has no key "m".'),
+        ("runners.m=1", "[runners] processes (agentrig "),
         ("runners.steps=1", 'has no key "steps". It is a key of [algorithm]: write algorithm.steps.'),
         ("algorithm.deadline_s=9", 'has no key "deadline_s". It is a key of [runners]: write runners.deadline_s.'),
         ("run.match=x", 'has no key "match". It is a key of [adapter]: write adapter.match.'),

@@ -17,6 +17,7 @@ from agentrig.plugins.specs import (
     ObserverSpec,
     RecipeSpec,
     RewardSpec,
+    RunnersSpec,
     ServerSpec,
     TasksSpec,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "Outcome",
     "RecipeSpec",
     "RewardSpec",
+    "RunnersSpec",
     "Score",
     "Secret",
     "ServerSpec",

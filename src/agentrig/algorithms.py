@@ -215,8 +215,9 @@ class Session(Protocol):
 class Algorithm(Protocol):
     """What `AlgorithmSpec.build` returns.
 
-    It may also have an attribute `pool`: a callable with the arguments of `agentrig.runners.processes.Pool`, used
-    instead of it (for example to start runners on other machines).
+    It may also have an attribute `pool`, an `agentrig.pools.MakePool`: its runners are then used instead of those of
+    `[runners] use`. If its spec has `runners=True`, `pool` gets one more argument, `make`: the `MakePool` of the
+    runners that the run names, or None if it names none. An algorithm that starts a cluster makes its pool later.
 
     It may have a method `replay(session, recorded) -> WeightDifference | None`: repeat the step `session.first_step`,
     from `session.checkpoint` to one `session.end_step`, without starting servers. `session.rollouts` returns the

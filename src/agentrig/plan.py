@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.errors import ConfigError, nearest
-from agentrig.plugins import auto_server, observing
+from agentrig.plugins import auto_server, observing, own_runners
 from agentrig.plugins.building import built
 from agentrig.plugins.specs import RUN_KINDS
-from agentrig.secrets import Secret, sources
+from agentrig.pools import RunnerSettings as RunnerSettings
+from agentrig.secrets import sources
 from agentrig.settings import former_names, meant_in_file, setting, structure
 
 if TYPE_CHECKING:
@@ -51,33 +52,6 @@ class RunSettings:
 
 
 @attrs.frozen(kw_only=True)
-class RunnerSettings:
-    """Section `[runners]`: the processes that run the agent."""
-
-    n: int = setting(
-        2,
-        help="runner processes; each holds the agent, often 100 MB and more; 0 with store: other machines run it",
-        ge=0,
-        le=1024,
-    )
-    threads: int = setting(8, help="rollouts at once in each runner", ge=1, le=1024)
-    deadline_s: float = setting(
-        120.0, help="time limit of a rollout in seconds; then its runner is killed and the rollout fails", gt=0
-    )
-    retries: int = setting(1, help="how often a rollout is restarted when its runner dies", ge=0)
-    environment: list[str] = setting(
-        list, help="environment variables, or patterns, that runners get in addition to those that the agent declares"
-    )
-    store: str = setting("", help="HOST:PORT at which runners of other machines join; empty for none (--store)")
-    store_token: Secret | None = setting(
-        None, secret=True, help="the token that these runners bring; a random one is printed when it is not set"
-    )
-    lease_s: float = setting(
-        30.0, help="seconds without a sign of life after which such a runner's rollouts start again", ge=5
-    )
-
-
-@attrs.frozen(kw_only=True)
 class Plan:
     """A complete, checked configuration of a run.
 
@@ -86,6 +60,7 @@ class Plan:
         components: Kind to the selected component. Hardware `auto` is resolved on first access, here or in
             `configs`, so that commands that need no hardware run without any.
         configs: Kind to that component's config object. Server `auto` is resolved as hardware `auto` is.
+        runners: The config object of the kind `runners`; a command may have changed it.
         reasons: Kind to why `auto` chose this component, for those that it chose and gives a reason for.
         observers: The observers that `[observer]` names, each with its config object, in that order.
     """
@@ -105,7 +80,11 @@ class Plan:
         Raises:
             agentrig.errors.PluginError: Its `build` failed; the message names the plugin's file and line.
         """
-        return built(self.components[kind], self.configs[kind])
+        return built(self.components[kind], self.config(kind))
+
+    def config(self, kind: str) -> Any:
+        """Return the config object of the selected component of a kind."""
+        return self.runners if kind == "runners" else self.configs[kind]
 
     def watch(self) -> None:
         """Build the observers that the plan names, and let its registry notify them.
@@ -120,17 +99,16 @@ class Plan:
         sections: dict[str, dict[str, Any]] = {"run": attrs.asdict(self.run)}
         for kind in RUN_KINDS:
             use = self.registry.reference(self.components[kind])
-            sections[kind] = {"use": use, **sources(attrs.asdict(self.configs[kind]))}
+            sections[kind] = {"use": use, **sources(attrs.asdict(self.config(kind)))}
         if self.observers:
             sections[observing.SECTION] = observing.written(self.observers, self.registry)
-        sections["runners"] = sources(attrs.asdict(self.runners))
         return sections
 
 
 OWN_SECTIONS: Mapping[str, type] = {"run": RunSettings, "runners": RunnerSettings}
-"""The sections that belong to no component."""
+"""The sections with keys of agentrig's own; `[runners]` also has those of the runners that it names."""
 
-SECTIONS = ("run", *RUN_KINDS, observing.SECTION, "runners")
+SECTIONS = ("run", *RUN_KINDS, observing.SECTION)
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
@@ -278,13 +256,6 @@ def resolve(
     if observers:
         merged[observing.SECTION]["use"] = list(dict.fromkeys([*observing.used(merged[observing.SECTION]), *observers]))
     run = structure(RunSettings, merged["run"], owner="a run", section="run", elsewhere=elsewhere)
-    runners = structure(
-        RunnerSettings, merged["runners"], owner="the pool of runners", section="runners", elsewhere=elsewhere
-    )
-    if runners.n == 0 and not runners.store:
-        raise ConfigError(
-            "runners.n = 0 leaves nobody to run the agent: set runners.store (--store HOST:PORT), so that runners join"
-        )
     if run.audit:
         registry.find("reward", run.audit)
 
@@ -297,7 +268,7 @@ def resolve(
     auto_keys: dict[str, dict[str, Any]] = {}
     for kind in RUN_KINDS:
         keys = dict(merged[kind])
-        use = keys.pop("use", "auto" if kind in ("hardware", "server") else None)
+        use = keys.pop("use", "auto" if kind in ("hardware", "server", "runners") else None)
         if not isinstance(use, str):
             names = ", ".join(c.spec.name for c in registry.components(kind))
             raise ConfigError(f'[{kind}] does not say what to use; write use = "NAME" with one of: {names or "none"}')
@@ -305,10 +276,17 @@ def resolve(
             algorithm = selected["algorithm"][0]
             auto_server.check_server(algorithm, use, keys)
             use = use if getattr(algorithm.spec, "server", False) else auto_server.OWN
+        if kind == "runners":
+            use = own_runners.resolved(selected["algorithm"][0], use)
         if kind in ("hardware", "server") and use == "auto":
             auto_keys[kind] = keys
         else:
             selected[kind] = select(kind, use, keys)
+    runners: RunnerSettings = selected["runners"][1]
+    if runners.n == 0 and not runners.store:
+        raise ConfigError(
+            "runners.n = 0 leaves nobody to run the agent: set runners.store (--store HOST:PORT), so that runners join"
+        )
     components: Mapping[str, Component] = {kind: component for kind, (component, _) in selected.items()}
     configs: Mapping[str, Any] = {kind: config for kind, (_, config) in selected.items()}
     if "hardware" in auto_keys:
@@ -351,6 +329,8 @@ def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regi
     classes = {section: [cls] for section, cls in OWN_SECTIONS.items()}
     for kind in RUN_KINDS:
         use = _plain_name(merged[kind].get("use", "auto"))  # `auto`: any of its kind
+        if kind == "runners" and use == "auto":
+            use = own_runners.PROCESSES
         found_here = [c for c in registry.components(kind) if use in (c.spec.name, "auto")]
         classes[kind] = [c.spec.config for c in found_here]
         if kind == "algorithm" and not any(getattr(c.spec, "server", False) for c in found_here):
@@ -393,8 +373,9 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
         if section == observing.SECTION:
             observing.merge(into[section], keys)
             continue
-        if other(section):
-            into[section] = {}
+        if other(section):  # the keys of all runners stay, whichever run the agent
+            common = attrs.fields_dict(RunnerSettings) if section == "runners" else {}
+            into[section] = {key: value for key, value in into[section].items() if key in common}
         for key, value in keys.items():
             old = into[section].pop(key, None)  # moved to the end: of two names of one key the later one applies
             into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value

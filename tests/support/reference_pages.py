@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = {"agentrig", *(folder.name for folder in ROOT.glob("plugins/agentrig-*"))}
 
 MODULES = (
-    "tasks", "agents", "endpoints", "rewards", "traces", "adapters", "rollouts", "algorithms", "servers", "ledger",
-    "observers", "findings", "hardware.contract", "hardware.memory", "figures", "settings", "secrets", "errors",
-    "lightning", "plugins.specs", "plugins.hookspecs", "plan",
+    "tasks", "agents", "endpoints", "rewards", "traces", "adapters", "rollouts", "algorithms", "servers", "pools",
+    "ledger", "observers", "findings", "hardware.contract", "hardware.memory", "figures", "settings", "secrets",
+    "errors", "lightning", "plugins.specs", "plugins.hookspecs", "plan",
 )  # fmt: skip
 """What plugins import, in the order of the API page; the rest is machinery."""
 
@@ -152,7 +152,7 @@ def configuration() -> str:
     lines = [
         "# Configuration keys",
         "",
-        "A run file is TOML, with one section for the run, one for the runners and one for each kind of component. A",
+        "A run file is TOML, with one section for the run and one for each kind of component. A",
         "section's `use` names the component; the other keys belong to that component. On the command line, write",
         "`section.key=value`. An unknown key, a wrong type or a value out of range is an error that names the cure.",
         "`[observer]` alone may name several: `use = [NAMES]`, and a table `[observer.NAME]` for the keys of each.",
@@ -161,16 +161,16 @@ def configuration() -> str:
         "keys of any component, those of other people's plugins included.",
         "",
     ]
-    for name, cls in OWN_SECTIONS.items():
-        lines += [f"## `[{name}]`", "", *rows(head, keys(cls))]
+    lines += ["## `[run]`", "", *rows(head, keys(OWN_SECTIONS["run"]))]
     for kind, those in components().items():
-        lines += [f"## `[{kind}]`", ""]
+        shared = keys(OWN_SECTIONS[kind]) if kind in OWN_SECTIONS else []
+        lines += [f"## `[{kind}]`", "", *(["All of them have these keys.", "", *rows(head, shared)] if shared else [])]
         lines += [] if those else [f"agentrig itself has no component of this kind; plugins register {kind}s.", ""]
         for component in those:
             spec = component.spec
             lines += [f'### `use = "{spec.name}"`', "", f"{spec.summary} From `{component.distribution}`.", ""]
-            table = keys(spec.config)
-            lines += rows(head, table) if table else ["No keys.", ""]
+            table = [row for row in keys(spec.config) if row not in shared]
+            lines += rows(head, table) if table else ["No keys of its own." if shared else "No keys.", ""]
     return "\n".join(lines)
 
 

@@ -36,6 +36,7 @@ MADE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "adapter": ("a callable: adapter(trace) -> triplets", callable),
     "algorithm": ("an algorithm, with a method `run(session)`", _has("run")),
     "server": ("a callable: server(plan) -> agentrig.servers.Server", callable),
+    "runners": ("a callable: make(plan, n=…, threads=…, …) -> agentrig.pools.RunnerPool", callable),
     "hardware": ("an agentrig.hardware.Hardware", _has("probe", "environment")),
     "observer": ("an object with a method such as `on_step_end(event)`", lambda made: bool(hooks_of(made))),
 }

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterable
 from typing import Any
 
-from agentrig import HardwareSpec, Outcome, RewardSpec, Score, ServerSpec, Task, hookimpl
+from agentrig import HardwareSpec, Outcome, RewardSpec, RunnersSpec, Score, ServerSpec, Task, hookimpl
 from agentrig.errors import AgentrigError
+from agentrig.plugins import own_runners
 from agentrig.plugins.auto_server import OWN
+
+PROCESSES = "agentrig.runners.processes:Pool"
+"""By name, as an entry point has it: runners load plugins, so no plugin is imported together with them."""
 
 
 @hookimpl
@@ -55,3 +60,19 @@ def register_servers() -> Iterable[ServerSpec]:
         raise AgentrigError(f"the server `{OWN}` is the algorithm's own: an algorithm that has none can't use it")
 
     yield ServerSpec(name=OWN, summary="The one that the algorithm brings itself.", build=build)
+
+
+@hookimpl
+def register_runners() -> Iterable[RunnersSpec]:
+    """Register `processes` and `own`."""
+
+    def processes(config: Any) -> Any:
+        return pkgutil.resolve_name(PROCESSES)
+
+    def build(config: Any) -> Any:
+        raise AgentrigError(
+            f"the runners `{own_runners.OWN}` are the algorithm's own: an algorithm that has none can't use them"
+        )
+
+    yield RunnersSpec(name=own_runners.PROCESSES, summary="Processes of this machine.", build=processes)
+    yield RunnersSpec(name=own_runners.OWN, summary="Those that the algorithm brings itself.", build=build)

@@ -1,4 +1,4 @@
-"""The hooks. Nine collect named components, five let a plugin observe a run.
+"""The hooks. Ten collect named components, five let a plugin observe a run.
 
 Each `register_*` hook returns an iterable of specs; a run selects one of each kind (and any number of observers) by
 name, so the installation order of plugins never matters. Observers return nothing and cannot change data.
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ObserverSpec,
         RecipeSpec,
         RewardSpec,
+        RunnersSpec,
         ServerSpec,
         TasksSpec,
     )
@@ -219,6 +220,34 @@ def register_hardware() -> Iterable[HardwareSpec]:
         @hookimpl
         def register_hardware():
             yield HardwareSpec(name="mps", summary="Apple GPUs.", build=lambda config: Mps())
+        ```
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def register_runners() -> Iterable[RunnersSpec]:
+    """Register runners: where agents run.
+
+    Returns:
+        An iterable of `RunnersSpec`: a list, or yield them. Nothing else is accepted.
+
+    Called:
+        Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
+        nothing heavy here. `build` runs in the main process, before the run directory is made. What it returns is
+        called there once, and makes the pool (`agentrig.pools.RunnerPool`), which one thread at a time uses.
+
+    If it raises:
+        The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
+        With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `build` raises,
+        the run does not start. If a method of the pool raises, the run ends with that error, in `error.json` and
+        `on_run_error`.
+
+    Example:
+        ```python
+        @hookimpl
+        def register_runners():
+            yield RunnersSpec(name="my-cluster", summary="Runs agents there.", build=lambda config: MyPool)
         ```
     """
     raise NotImplementedError

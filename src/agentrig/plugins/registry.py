@@ -57,8 +57,9 @@ class Registry:
         if hits:
             return hits[0]
         names, plain = [self.reference(c) for c in known], [c.spec.name for c in known]
+        none = "there are no" if kind == "runners" else "there is no"
         lines = [
-            f'there is no {kind} called "{name}".{nearest(name, plain if ":" not in name else names)}',
+            f'{none} {kind} called "{name}".{nearest(name, plain if ":" not in name else names)}',
             f"  {kind} components: {', '.join(names) or 'none'}",
         ]
         if name.endswith(".py"):
@@ -127,6 +128,8 @@ class Registry:
 
 
 def _a(kind: str) -> str:
+    if kind == "runners":
+        return kind
     return "a task set" if kind == "tasks" else f"{'an' if kind[0] == 'a' else 'a'} {kind}"
 
 

@@ -1,4 +1,4 @@
-"""The nine kinds of component specs that a plugin's `register_*` hooks return.
+"""The ten kinds of component specs that a plugin's `register_*` hooks return.
 
 Every spec is frozen and keyword-only. `config` is a frozen `attrs` class whose fields are the keys
 that a run file may set (see `agentrig.settings.setting`); `build` does the heavy imports.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import attrs
+
+from agentrig.pools import RunnerSettings
 
 if TYPE_CHECKING:
     from agentrig.adapters import Adapter
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from agentrig.findings import Check, ModelHub
     from agentrig.hardware import Hardware
     from agentrig.hardware.memory import Workload
+    from agentrig.pools import MakePool
     from agentrig.rewards import Reward
     from agentrig.servers import MakeServer
     from agentrig.tasks import Tasks
@@ -147,6 +150,9 @@ class AlgorithmSpec(Spec):
         server: Whether it asks the run for the model's server: `session.server(plan)` in `run`, and the argument
             `server` of its `serve`. `[server] use` then says which one. False for an algorithm that brings its own, or
             that needs none.
+        runners: Whether it decides when and where its runners start, because they need what it starts first. It then
+            has a method `pool`: an `agentrig.pools.MakePool` with one more argument, `make`, which is the `MakePool`
+            that `[runners] use` names, or None if the run leaves the choice to the algorithm.
     """
 
     kind: ClassVar[str] = "algorithm"
@@ -156,6 +162,7 @@ class AlgorithmSpec(Spec):
     workload: Callable[[Any], Workload | None] | None = None
     hub: Callable[[Mapping[str, str]], ModelHub | None] | None = None
     server: bool = False
+    runners: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -177,6 +184,29 @@ class ServerSpec(Spec):
     rank: int | None = None
     refusal: Callable[[Hardware], str] | None = None
     sequences: Callable[[Any], int] | None = None
+
+
+def _extends_runner_settings(spec: RunnersSpec, attribute: attrs.Attribute[type], config: Any) -> None:
+    """Reject a config class without the keys of all runners."""
+    if not (isinstance(config, type) and issubclass(config, RunnerSettings)):
+        raise ValueError(
+            f"RunnersSpec {spec.name}: config is {config!r:.80}; write `class Config(agentrig.pools.RunnerSettings)`, "
+            "so that it has the keys of all runners (n, threads, deadline_s, …) beside its own"
+        )
+
+
+@attrs.frozen(kw_only=True)
+class RunnersSpec(Spec):
+    """Where agents run; `build(config)` returns a callable that makes the pool, an `agentrig.pools.MakePool`.
+
+    Attributes:
+        config: `agentrig.pools.RunnerSettings`, or a class that extends it by keys of its own.
+    """
+
+    kind: ClassVar[str] = "runners"
+    hook: ClassVar[str] = "register_runners"
+    build: Callable[[Any], MakePool]
+    config: type = attrs.field(default=cast(type, RunnerSettings), validator=_extends_runner_settings)
 
 
 @attrs.frozen(kw_only=True)
@@ -225,6 +255,7 @@ KINDS: Mapping[str, type[Spec]] = {
         AlgorithmSpec,
         ServerSpec,
         HardwareSpec,
+        RunnersSpec,
         ObserverSpec,
         RecipeSpec,
     )

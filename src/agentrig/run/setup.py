@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,10 @@ from agentrig.algorithms import Algorithm
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware, select
 from agentrig.plan import Plan
+from agentrig.plugins import own_runners
 from agentrig.plugins.auto_server import OWN, auto_server, refusal
 from agentrig.plugins.building import built
+from agentrig.pools import MakePool, RunnerPool
 from agentrig.run.splits import sees_gold
 from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.joining import Joining, address_of, checked_token
@@ -98,7 +101,7 @@ def make_engine(
     scorer: Scorer,
     adapter: Adapter,
     algorithm: Algorithm | None = None,
-    pool: Pool | None = None,
+    pool: RunnerPool | None = None,
     serves: bool = False,
 ) -> tuple[RolloutEngine, Runtime]:
     """Return the rollout engine and its runtime; imports Agent Lightning.
@@ -107,18 +110,20 @@ def make_engine(
         plan: The run's plan.
         scorer: The reward.
         adapter: Converts traces to triplets.
-        algorithm: May have its own pool (see `Algorithm`).
+        algorithm: May bring its own pool (see `Algorithm`).
         pool: The pool from `first_runner`; closed if the algorithm has its own.
         serves: Whether runners of other machines may join, if the plan says so.
     """
     from agentrig.runners.engine import RolloutEngine
     from agentrig.runners.runtime import Runtime
 
-    own = getattr(algorithm, "pool", None) if plan.runners.n else None
+    own = own_pool(plan, algorithm)
     if own is not None and pool is not None:
         pool.close()
-    if pool is None or own is not None:
-        pool = make_pool(plan, own or Pool)
+    if own is not None:
+        pool = make_pool(plan, own)
+    elif pool is None:
+        pool = make_pool(plan)
     runtime = Runtime(pool, joining(plan) if plan.runners.store and serves else None)
     engine = RolloutEngine(
         runtime,
@@ -130,10 +135,33 @@ def make_engine(
     return engine, runtime
 
 
-def make_pool(plan: Plan, make: Callable[..., Pool] = Pool) -> Pool:
-    """Return the pool of a plan's runners, without starting any."""
+def own_pool(plan: Plan, algorithm: Algorithm | None) -> MakePool | None:
+    """Return what makes the pool of an algorithm that brings one (see `Algorithm`), or None.
+
+    Raises:
+        ConfigError: It brings one, its spec does not say so, and the run names other runners.
+    """
+    own: Any = getattr(algorithm, "pool", None)
+    if own is None or not plan.runners.n:
+        return None
+    spec, name = plan.components["algorithm"].spec, plan.components["runners"].spec.name
+    if getattr(spec, "runners", False):
+        return functools.partial(own, make=None if name == own_runners.OWN else plan.build("runners"))
+    if name != own_runners.PROCESSES:
+        raise ConfigError(
+            f'[runners] use = "{name}": algorithm {spec.name} brings its own runners, so these would not be used. '
+            "Leave --runners out; an algorithm that can place them says so in its spec, AlgorithmSpec(runners=True)"
+        )
+    made: MakePool = own
+    return made
+
+
+def make_pool(plan: Plan, make: MakePool | None = None) -> RunnerPool:
+    """Return the pool of a plan's runners, without starting any; `make` instead of what `[runners] use` names."""
     spec: Any = plan.components["agent"].spec
-    pool: Pool = make(
+    if make is None:
+        make = plan.build("runners") if plan.components["runners"].spec.name != own_runners.OWN else Pool
+    pool: RunnerPool = make(
         agent_plan(plan),
         n=plan.runners.n,
         threads=plan.runners.threads,
@@ -149,13 +177,17 @@ FIRST_RUNNER_S = 5.0
 
 
 @contextmanager
-def first_runner(plan: Plan) -> Iterator[Pool]:
+def first_runner(plan: Plan, *, trains: bool = False) -> Iterator[RunnerPool]:
     """Start one runner, which builds the agent, before Agent Lightning, the algorithm and its server start.
 
     The agent is built in a runner and never in this process: its imports take seconds and hundreds of MB, it may
     start threads, and its side effects would reach the reward. The run keeps this runner, so finding out early that
     an agent cannot be built costs nothing. An algorithm with its own pool (Ray's actors) needs its cluster first;
-    then this runner only tests the build.
+    then this runner is a process of this machine and only tests the build.
+
+    Args:
+        plan: The run's plan.
+        trains: Whether its algorithm will run, and may start runners of its own.
 
     Yields:
         The pool, with one runner; closed at the end.
@@ -163,7 +195,8 @@ def first_runner(plan: Plan) -> Iterator[Pool]:
     Raises:
         AgentrigError: The agent cannot be built; the message names the plugin's file and line.
     """
-    pool = make_pool(plan)
+    late = trains and getattr(plan.components["algorithm"].spec, "runners", False)
+    pool = make_pool(plan, Pool if late else None)
     try:
         if plan.runners.n:  # with none, runners of other machines build it
             pool.build_first(FIRST_RUNNER_S)

@@ -86,7 +86,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     scorer = make_scorer(plan)
     audit = audit_scorer(plan) if plan.run.audit else None
     adapter = plan.build("adapter")
-    pool = ending.enter_context(first_runner(plan))
+    pool = ending.enter_context(first_runner(plan, trains=True))
 
     from agentrig.run.session import RunSession  # imports Agent Lightning, which takes seconds
 

@@ -12,8 +12,8 @@ from typing import Any
 from agentrig.agents import Outcome
 from agentrig.errors import AgentrigError, place_of
 from agentrig.lightning_import import import_lightning
+from agentrig.pools import RunnerPool
 from agentrig.runners.jobs import Result
-from agentrig.runners.processes import Pool
 from agentrig.text import words_of
 
 import_lightning()  # before the imports below, which would bring litellm and its network calls
@@ -59,7 +59,7 @@ class PoolRunner(Runner[Any]):
 
     def __init__(
         self,
-        pool: Pool,
+        pool: RunnerPool,
         finished: Callable[[Result, AttemptedRollout], float | None],
         filed: Callable[[Result], None],
         broken: Callable[[AgentrigError], Awaitable[None]],

@@ -15,7 +15,7 @@ import attrs
 from agentrig.errors import AgentrigError
 
 if TYPE_CHECKING:
-    from agentrig.runners.jobs import AgentPlan, Job, Result
+    from agentrig.pools import AgentSource, Job, Result
 
 SPAWN_LIMIT = 3
 """How many runners in a row may die before they have built the agent."""
@@ -55,7 +55,7 @@ class BasePool(abc.ABC, Generic[W]):
         built: Set once a runner has built the agent.
     """
 
-    def __init__(self, plan: AgentPlan, *, n: int, threads: int, deadline_s: float, retries: int) -> None:
+    def __init__(self, plan: AgentSource, *, n: int, threads: int, deadline_s: float, retries: int) -> None:
         self._plan, self._n, self._threads = plan, n, threads
         self._deadline_s, self._retries = deadline_s, retries
         self._workers: list[W] = []

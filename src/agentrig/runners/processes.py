@@ -21,12 +21,12 @@ from typing import Any, NoReturn
 import attrs
 
 from agentrig.errors import AgentrigError
+from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import BASE, confine, declared, hint, withheld
 from agentrig.processes.ends import SIGNALS
 from agentrig.processes.families import MARK, end_families, end_own_family, lead
 from agentrig.processes.forks import SAFE_PATH_KEPT, start_process
 from agentrig.runners.attempt import packed, running_loop
-from agentrig.runners.jobs import AgentPlan, Job, Result
 from agentrig.runners.pools import BasePool, Worker
 from agentrig.text import storable, words_of
 
@@ -46,7 +46,7 @@ PRELOAD = (
 
 
 def worker_main(
-    pipe: Connection, plan: AgentPlan, threads: int, environment: Mapping[str, str], absent: Sequence[str]
+    pipe: Connection, plan: AgentSource, threads: int, environment: Mapping[str, str], absent: Sequence[str]
 ) -> None:
     """Run in a runner process: build the agent, then run the jobs from the pipe until it closes."""
     from agentrig.tracing.recording import install
@@ -129,7 +129,7 @@ class Pool(BasePool[_Worker]):
 
     def __init__(
         self,
-        plan: AgentPlan,
+        plan: AgentSource,
         *,
         n: int,
         threads: int,

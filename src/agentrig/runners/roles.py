@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import attrs
 
 from agentrig.errors import ConfigError
-from agentrig.plan import RunnerSettings
+from agentrig.pools import RunnerSettings
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError
 from agentrig.lightning_import import import_lightning
+from agentrig.pools import RunnerPool
 from agentrig.processes.ends import Interrupted
 from agentrig.runners.jobs import Result
 from agentrig.runners.joining import Joining
-from agentrig.runners.processes import Pool
 from agentrig.text import words_of
 
 import_lightning()  # before the imports below, which would bring litellm and its network calls
@@ -113,7 +113,7 @@ class Runtime:
             the initial value, results go into `results` instead.
     """
 
-    def __init__(self, pool: Pool, others: Joining | None = None) -> None:
+    def __init__(self, pool: RunnerPool, others: Joining | None = None) -> None:
         self.pool = pool
         self.store = Store()
         self.served = ServedStore(self.store, others) if others is not None else None

@@ -22,6 +22,7 @@ from agentrig.plan import OWN_SECTIONS
 from agentrig.plugins.loading import load
 from agentrig.plugins.registry import Registry
 from agentrig.plugins.specs import RUN_KINDS
+from agentrig.pools import RunnerSettings
 from agentrig.settings import structure
 
 ROOT = Path(__file__).parents[3]
@@ -140,5 +141,11 @@ def config_of(place: str, settings: Settings) -> Any:
 
 
 def keys() -> set[tuple[str, str]]:
-    """Return all keys: section or component, and name."""
-    return {(place, name) for place, config in configs().items() for name in attrs.fields_dict(config)}
+    """Return all keys: section or component, and name; those of all runners only once, under the section."""
+    common = attrs.fields_dict(RunnerSettings)
+    return {
+        (place, name)
+        for place, config in configs().items()
+        for name in attrs.fields_dict(config)
+        if not (place.startswith("runners.") and name in common)
+    }
