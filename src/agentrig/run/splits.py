@@ -38,6 +38,20 @@ def task_set(plan: Plan) -> Tasks:
             "  Hide the gold: lightning.tasks(..., gold=[COLUMN, ...]); gold=[] if no column is gold. If the agent "
             "computes its own reward: whole_rows=True in lightning.agent, or in its AgentSpec"
         )
+    check_set(tasks, who)
+    return tasks
+
+
+def check_set(tasks: Any, who: str) -> None:
+    """Check the `splits` and `roles` of a task set.
+
+    Args:
+        tasks: What `TasksSpec.build` returned.
+        who: Whose they are, for messages.
+
+    Raises:
+        PluginError: One is missing or wrong; the message has an example.
+    """
     splits = getattr(tasks, "splits", None)
     if isinstance(splits, str) or not isinstance(splits, Sequence) or not all(isinstance(s, str) for s in splits):
         raise PluginError(
@@ -55,7 +69,6 @@ def task_set(plan: Plan) -> Tasks:
                 f"{who}: `roles` has {role!r}: {split!r}; the roles are {', '.join(ROLES)}, the splits are "
                 f"{', '.join(splits)}"
             )
-    return tasks
 
 
 def sees_gold(plan: Plan) -> bool:
@@ -92,12 +105,17 @@ def load_split(plan: Plan, tasks: Tasks, split: str, *, key: str = "") -> Sequen
         ConfigError: The task set has no such split.
         PluginError: `load` raised, or a row is not a valid `Task`; the message names task set, split, row and field.
     """
+    return read_split(tasks, split, who=_who(plan), key=key)
+
+
+def read_split(tasks: Tasks, split: str, *, who: str, key: str = "") -> Sequence[Task]:
+    """Load a split and check every row; see `load_split`. `who` says whose it is, for messages."""
     if split not in tasks.splits:
         hint = nearest(split, tasks.splits)
         raise ConfigError(
             f'{key and f"{key}: "}there is no split "{split}".{hint} The splits are {", ".join(tasks.splits)}'
         )
-    where = f"{_who(plan)}, split {split}"
+    where = f"{who}, split {split}"
     try:
         rows = tasks.load(split)
     except AgentrigError:

@@ -9,6 +9,7 @@ from agentrig.testing.checks import Check, CheckFailed, ChecksFailed, CheckSkipp
 from agentrig.testing.hardware import check_hardware
 from agentrig.testing.kit import check, checks
 from agentrig.testing.reward import check_reward
+from agentrig.testing.tasks import check_tasks
 
 __all__ = [
     "Check",
@@ -20,5 +21,6 @@ __all__ = [
     "check",
     "check_hardware",
     "check_reward",
+    "check_tasks",
     "checks",
 ]

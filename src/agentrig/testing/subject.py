@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import cached_property
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 import attrs
+import cloudpickle
 
 from agentrig.errors import ConfigError, LookupFailed
 from agentrig.plugins.building import built
@@ -39,6 +42,14 @@ class Subject:
             return str(self.given)
         name = getattr(self.given, "name", None)
         return name if isinstance(name, str) else type(self.given).__name__
+
+    def sendable(self) -> Subject:
+        """Return the same subject for another process: its file by its whole path, a spec by value if need be."""
+        if self.file is not None:
+            name = self._parts[1]
+            return attrs.evolve(self, given=f"{self.file.resolve()}{':' if name else ''}{name}")
+        by_value(self.given)
+        return attrs.evolve(self)
 
     @property
     def file(self) -> Path | None:
@@ -119,6 +130,19 @@ class Subject:
     def made(self) -> Any:
         """The component, built once and shared by checks."""
         return self.build()
+
+
+def by_value(given: Any) -> None:
+    """Let cloudpickle send the module of a spec's or component's code whole, if no other process can import it."""
+    made = getattr(given, "build", given)
+    name = getattr(made, "__module__", None) or type(made).__module__
+    module = sys.modules.get(name)
+    if (
+        module is not None
+        and PathFinder.find_spec(name.partition(".")[0]) is None
+        and name not in sys.builtin_module_names
+    ):
+        cloudpickle.register_pickle_by_value(module)
 
 
 def subject_of(kind: str, given: Any, settings: Any = None) -> Subject:

@@ -1,0 +1,35 @@
+"""The kit on this plugin's own task sets and rewards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agentrig.testing import Check, check_tasks, checks
+
+SPIDER = Path(os.environ.get("AGENTRIG_SPIDER_DIR") or Path(__file__).resolve().parents[4] / "shared" / "spider")
+
+
+@pytest.mark.parametrize("check", checks("tasks", "mini-sql", splits=["dev", "test"]), ids=str)
+def test_mini_sql(check: Check) -> None:
+    check()
+
+
+@pytest.mark.parametrize("check", checks("reward", "spider-exec", tasks="mini-sql", tasks_n=6), ids=str)
+def test_spider_exec(check: Check) -> None:
+    check()
+
+
+@pytest.mark.parametrize("check", checks("reward", "spider-exec-strict", tasks="mini-sql", tasks_n=6), ids=str)
+def test_spider_exec_strict(check: Check) -> None:
+    check()
+
+
+@pytest.mark.skipif(not (SPIDER / "dev.parquet").is_file(), reason="real Spider is not there: set AGENTRIG_SPIDER_DIR")
+def test_spider() -> None:
+    report = check_tasks(
+        "spider", settings={"dir": str(SPIDER)}, splits=["dev"], only=["rows", "picklable", "gold-apart"]
+    )
+    assert [r.status for r in report.results] == ["passed"] * 3
