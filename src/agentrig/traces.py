@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 
+from agentrig.text import json_text
+
 LLM_CALL = "openai.chat.completion"
 """Span name of an LLM call. Its attributes: `request` and `response` (the JSON bodies),
 `gen_ai.response.id`, `prompt_token_ids`, `response_token_ids`, `response_logprobs` (lists; absent
@@ -44,6 +46,20 @@ ATTRIBUTES: Mapping[str, str] = {
 }
 """The attributes of the tracer's spans: attribute to the kind of span and its meaning. Spans that an agent of Agent
 Lightning emits, or that its tracer records, have other attributes."""
+
+
+def tool_calls_of(message: Any) -> list[str]:
+    """Return the tool calls of a message of the assistant as text: `add({"a": 2})`; none for any other message."""
+    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    found = []
+    for call in calls if isinstance(calls, Sequence) and not isinstance(calls, str) else ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            arguments = function.get("arguments")
+            found.append(f"{function['name']}({arguments if isinstance(arguments, str) else json_text(arguments)})")
+        else:
+            found.append(json_text(call))
+    return found
 
 
 def node_of(attributes: Mapping[str, Any]) -> str | None:

@@ -99,7 +99,7 @@ def test_odd_spans_are_shown_as_they_are():
     assert "no token ids" in text
     assert "7 + 2 tokens, no ids" in text
     assert "ended by length" in text
-    assert 'tool calls: [{"id": "t"}]' in text
+    assert 'tool call: {"id": "t"}' in text
     assert lines_with(text, "─ sql")
     assert lines_with(text, "─ itself")
     assert "\x1b" not in text

@@ -137,7 +137,8 @@ def test_a_stream_has_the_content_of_the_whole_reply(client):
         ({"messages": [{"role": "user", "content": "x y z " * 200}]}, 400, "messages", "context is 200 tokens"),
         ({"stop": [""]}, 400, "stop", "none of them empty"),
         ({"top_logprobs": 3}, 400, "top_logprobs", "needs logprobs"),
-        ({"tools": [{"type": "function"}]}, 400, "tools", "not implemented"),
+        ({"tools": [{"type": "function"}]}, 400, "tools[0].function", "an object with name"),
+        ({"tools": [{"type": "function", "function": {"name": "add"}}]}, 400, "tools", "shows the model no tools"),
         ({"temprature": 1}, 400, "temprature", 'Did you mean "temperature"?'),
     ],
 )

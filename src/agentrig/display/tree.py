@@ -12,7 +12,7 @@ from rich.tree import Tree
 
 from agentrig.rollouts import Rollout
 from agentrig.text import json_text, storable
-from agentrig.traces import LLM_CALL, Span
+from agentrig.traces import LLM_CALL, Span, tool_calls_of
 
 _HIDDEN = frozenset({"langchain.chain.type", "agent.name", "tool.name"})  # shown in the heading
 
@@ -100,13 +100,28 @@ def _tokens(attributes: Mapping[str, Any]) -> str:
 
 def _call(branch: Tree, span: Span) -> None:
     request, response = span.attributes.get("request"), span.attributes.get("response")
-    for message in (request.get("messages") or ()) if isinstance(request, Mapping) else ():
-        _field(branch, str(message.get("role", "message")), _content(message.get("content")))
+    if isinstance(request, Mapping):
+        tools = [str(_function(tool).get("name") or _content(tool)) for tool in request.get("tools") or ()]
+        if tools:
+            _field(branch, "tools", ", ".join(tools))
+        for message in request.get("messages") or ():
+            _message(branch, str(message.get("role", "message")), message)
     for choice in (response.get("choices") or ()) if isinstance(response, Mapping) else ():
-        message = choice.get("message") or {}
-        _field(branch, "reply", _content(message.get("content")), style="green")
-        if message.get("tool_calls"):
-            _field(branch, "tool calls", _content(message["tool_calls"]), style="green")
+        _message(branch, "reply", choice.get("message") or {}, style="green")
+
+
+def _function(tool: Any) -> Mapping[str, Any]:
+    found = tool.get("function") if isinstance(tool, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _message(branch: Tree, key: str, message: Mapping[str, Any], *, style: str = "") -> None:
+    """Add a message's text, and each of its tool calls; a message that is nothing but calls has no text."""
+    calls = tool_calls_of(message)
+    if not calls or message.get("content"):
+        _field(branch, key, _content(message.get("content")), style=style)
+    for call in calls:
+        _field(branch, "tool call", call, style=style)
 
 
 def _content(content: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from agentrig.report.reading import is_correct, mapping, number
-from agentrig.traces import LLM_CALL, node_of
+from agentrig.traces import LLM_CALL, node_of, tool_calls_of
 
 SAMPLE_COLUMNS = (
     "id", "task_id", "failure", "message", "status", "value", "correct", "components", "details", "input", "answer",
@@ -113,15 +113,31 @@ def steps_of(spans: Any) -> list[Step]:
     steps = [_step(s, str(node_of(_attributes(s))), _attributes(s).get("output")) for s in leaves]
     if steps:
         return steps
-    return [_step(s, "call", {"reply": reply_of(_attributes(s))}) for s in found if s.get("name") == LLM_CALL]
+    calls = [(s, _attributes(s)) for s in found if s.get("name") == LLM_CALL]
+    return [_step(s, "call", {"tool results": results_of(a), "reply": reply_of(a)}) for s, a in calls]
+
+
+def results_of(attributes: Mapping[str, Any]) -> str:
+    """Return the results of tools that a call was given: those after the model's last message, a line each."""
+    found: list[str] = []
+    messages = mapping(attributes.get("request")).get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        role, content = mapping(message).get("role"), mapping(message).get("content")
+        if role == "assistant":
+            found.clear()
+        elif role == "tool":
+            found.append(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False))
+    return "\n".join(found)
 
 
 def reply_of(attributes: Mapping[str, Any]) -> str:
-    """Return the text that the model replied in a call."""
+    """Return what the model replied in a call: its text, then its tool calls, a line each."""
     choices = mapping(attributes.get("response")).get("choices")
     first = mapping(choices[0]) if isinstance(choices, list) and choices else {}
-    content = mapping(first.get("message")).get("content")
-    return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
+    message = mapping(first.get("message"))
+    content = message.get("content")
+    text = content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
+    return "\n".join(filter(None, [text, *tool_calls_of(message)]))
 
 
 def _attributes(span: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,8 +17,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from agentrig_grpo.server import completions, protocol
-from agentrig_grpo.server.chat import Chat, StopStrings, TooLong
+from agentrig_grpo.server import completions, protocol, replies
+from agentrig_grpo.server.chat import Chat, TooLong
+from agentrig_grpo.server.constraints import Constraint, ConstraintError, Constraints
 from agentrig_grpo.server.engine import Engine, Request, Score
 from agentrig_grpo.server.protocol import ApiError, ChatRequest
 
@@ -52,6 +53,10 @@ class Api:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         self._rendering: dict[str, asyncio.Future[tuple[int, ...]]] = {}
 
+    @cached_property
+    def _constraints(self) -> Constraints:
+        return Constraints(self.chat.tokenizer, self.engine.decoder.vocabulary)
+
     def app(self) -> Starlette:
         """Return the ASGI application."""
         return Starlette(
@@ -82,15 +87,16 @@ class Api:
             raise ApiError("too many requests are waiting; try again later", status=429, code="rate_limit_exceeded")
         self._open += request.n
         try:
+            constraints = await self._constraints_of(request)
             prompt = await self._prompt(request)
         finally:
             self._open -= request.n
-        choices = protocol.requests_of(request, prompt, self.chat, max_length=self.max_length)
+        choices = protocol.requests_of(request, prompt, self.chat, max_length=self.max_length, constraints=constraints)
         if request.stream:
             return StreamingResponse(self._stream(request, choices), media_type="text/event-stream")
         await self._until_done(choices, http)
         _raise_failures(choices)
-        body = protocol.response(request, choices, self.chat, model=self.model)
+        body = replies.response(request, choices, self.chat, model=self.model)
         return Response(body, media_type="application/json")
 
     async def text_completions(self, http: HttpRequest) -> Response:
@@ -119,7 +125,10 @@ class Api:
 
     async def _prompt(self, request: ChatRequest) -> tuple[int, ...]:
         """Return the prompt's token ids; a thread beside the event loop makes them, once for all who ask the same."""
-        conversation = self.chat.conversation(request.messages)
+        called = any("tool_calls" in message for message in request.messages)
+        if (request.tools or called) and isinstance(self.chat.tool_form, str):
+            raise ApiError(self.chat.tool_form, param="tools" if request.tools else "messages")
+        conversation = self.chat.conversation(request.messages, request.tools)
         ids = self.chat.kept(conversation)
         if ids is not None:
             return ids
@@ -138,6 +147,17 @@ class Api:
             raise ApiError(str(error), param="messages") from None
         self.chat.keep(conversation, ids)
         return ids
+
+    async def _constraints_of(self, request: ChatRequest) -> list[Constraint]:
+        """Return a constraint for each choice, or none; a thread beside the event loop compiles a new schema."""
+        if not request.response_format:
+            return []
+        loop, schema = asyncio.get_running_loop(), request.response_format
+        make = self._constraints.constraint
+        try:
+            return [await loop.run_in_executor(self._threads, make, schema) for _ in range(request.n)]
+        except ConstraintError as error:
+            raise ApiError(str(error), param="response_format") from None
 
     def _submit(self, choices: list[Request]) -> None:
         self._open += len(choices)
@@ -177,7 +197,7 @@ class Api:
             choice.changed = news.set
         self._submit(choices)
         try:
-            senders = [_Deltas(request, choice, self.chat) for choice in choices]
+            senders = [replies.Deltas(request, choice, self.chat) for choice in choices]
             first = protocol.head("chat.completion.chunk", self.model, self.engine.version)
             opening: dict[str, Any] = {"choices": [sender.opening() for sender in senders]}
             if request.return_token_ids:
@@ -187,8 +207,8 @@ class Api:
                 await news.wait()
                 news.clear()
                 for sender in senders:
-                    if sender.request.finish == "error":
-                        error = ApiError(sender.request.error, status=500)
+                    if sender.choice.finish == "error":
+                        error = ApiError(sender.choice.error, status=500)
                         yield b"data: " + error.body() + b"\n\n"
                         return
                     delta = sender.delta()
@@ -238,42 +258,6 @@ class Api:
         error = await done
         if error is not None:
             raise error
-
-
-class _Deltas:
-    """What of one choice has been sent, and what is new."""
-
-    def __init__(self, chat_request: ChatRequest, request: Request, chat: Chat) -> None:
-        self.chat_request, self.request, self.chat = chat_request, request, chat
-        self.text, self.tokens, self.closed = 0, 0, False
-
-    def opening(self) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": ""}
-        return {"index": self.request.choice, "delta": delta, "logprobs": None, "finish_reason": None}
-
-    def delta(self) -> dict[str, Any] | None:
-        request = self.request
-        if self.closed or (request.finish is None and len(request.tokens) == self.tokens):
-            return None
-        text = protocol.text_of(request, self.chat)
-        if request.finish is None:
-            # A letter may still lack bytes, and a stop string may have begun.
-            text = text.rstrip("\ufffd")
-            if isinstance(request.stopped, StopStrings):
-                text = request.stopped.safe(text)
-        item: dict[str, Any] = {
-            "index": request.choice,
-            "delta": {"content": text[self.text :]},
-            "logprobs": None,
-            "finish_reason": request.finish,
-        }
-        if self.chat_request.logprobs:
-            item["logprobs"] = protocol.logprobs_of(request, self.chat, self.tokens)
-        if self.chat_request.return_token_ids:
-            item["token_ids"] = request.tokens[self.tokens :]
-        self.text, self.tokens = max(self.text, len(text)), len(request.tokens)
-        self.closed = request.finish is not None
-        return item
 
 
 def _raise_failures(choices: list[Request]) -> None:

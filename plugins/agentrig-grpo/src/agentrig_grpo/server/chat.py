@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import Any
+
+from agentrig_grpo.server.tools import Form, form_of
 
 KEPT_TOKENS = 1 << 20
 """Tokens of prompts that are kept for the next request with the same messages; about 36 bytes each."""
@@ -49,19 +51,33 @@ class Chat:
         # A token's text has at most as many characters as its name: byte-level names have one per byte.
         self._longest = max(map(len, tokenizer.get_vocab()))
         self._piece = lru_cache(maxsize=None)(self._decode_one)
+        added = self._backend.get_added_tokens_decoder()
+        self._special = {token: made.content for token, made in added.items() if made.special}
 
-    def prompt_ids(self, messages: Sequence[Mapping[str, Any]], max_length: int = 1 << 24) -> tuple[int, ...]:
+    @cached_property
+    def tool_form(self) -> Form | str:
+        """How the chat template writes tool calls, or why this server can't serve tools with it."""
+        return form_of(lambda messages, tools: self._text_of(messages, tools, add_generation_prompt=False))
+
+    def prompt_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_length: int = 1 << 24,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> tuple[int, ...]:
         """Return the token ids of messages at once, kept or rendered; see `render` for the errors."""
-        conversation = self.conversation(messages)
+        conversation = self.conversation(messages, tools)
         ids = self.kept(conversation)
         if ids is None:
             ids = self.render(conversation, max_length)
             self.keep(conversation, ids)
         return ids
 
-    def conversation(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the messages as the text that `kept`, `render` and `keep` take."""
-        return json.dumps(messages, sort_keys=True)
+    def conversation(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return messages and tools as the text that `kept`, `render` and `keep` take."""
+        # Their order of keys is the template's too: a model was trained on one.
+        return json.dumps([messages, list(tools)])
 
     def kept(self, conversation: str) -> tuple[int, ...] | None:
         """Return the cached token ids of a recent conversation, or None."""
@@ -86,9 +102,7 @@ class Chat:
             ValueError: The template refuses the conversation (roles out of order, …), or the tokenizer does.
         """
         try:
-            text = self.tokenizer.apply_chat_template(
-                json.loads(conversation), add_generation_prompt=True, tokenize=False
-            )
+            text = self._text_of(*json.loads(conversation), add_generation_prompt=True)
         except Exception as error:  # a template can raise anything, and does so about these messages
             raise ValueError(f"the chat template refuses these messages: {type(error).__name__}: {error}") from error
         if len(text) > max_length * self._longest:
@@ -100,6 +114,15 @@ class Chat:
                 raise TooLong(tokens)
         return self._encode(text)
 
+    def _text_of(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
+    ) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(
+                messages, tools=tools or None, add_generation_prompt=add_generation_prompt, tokenize=False
+            )
+        )
+
     def _encode(self, text: str) -> tuple[int, ...]:
         try:
             # The template writes the special tokens itself.
@@ -107,9 +130,12 @@ class Chat:
         except BaseException as error:  # a panic of the tokenizer's own language is no Exception
             raise ValueError(f"the tokenizer refuses this prompt: {type(error).__name__}: {error}") from error
 
-    def text(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens left out."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+    def text(self, ids: Sequence[int], *, keep: Collection[str] = ()) -> str:
+        """Return the text of token ids, special tokens left out but those to keep."""
+        if not any(token in keep for token in self._special.values()):
+            return str(self._backend.decode(list(ids), skip_special_tokens=True))
+        shown = [i for i in ids if i not in self._special or self._special[i] in keep]
+        return str(self._backend.decode(shown, skip_special_tokens=False))
 
     def piece(self, token: int) -> str:
         """Return one token's own text; special tokens are shown."""

@@ -14,6 +14,7 @@ from typing import Protocol
 import attrs
 import torch  # noqa: TID253  (imported in the server process only)
 
+from agentrig_grpo.server.constraints import Constraint, ConstraintError
 from agentrig_grpo.server.decoder import Known, Prompt
 from agentrig_grpo.server.prefixes import Prefixes
 from agentrig_grpo.server.sampling import Settings, Uniforms, sample
@@ -57,6 +58,7 @@ class Request:
         choice: Which of a request's `n` choices this is.
         top_logprobs: How many of the likeliest tokens to report at every place.
         stopped: Called with the tokens so far after each token; True ends the request.
+        constraint: Which tokens may come next; None for all.
         changed: Called after every new token and at the end.
         tokens: What was sampled, an end-of-sequence token included.
         logprobs: Of each token, see `sampling.sample`.
@@ -73,6 +75,7 @@ class Request:
     choice: int = 0
     top_logprobs: int = 0
     stopped: Callable[[Sequence[int]], bool] | None = None
+    constraint: Constraint | None = None
     changed: Callable[[], None] | None = None
     tokens: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)
@@ -326,6 +329,9 @@ class Engine:
         for row, request in enumerate(running):
             if request.finish is None:
                 token = tokens[row]
+                if request.constraint is not None and not _accepted(request, request.constraint, token):
+                    ended.append(row)
+                    continue
                 request.tokens.append(token)
                 request.logprobs.append(chosen[row])
                 if request.top_logprobs:
@@ -356,7 +362,7 @@ class Engine:
             temperatures, top_ps = [r.temperature for r in running], [r.top_p for r in running]
             self._settings = Settings.of(temperatures, top_ps, logits.device)
         uniforms = [r.uniforms() if r.uniforms and r.temperature else 0.0 for r in running]
-        picked, logp = sample(logits, self._settings, uniforms)
+        picked, logp = sample(logits, self._settings, uniforms, _allowed(running, logits))
         chosen = logp.gather(1, picked[:, None])[:, 0].tolist()
         if any(c != c for c in chosen):
             raise FloatingPointError("the model's logits are not finite; its weights have probably diverged")
@@ -367,6 +373,32 @@ class Engine:
             rows = zip(indices.tolist(), values.tolist(), strict=True)
             tops = [list(zip(i, v, strict=True)) for i, v in rows]
         return picked.tolist(), chosen, tops
+
+
+def _allowed(running: Sequence[Request], logits: torch.Tensor) -> torch.Tensor | None:
+    """Return which tokens each row may sample, bool [rows, vocabulary]; None if every row may sample all.
+
+    A request whose constraint fails ends with an error.
+    """
+    if all(r.constraint is None for r in running):
+        return None
+    allowed = torch.ones(logits.shape, dtype=torch.bool)
+    for row, request in enumerate(running):
+        if request.constraint is not None and request.finish is None:
+            try:
+                allowed[row] = request.constraint.allowed()
+            except ConstraintError as error:
+                request.finish, request.error = "error", str(error)
+    return allowed.to(logits.device)
+
+
+def _accepted(request: Request, constraint: Constraint, token: int) -> bool:
+    """Tell the constraint what was sampled; return False if it fails, which ends the request with an error."""
+    try:
+        constraint.accept(token)
+    except ConstraintError as error:
+        request.finish, request.error = "error", str(error)
+    return request.finish is None
 
 
 def _most(request: Request) -> int:

@@ -133,12 +133,14 @@ def _list(type_: Any, rules: cattrs.BaseConverter) -> StructureHook:
 
 
 def _object(type_: Any, rules: cattrs.BaseConverter) -> StructureHook:
+    """Return the hook of a TypedDict: fields that are null count as left out; those that it does not name are kept."""
     fields = make_dict_structure_fn(type_, rules)
-    names = tuple(type_.__annotations__)
+    names = sorted(type_.__required_keys__, key=list(type_.__annotations__).index)
 
     def object_(value: Any, _: Any) -> Any:
         if not isinstance(value, dict):
             raise Unfit(f"must be an object with {' and '.join(names)}")
-        return fields({**dict.fromkeys(names), **value}, type_)
+        given = {name: item for name, item in value.items() if item is not None}
+        return fields({**dict.fromkeys(names), **given}, type_)
 
     return object_

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, NewType, TypedDict, TypeVar, get_args
+from typing import Annotated, Any, NewType, TypeVar
 
 import attrs
 import cattrs
@@ -15,13 +15,13 @@ import cattrs
 from agentrig.errors import nearest
 from agentrig_grpo.server import values
 from agentrig_grpo.server.chat import Chat, StopStrings
+from agentrig_grpo.server.constraints import Constraint
+from agentrig_grpo.server.conversation import Message, Schema, Tool, ToolChoice, add_rules
 from agentrig_grpo.server.engine import Request
 from agentrig_grpo.server.fields import Between, Unfit, converter, structure
 from agentrig_grpo.server.values import short
 
-IGNORED = frozenset(
-    {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"}
-)
+IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 """Fields that change nothing about what is sampled."""
 
 NEUTRAL: Mapping[str, Sequence[Any]] = {
@@ -31,10 +31,7 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "logit_bias": ({}, None),
     "top_k": (0, -1, None),
     "min_p": (0, None),
-    "tools": ([], None),
-    "tool_choice": ("none", "auto", None),
     "functions": ([], None),
-    "response_format": ({"type": "text"}, None),
     "reasoning_effort": (None,),
     "modalities": (["text"], None),
 }
@@ -42,13 +39,6 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
 
 STOP_LIMIT = 512
 """Most characters of a stop string: each is looked for after every token."""
-
-Role = Literal["system", "developer", "user", "assistant", "tool"]
-ROLES: Sequence[str] = get_args(Role)
-"""Who may have written a message."""
-
-Text = NewType("Text", str)
-"""A message's content: a string, or a list of text parts that are joined."""
 
 Stops = NewType("Stops", tuple[str, ...])
 """Stop strings: one or a list of them."""
@@ -66,13 +56,6 @@ class ApiError(Exception):
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return json.dumps({"error": error}).encode()
-
-
-class Message(TypedDict):
-    """One message. Its other fields, such as `name`, go to the chat template as they are."""
-
-    role: Role
-    content: Text
 
 
 @attrs.frozen(kw_only=True)
@@ -102,6 +85,16 @@ class ChatRequest(Addressed):
     n: Annotated[int, Between(1, 128)] = 1
     seed: Annotated[int, Between(-(2**63), 2**63 - 1)] | None = None
     return_token_ids: bool = False
+    tools: list[Tool] = attrs.field(factory=list)
+    tool_choice: ToolChoice = ToolChoice("auto")
+    parallel_tool_calls: bool = True
+    response_format: Schema = attrs.field(factory=lambda: Schema({}))
+
+    @response_format.validator
+    def _not_with_tools(self, field: Any, value: Mapping[str, Any]) -> None:
+        if value and self.tools and self.tool_choice == "auto":
+            words = 'must be left out where tools may be called: leave tools out, or set tool_choice to "none"'
+            raise Unfit(words, field.name)
 
     @messages.validator
     def _some(self, field: Any, value: list[Message]) -> None:
@@ -162,19 +155,9 @@ def checked(body: bytes, cls: type[AnyRequest], rules: cattrs.Converter, *, mode
 @cache
 def _rules() -> cattrs.Converter:
     rules = converter()
-    rules.register_structure_hook(Text, _text)
+    add_rules(rules)
     rules.register_structure_hook(Stops, _stops)
     return rules
-
-
-def _text(content: Any, _: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
-    ):
-        return "".join(part["text"] for part in content)
-    raise Unfit("must be a string or a list of text parts")
 
 
 def _stops(stop: Any, _: Any) -> tuple[str, ...]:
@@ -209,8 +192,15 @@ def too_long(tokens: str, chat: ChatRequest, max_length: int) -> ApiError:
     )
 
 
-def requests_of(chat: ChatRequest, prompt: tuple[int, ...], tokenizer: Chat, *, max_length: int) -> list[Request]:
-    """Return the engine's requests, one a choice.
+def requests_of(
+    chat: ChatRequest,
+    prompt: tuple[int, ...],
+    tokenizer: Chat,
+    *,
+    max_length: int,
+    constraints: Sequence[Constraint] = (),
+) -> list[Request]:
+    """Return the engine's requests, one a choice; each has a constraint of its own, if there are any.
 
     Raises:
         ApiError: The prompt, or prompt and `max_tokens`, are longer than the model's context.
@@ -229,29 +219,10 @@ def requests_of(chat: ChatRequest, prompt: tuple[int, ...], tokenizer: Chat, *, 
             choice=choice,
             top_logprobs=chat.top_logprobs,
             stopped=StopStrings(tokenizer, chat.stop) if chat.stop else None,
+            constraint=constraints[choice] if constraints else None,
         )
         for choice in range(chat.n)
     ]
-
-
-def response(chat: ChatRequest, choices: Sequence[Request], tokenizer: Chat, *, model: str) -> bytes:
-    """Return a chat completion's JSON; with `return_token_ids` its ids are where vLLM 0.24 puts them."""
-    body: dict[str, Any] = head("chat.completion", model, choices[0].version)
-    body["choices"] = []
-    for choice in choices:
-        item: dict[str, Any] = {
-            "index": choice.choice,
-            "message": {"role": "assistant", "content": text_of(choice, tokenizer)},
-            "logprobs": logprobs_of(choice, tokenizer) if chat.logprobs else None,
-            "finish_reason": choice.finish,
-        }
-        if chat.return_token_ids:
-            item["token_ids"] = choice.tokens
-        body["choices"].append(item)
-    body["usage"] = usage(choices)
-    if chat.return_token_ids:
-        body["prompt_token_ids"] = choices[0].prompt
-    return json.dumps(body).encode()
 
 
 def head(kind: str, model: str, version: int) -> dict[str, Any]:
@@ -269,26 +240,3 @@ def usage(choices: Sequence[Request]) -> dict[str, int]:
     """Return the token counts of a request."""
     prompt, completion = len(choices[0].prompt), sum(len(c.tokens) for c in choices)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def text_of(request: Request, tokenizer: Chat) -> str:
-    """Return a response's text: special tokens left out, cut before a stop string."""
-    text = tokenizer.text(request.tokens)
-    return request.stopped.cut(text) if isinstance(request.stopped, StopStrings) else text
-
-
-def logprobs_of(request: Request, tokenizer: Chat, start: int = 0) -> dict[str, Any]:
-    """Return OpenAI's `logprobs` object for the tokens from `start` on."""
-    content = []
-    for place in range(start, len(request.tokens)):
-        entry = _entry(tokenizer, request.tokens[place], request.logprobs[place])
-        tops = request.tops[place] if request.tops else []
-        entry["top_logprobs"] = [_entry(tokenizer, token, logprob) for token, logprob in tops]
-        content.append(entry)
-    return {"content": content}
-
-
-def _entry(tokenizer: Chat, token: int, logprob: float) -> dict[str, Any]:
-    piece = tokenizer.piece(token)
-    # JSON has no infinity; OpenAI's own floor for "practically never" is the same number.
-    return {"token": piece, "logprob": max(logprob, -9999.0), "bytes": list(piece.encode())}

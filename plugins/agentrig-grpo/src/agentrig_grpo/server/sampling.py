@@ -61,24 +61,30 @@ class Settings:
         )
 
 
-def sample(logits: torch.Tensor, settings: Settings, uniforms: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(
+    logits: torch.Tensor, settings: Settings, uniforms: Sequence[float], allowed: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token a row by inverting the cumulative distribution at the row's number.
 
     Args:
         logits: fp32 [rows, vocabulary].
         settings: Of each row.
         uniforms: A number in [0, 1) for each row.
+        allowed: Tokens that each row may sample, bool [rows, vocabulary]; None for all.
 
     Returns:
         Tokens, long [rows], and log-probabilities of the whole vocabulary, fp32 [rows, vocabulary]:
         log softmax(logits / temperature), of the untempered softmax where the temperature is 0, and
-        before top-p (nucleus sampling, arXiv:1904.09751) cuts the tail: these are the numbers that a
-        learner can recompute.
+        before top-p (nucleus sampling, arXiv:1904.09751) cuts the tail, and of all tokens, whether allowed
+        or not: these are the numbers that a learner can recompute.
     """
     logp = torch.log_softmax(logits / settings.temperature, -1)
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -torch.inf)
     if settings.all_greedy:
         return logits.argmax(-1), logp
-    probs = logp.exp()
+    # What is allowed may be so unlikely that its share of the whole softmax is 0.
+    probs = logp.exp() if allowed is None else torch.softmax(logits / settings.temperature, -1)
     if settings.top_p is not None:
         probs = _nucleus(probs, settings.top_p)
     # fp64, or a vocabulary of 150,000 would lose its tail to rounding.
