@@ -122,7 +122,7 @@ def test_prompts_are_tokenized_beside_the_event_loop(tokenizer):
 
     class Asked:
         def __init__(self, text):
-            self.messages, self.max_tokens = [{"role": "user", "content": text}], None
+            self.messages, self.tools, self.max_tokens = [{"role": "user", "content": text}], [], None
 
     async def talk():
         slow = [asyncio.create_task(api._prompt(Asked("slow"))) for _ in range(3)]
