@@ -45,6 +45,7 @@ NOT_RUN = (
     (r"make_environment\.sh|^uv ", "it downloads 4 GB"),
     (r"make_mini\.py", "it takes an hour"),
     (r"^cd plugins/agentrig-grpo/training", "nothing of its block is run"),
+    (r"^agentrig warmup|algorithm\.model=models/", "it takes minutes; tests/run/test_warmup.py makes a model"),
     (r"verl_spider/", "it needs Spider and a GPU"),
     (r"embedded_mini\.toml", "it takes an hour; docs/benchmarks.md has its figures"),
     (r"^agentrig data spider", "Spider's download is not included; test_spider_convert.py converts a copy of its form"),
@@ -108,8 +109,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             "CREATE TABLE item (id INTEGER, name TEXT); INSERT INTO item VALUES (1, 'a'), (2, 'b');"
         )
     connection.close()
-    (folder / "CONFIG_DIR").symlink_to(ROOT / "plugins/agentrig-grpo/src/agentrig_grpo/models/mini")
-    (folder / "examples.jsonl").write_text('{"prompt_ids": [5, 6, 7], "completion_ids": [8, 9]}\n' * 4)
     before = Path.cwd()
     os.chdir(folder)
     yield folder

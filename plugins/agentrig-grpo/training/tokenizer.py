@@ -3,9 +3,6 @@
 A model of a million parameters does not learn to copy a name that falls into pieces, so all words
 are merged whole, first without and then with a space before them. Any other text falls into
 smaller pieces, down to bytes; numbers into their digits.
-
-Text is cut by Qwen2's own pattern: for every model of type `qwen2` transformers 5, and with it vLLM,
-replaces the pattern in `tokenizer.json` with it, so any other would hold in agentrig alone.
 """
 
 from __future__ import annotations
@@ -16,12 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrig_grpo.checkpoint import TOKENIZER_CLASS, load_tokenizer
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX  # noqa: TID253  (a script)
+from agentrig_grpo.own_tokenizer import SPECIAL, prepared, save_files
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from words import names, others, values
 
-SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
@@ -41,15 +36,7 @@ def build() -> Tokenizer:
     merges += [(_SPACE, piece) for piece in dict.fromkeys([*words, *"*(),=><'"])]
     tokens = [*SPECIAL, *alphabet, *(left + right for left, right in merges)]
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = prepared(Tokenizer(models.BPE(vocab=vocabulary, merges=merges)))
     tokenizer.add_special_tokens(list(SPECIAL))
     return tokenizer
 
@@ -83,18 +70,5 @@ def _learned(parts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def save(directory: Path) -> Any:
-    """Write the tokenizer's files, as any version of transformers reads them, and return it as loaded from there."""
-    directory.mkdir(parents=True, exist_ok=True)
-    build().save(str(directory / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": TOKENIZER_CLASS,
-        "eos_token": "<|end|>",
-        "pad_token": "<|pad|>",
-        # Without one, transformers' class for Qwen2 adds <|endoftext|>, an id beyond the vocabulary.
-        "unk_token": "<|pad|>",
-        "chat_template": CHAT_TEMPLATE,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": 512,
-    }
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
-    return load_tokenizer(directory)
+    """Write the tokenizer's files and return it as loaded from there."""
+    return save_files(build(), directory, template=CHAT_TEMPLATE, context=512)

@@ -29,6 +29,7 @@ class Group(NearestGroup):
 
     lazy: ClassVar[dict[str, tuple[str, str]]] = {
         "train": ("train:train", "Train from a recipe or a run file."),
+        "warmup": ("warmup:warmup", "Make a small starting model for your own tasks."),
         "runner": ("runner:runner", "Join a running training from another machine."),
         "dev": ("dev:dev", "Run an agent on a few tasks and show every span; nothing is learned."),
         "eval": ("eval:eval_", "Measure a model through an agent."),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agentrig.adapters import Adapter
     from agentrig.agents import Agent
     from agentrig.algorithms import Algorithm
+    from agentrig.demonstrations import Demonstrate, WarmUp
     from agentrig.findings import Check, ModelHub
     from agentrig.hardware import Hardware
     from agentrig.hardware.memory import Workload
@@ -102,6 +103,9 @@ class AgentSpec(Spec):
             and a small base (`agentrig.processes.confine.BASE`), nothing else of the run's environment: no API keys.
         whole_rows: Whether it gets whole rows, gold columns included (`Task.row`), instead of a task's input: for an
             agent that computes its own reward. The run warns, and its manifest and report say so.
+        demonstrate: `demonstrate(config)` returns what a right reply to each of this agent's calls is
+            (`agentrig.demonstrations`), for `agentrig warmup`; None if the task set says it, or if each call is to be
+            answered with the task's gold.
     """
 
     kind: ClassVar[str] = "agent"
@@ -111,6 +115,7 @@ class AgentSpec(Spec):
     preload: Sequence[str] = ()
     environment: Sequence[str] = ()
     whole_rows: bool = False
+    demonstrate: Callable[[Any], Demonstrate] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -153,6 +158,8 @@ class AlgorithmSpec(Spec):
         runners: Whether it decides when and where its runners start, because they need what it starts first. It then
             has a method `pool`: an `agentrig.pools.MakePool` with one more argument, `make`, which is the `MakePool`
             that `[runners] use` names, or None if the run leaves the choice to the algorithm.
+        warm_up: `warm_up(config, plan, turns, log)` makes a starting model for `agentrig warmup`
+            (`agentrig.demonstrations.WarmUp`); None for an algorithm that can't.
     """
 
     kind: ClassVar[str] = "algorithm"
@@ -163,6 +170,7 @@ class AlgorithmSpec(Spec):
     hub: Callable[[Mapping[str, str]], ModelHub | None] | None = None
     server: bool = False
     runners: bool = False
+    warm_up: WarmUp | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -79,7 +79,7 @@ def evaluate(
     plan: Plan,
     *,
     tasks: Sequence[Task],
-    endpoint: Endpoint | None = None,
+    endpoint: Endpoint | Sequence[Endpoint] | None = None,
     checkpoint: Path | None = None,
     mode: Mode = "report",
     as_mode: Mode | None = None,
@@ -91,7 +91,8 @@ def evaluate(
 
     Args:
         tasks: What to run.
-        endpoint: A model server; None for the plan's algorithm, serving `checkpoint`.
+        endpoint: A model server, or several that get the tasks in turn; None for the plan's algorithm, serving
+            `checkpoint`.
         checkpoint: A Hugging Face directory; None for the algorithm's starting model.
         mode: The rollouts' mode.
         as_mode: The mode that an agent of Agent Lightning sees, if it is another one.
@@ -129,7 +130,9 @@ def evaluate(
                 figures.start = time.perf_counter()
                 for i in range(0, len(tasks), CHUNK):
                     chunk = tasks[i : i + CHUNK]
-                    rollouts = engine.run(chunk, n=1, endpoint=sampled, step=0, mode=mode)
+                    first = i % len(sampled)  # the turn goes on from chunk to chunk
+                    turn = [*sampled[first:], *sampled[:first]]
+                    rollouts = engine.run(chunk, n=1, endpoint=turn, step=0, mode=mode)
                     if i == 0:
                         warn_of_sampling(rollouts, sampled[0].sampling, mode=mode)
                     for rollout in rollouts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 
 if TYPE_CHECKING:
     from agentrig.algorithms import Algorithm
+    from agentrig.demonstrations import Turn, WarmedUp, WarmUpPlan
     from agentrig.hardware.memory import Workload
     from agentrig.servers import MakeServer
 
@@ -39,6 +40,13 @@ def workload(config: GrpoConfig) -> Workload | None:
         context=context,
         trained=0.01 if config.lora_rank else 1.0,
     )
+
+
+def warm_up(config: GrpoConfig, plan: WarmUpPlan, turns: Sequence[Turn], log: Callable[[str], None]) -> WarmedUp:
+    """Make a starting model; torch is imported here."""
+    from agentrig_grpo.starting import make_start
+
+    return make_start(config, plan, turns, log)
 
 
 def build_server(config: EmbeddedConfig) -> MakeServer:
@@ -71,4 +79,5 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         build=build,
         workload=workload,
         server=True,
+        warm_up=warm_up,
     )

@@ -1,0 +1,232 @@
+"""Starting models for `agentrig warmup`: a tokenizer, a size, and supervised training on demonstrations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: TID253  (imported when a starting model is made only)
+from transformers import Qwen2Config  # noqa: TID253
+
+from agentrig.demonstrations import Reply, Turn, WarmedUp, WarmUpPlan
+from agentrig.errors import ConfigError
+from agentrig_grpo import checkpoint, warmup
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.context import context_of
+from agentrig_grpo.naming import model_directory, shipped
+from agentrig_grpo.own_tokenizer import save_trained
+
+WIDTHS = (64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768)
+"""Hidden sizes of new models."""
+
+LAYERS = 4
+HEAD = 32
+"""Width of an attention head."""
+
+MOST = 1_000_000
+"""Parameters of a new model unless more are asked for: what two cores train by reward in minutes."""
+
+SPEED = 6e9
+"""Parameters times tokens that one core trains in a second, about."""
+
+STEPS = 1500
+"""Optimizer steps that a warm-up should have at least, where batches are not too small already."""
+
+
+def make_start(config: GrpoConfig, plan: WarmUpPlan, turns: Sequence[Turn], log: Callable[[str], None]) -> WarmedUp:
+    """Make a starting model and write it; what `AlgorithmSpec.warm_up` of `grpo` is.
+
+    Raises:
+        ConfigError: No such model, or demonstrations that its context has no room for.
+    """
+    torch.set_num_threads(plan.threads)
+    if plan.model == "new":
+        tokenizer = save_trained(
+            plan.directory,
+            texts=list(_texts(turns)),
+            vocabulary=plan.vocabulary if plan.tokenizer == "texts" else 0,
+            context=0,
+        )
+    else:
+        source = found_model(plan.model)
+        tokenizer = checkpoint.load_tokenizer(source)
+    examples = [encode(tokenizer, turn) for turn in turns]
+    longest = max(len(e.prompt_ids) + len(e.response_ids) for e in examples)
+    tokens = sum(len(e.prompt_ids) + len(e.response_ids) for e in examples)
+    if plan.model == "new":
+        context = plan.context or max(512, 2 * longest, longest + config.max_tokens)
+        _set_context(plan.directory, context)
+        tokenizer = checkpoint.load_tokenizer(plan.directory)
+        wanted = plan.parameters or affordable(plan.minutes, tokens * plan.passes)
+        model = warmup.new_model(architecture(wanted, len(tokenizer), context), tokenizer, seed=plan.seed)
+    else:
+        model = checkpoint.load_model(source)
+        checkpoint.check_vocabulary(model, tokenizer)
+        context = context_of(model.config, 0)
+    check_lengths(examples, context, plan.model)
+    width = int(model.config.hidden_size)
+    stats = warmup.warm_up(
+        model,
+        tokenizer,
+        examples,
+        epochs=plan.passes,
+        lr=plan.lr or (2e-3 if plan.model == "new" else 1e-3) * min(1.0, 128 / width),
+        tokens_per_batch=int(min(8192, max(longest, 256, tokens * plan.passes / STEPS))),
+        seed=plan.seed,
+        max_seconds=60 * plan.minutes,
+        log=log,
+    )
+    checkpoint.save(model, tokenizer, plan.directory)
+    return WarmedUp(
+        directory=plan.directory,
+        parameters=sum(p.numel() for p in model.parameters()),
+        vocabulary=len(tokenizer),
+        context=context,
+        longest=longest,
+        longest_reply=max(len(e.response_ids) for e in examples),
+        steps=stats.steps,
+        tokens=stats.tokens,
+        losses=tuple(stats.losses),
+        wall_s=stats.wall_s,
+    )
+
+
+def found_model(name: str) -> Path:
+    """Return the directory of a model to start from.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    try:
+        return model_directory(name)
+    except ConfigError as error:
+        raise ConfigError(
+            f"--model {name}: it is no Hugging Face directory and no shipped model.\n"
+            f"  Use new for random weights, {', '.join(shipped())}, or a directory with a config.json"
+        ) from error
+
+
+def encode(tokenizer: Any, turn: Turn) -> warmup.Example:
+    """Return a turn's prompt and reply as token ids, as the server `embedded` would read and write them.
+
+    Raises:
+        ConfigError: The tokenizer's chat template refuses the messages, or can't write calls of tools.
+    """
+    tools = list(turn.tools) or None
+    messages = [_message(m) for m in turn.messages]
+    try:
+        prompt = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+        text = turn.reply.content
+        if turn.reply.tool_calls:
+            said = [*messages, _spoken(turn.reply)]
+            whole = tokenizer.apply_chat_template(said, tools=tools, add_generation_prompt=False, tokenize=False)
+            if not whole.startswith(prompt):
+                raise ConfigError("the chat template writes a reply with calls of tools otherwise than its prompt")
+            text = whole[len(prompt) :].rstrip().removesuffix(tokenizer.eos_token)
+    except ConfigError:
+        raise
+    except Exception as error:  # a template can raise anything, and does so about these messages
+        raise ConfigError(f"the model's chat template refuses the agent's messages: {error}") from error
+    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    reply = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return warmup.Example(ids, [*reply, tokenizer.eos_token_id])
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as chat templates take it: text as one string, arguments of tools as objects."""
+    found = dict(message)
+    content = found.get("content")
+    if isinstance(content, list):
+        found["content"] = "".join(str(part.get("text", "")) for part in content)
+    if found.get("tool_calls"):
+        found["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _object(call["function"].get("arguments"))}}
+            for call in found["tool_calls"]
+        ]
+    return found
+
+
+def _object(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+def _spoken(reply: Reply) -> dict[str, Any]:
+    calls = [
+        {"type": "function", "function": {"name": c["name"], "arguments": c.get("arguments", {})}}
+        for c in reply.tool_calls
+    ]
+    return {"role": "assistant", "content": reply.content, "tool_calls": calls}
+
+
+def _texts(turns: Sequence[Turn]) -> Iterator[str]:
+    """Yield all texts that the tokenizer should know: messages, tools and replies."""
+    for turn in turns:
+        for message in turn.messages:
+            yield str(_message(message).get("content") or "")
+        yield turn.reply.content
+        for value in (*turn.tools, *turn.reply.tool_calls):
+            yield json.dumps(value)
+
+
+def affordable(minutes: float, tokens: float) -> int:
+    """Return how many parameters can be trained on that many tokens in that time on one core; at most `MOST`."""
+    return int(min(MOST, SPEED * 60 * minutes / max(tokens, 1)))
+
+
+def architecture(parameters: int, vocabulary: int, context: int) -> Any:
+    """Return the widest Qwen2 of four layers with at most about that many parameters."""
+    made = [_qwen(width, vocabulary, context) for width in WIDTHS]
+    fit = [config for config in made if parameters_of(config) <= 1.1 * parameters]
+    return fit[-1] if fit else made[0]
+
+
+def parameters_of(config: Any) -> int:
+    """Return a configuration's number of weights, without the norms and biases, which are few."""
+    width = config.hidden_size
+    kept = width * config.num_key_value_heads // config.num_attention_heads
+    layer = 2 * width * width + 2 * width * kept + 3 * width * config.intermediate_size
+    return int(config.vocab_size * width + config.num_hidden_layers * layer)
+
+
+def _qwen(width: int, vocabulary: int, context: int) -> Any:
+    heads = width // HEAD
+    return Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2 if heads % 2 == 0 else heads,
+        intermediate_size=3 * width,
+        tie_word_embeddings=True,
+        max_position_embeddings=context,
+    )
+
+
+def check_lengths(examples: Sequence[warmup.Example], context: int, model: str) -> None:
+    """Make sure that every demonstration fits into the context.
+
+    Raises:
+        ConfigError: Some do not.
+    """
+    lengths = [len(e.prompt_ids) + len(e.response_ids) for e in examples]
+    long = [n for n in lengths if n > context]
+    if long:
+        owner = "the new model (--context)" if model == "new" else model
+        raise ConfigError(
+            f"{len(long)} of {len(lengths)} demonstrated calls do not fit into the context of {context} tokens of "
+            f"{owner}: the longest prompt and reply have {max(long)} tokens.\n  Let the agent send less, start from "
+            "--model new, or from a model with more room"
+        )
+
+
+def _set_context(directory: Path, context: int) -> None:
+    file = directory / "tokenizer_config.json"
+    settings = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps({**settings, "model_max_length": context}, indent=2) + "\n", "utf-8")

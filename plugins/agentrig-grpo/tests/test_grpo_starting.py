@@ -1,0 +1,95 @@
+"""Starting models of `agentrig warmup`: tokenizer, size, what is learned, and mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from agentrig_grpo import checkpoint
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.own_tokenizer import save_trained
+from agentrig_grpo.server.chat import Chat
+from agentrig_grpo.starting import affordable, architecture, encode, make_start, parameters_of
+
+from agentrig.demonstrations import Reply, Turn, WarmedUp, WarmUpPlan
+from agentrig.errors import ConfigError
+
+
+def turn(i: int) -> Turn:
+    return Turn(messages=[{"role": "user", "content": f"sort 3{i}2"}], reply=Reply(content=f"sorted: 2 3 {i}"))
+
+
+TURNS = [turn(i) for i in range(4, 10)]
+
+
+def made(folder: Path, turns: Any = TURNS, **more: Any) -> WarmedUp:
+    plan = WarmUpPlan(directory=folder, parameters=50_000, **more)
+    return make_start(GrpoConfig(max_tokens=16), plan, turns, lambda line: None)
+
+
+def test_a_new_model_learns_its_demonstrations_in_one_thread(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    try:
+        found = made(tmp_path / "a", passes=150.0, lr=5e-3)
+        assert torch.get_num_threads() == 1
+        short = [made(tmp_path / name, passes=3.0).losses for name in ("b", "c")]
+    finally:
+        torch.set_num_threads(threads)
+    assert found.losses[-1] < 0.1 < found.losses[0]
+    assert short[0] == short[1]
+    assert (found.context, found.parameters < 250_000) == (512, True)
+    model, tokenizer = checkpoint.load_model(tmp_path / "a"), checkpoint.load_tokenizer(tmp_path / "a")
+    # The server reads the same prompt as the warm-up.
+    prompt = Chat(tokenizer).prompt_ids([{"role": "user", "content": "sort 372"}])
+    assert prompt == encode(tokenizer, turn(7)).prompt_ids
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)
+    assert tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True) == "sorted: 2 3 7"
+
+
+def test_tokenizers_write_any_text_and_calls_of_tools(tmp_path: Path) -> None:
+    call = {"name": "add", "arguments": {"a": 1, "b": [2]}}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    before: Any = {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages: Any = [
+        {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
+        {"role": "user", "content": "1 + 2"},
+        {"role": "assistant", "content": None, "tool_calls": [before]},
+        {"role": "tool", "content": "3", "tool_call_id": "x"},
+    ]
+    for vocabulary in (0, 400):
+        tokenizer = save_trained(tmp_path / str(vocabulary), texts=["sort 312"] * 9, vocabulary=vocabulary, context=64)
+        assert len(tokenizer) <= 400
+        text = "unseen: žluť 猫 \n\t{}"
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+        example = encode(tokenizer, Turn(messages=messages, tools=tools, reply=Reply(tool_calls=[call])))
+        reply = tokenizer.decode(example.response_ids)
+        assert reply == '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call><|end|>'
+        prompt = tokenizer.decode(example.prompt_ids)
+        assert (
+            '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|end|><|tool|>3<|assistant|>' in prompt
+        )
+        assert prompt.startswith('<|tools|>{"name": "add"')
+    assert len(tokenizer("sort 312")["input_ids"]) < len("sort 312")
+
+
+def test_the_size_follows_the_budget() -> None:
+    assert affordable(minutes=3, tokens=1e5) == 1_000_000
+    assert affordable(minutes=1, tokens=1e6) == 360_000
+    for wanted in (300_000, 1_000_000, 5_000_000):
+        config = architecture(wanted, 1024, 512)
+        assert 0.5 * wanted < parameters_of(config) <= 1.1 * wanted
+    assert architecture(1, 1024, 512).hidden_size == 64
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    long = Turn(messages=[{"role": "user", "content": "7 " * 600}], reply=Reply(content="8"))
+    with pytest.raises(
+        ConfigError, match=r"1 of 7 demonstrated calls do not fit into the context of 512 tokens of mini"
+    ):
+        made(tmp_path / "a", [*TURNS, long], model="mini")
+    with pytest.raises(ConfigError, match=r"context of 600 tokens of the new model \(--context\)"):
+        made(tmp_path / "b", [*TURNS, long], context=600, tokenizer="bytes")
+    with pytest.raises(ConfigError, match=r"--model maxi: .*\n.*mini"):
+        made(tmp_path / "c", model="maxi")

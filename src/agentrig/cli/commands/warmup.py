@@ -1,0 +1,209 @@
+"""`agentrig warmup`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agentrig.cli.options import configured, make_plan, stdout_to_stderr
+
+
+@click.command()
+@configured
+@click.option(
+    "--labels",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Training tasks whose right answers are demonstrated.",
+)
+@click.option("--all-labels", is_flag=True, help="Demonstrate every training task.")
+@click.option(
+    "--model",
+    default="new",
+    show_default=True,
+    metavar="NAME | DIR",
+    help="What to start from: `new` for random weights, a shipped model (`mini`), or a directory.",
+)
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Where the model goes; models/RECIPE.")
+@click.option("--gold", default="", metavar="KEY", help="Key of the tasks' private part to answer every call with.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Demonstrations of each task, for demonstrators that vary them.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Choice(["texts", "bytes"]),
+    default="texts",
+    show_default=True,
+    help="Of a new model: tokens learned from the demonstrations, or one for each byte.",
+)
+@click.option(
+    "--vocabulary",
+    type=click.IntRange(300, 1 << 20),
+    default=1024,
+    show_default=True,
+    help="Of a new model's tokenizer: most tokens.",
+)
+@click.option(
+    "--parameters",
+    type=click.FloatRange(0),
+    default=0,
+    metavar="N",
+    help="Of a new model, about (1e6); chosen by --minutes if it is left out, at most a million.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(0),
+    default=0,
+    metavar="TOKENS",
+    help="Of a new model; twice the longest demonstration if it is left out, at least 512.",
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    default=3.0,
+    show_default=True,
+    help="Training ends after this time.",
+)
+@click.option(
+    "--passes",
+    type=click.FloatRange(0, min_open=True),
+    default=20.0,
+    show_default=True,
+    help="Passes over the demonstrations.",
+)
+@click.option(
+    "--lr", type=click.FloatRange(0), default=0.0, metavar="RATE", help="Learning rate; by the model's width."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the labels, the weights and the order.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Of torch. More than one is slower on cores that others use.",
+)
+@click.option("--measure/--no-measure", default=True, help="Try the model on training tasks at the end.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
+def warmup(
+    words: Sequence[str],
+    labels: int,
+    all_labels: bool,
+    model: str,
+    out: Path | None,
+    gold: str,
+    repeats: int,
+    measure: bool,
+    as_json: bool,
+    seed: int,
+    **options: Any,
+) -> None:
+    """Make a small starting model for your own tasks, by supervised training on a few right answers.
+
+    The agent runs on labelled training tasks against a local server that answers with demonstrations, and a model
+    learns these answers. Then train it by reward: `agentrig train … algorithm.model=DIR`. Held-out tasks are not used.
+    Exit status 1 when training by reward could not start from the model.
+
+    \b
+    agentrig warmup my-run.toml --labels 64
+    agentrig warmup my-run.toml --labels 64 --model mini --out models/sorting
+    agentrig warmup my-run.toml --plugin my_agent.py --labels 500 --tokenizer bytes --minutes 1
+    """
+    from agentrig.demonstrations import WarmUpPlan
+    from agentrig.errors import ConfigError
+
+    # Set before torch is imported: idle threads that spin take the cores of the others.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    own = {name: options.pop(name) for name in ("tokenizer", "vocabulary", "context", "minutes", "passes", "lr")}
+    own |= {"parameters": int(options.pop("parameters")), "threads": options.pop("threads")}
+    given = _shown(words, options)
+    if model != "new":
+        words = [*words, f"algorithm.model={model}"]
+    with stdout_to_stderr(as_json):
+        plan = make_plan(words, options)
+        directory = out or Path("models") / plan.recipe
+        if (directory / "config.json").exists():
+            raise ConfigError(f"{directory} already has a model; remove it, or name another directory: --out DIR")
+        wanted = WarmUpPlan(directory=directory, model=model, seed=seed, **own)
+        done = _make(plan, wanted, 0 if all_labels else labels, gold=gold, repeats=repeats, measured=measure)
+        click.echo(
+            f"next: agentrig train {given} algorithm.model={directory}" if done["ready"] else "", nl=done["ready"]
+        )
+    if as_json:
+        click.echo(json.dumps(done, indent=2))
+    if not done["ready"]:
+        raise SystemExit(1)
+
+
+def _make(plan: Any, wanted: Any, n: int, *, gold: str, repeats: int, measured: bool) -> dict[str, Any]:
+    """Make the model, print each stage, and return what was done; also written to the directory's `warmup.json`."""
+    import attrs
+
+    from agentrig.run import warmup as run
+
+    labels = run.choose_labels(plan, n, seed=wanted.seed)
+    click.echo(f"labels: {len(labels.tasks)} tasks of the split {labels.split}")
+    done: dict[str, Any] = {"labels": [t.id for t in labels.tasks], "split": labels.split, "ready": True}
+    if measured and wanted.model != "new":
+        before = run.measure(plan, labels, None)
+        run.check_unsolved(before, wanted.model)
+        done["before"] = before.as_dict()
+        click.echo(_measured(f"{wanted.model} before", before, labels))
+    found = run.demonstrate(plan, labels.tasks, repeats=repeats, gold=gold, seed=wanted.seed)
+    click.echo(f"demonstrations: {found.rollouts} rollouts, {len(found.turns)} replies to learn")
+    for line in found.rejected[:3]:
+        click.echo(f"  left out, the reward does not count it as correct: {line}")
+    made = run.warm_up(plan, wanted, found.turns, lambda line: click.echo(f"  {line}"))
+    done |= {"rejected": len(found.rejected), "turns": len(found.turns)}
+    done["model"] = {**attrs.asdict(made), "directory": str(made.directory)}
+    click.echo(
+        f"{made.directory}: {made.parameters:,} parameters, {made.vocabulary} tokens, context {made.context}; "
+        f"{made.steps} steps in {made.wall_s:.0f} s, loss {made.losses[-1]:.3f}"
+    )
+    limit = getattr(plan.configs["algorithm"], "max_tokens", None)
+    if limit is not None and limit < made.longest_reply:
+        click.echo(
+            f"warning: the longest demonstrated reply has {made.longest_reply} tokens, and algorithm.max_tokens = "
+            f"{limit} cuts it: train with algorithm.max_tokens={made.longest_reply + 8}"
+        )
+    if measured:
+        after = run.measure(plan, labels, made.directory)
+        done["after"] = after.as_dict()
+        click.echo(_measured("now", after, labels))
+        done["ready"], message = run.verdict(after)
+        if message:
+            click.echo(message)
+    (wanted.directory / "warmup.json").write_text(json.dumps(done, indent=2) + "\n", "utf-8")
+    return done
+
+
+def _measured(when: str, found: Any, labels: Any) -> str:
+    where = "training tasks without a label" if labels.fresh else "labelled tasks (no others are left)"
+    if found.accuracy is None:
+        return f"{when}: no rollout on {where} was scored"
+    return f"{when}: {found.accuracy:.1%} of {found.n} {where} correct, mean reward {found.reward:.3g}, sampled"
+
+
+def _shown(words: Sequence[str], options: dict[str, Any]) -> str:
+    """Return the words and options that select the configuration, to be typed again."""
+    shown = [*words]
+    for name in ("files",):
+        shown += [part for file in options[name] for part in ("--plugin", file)]
+    shown += [
+        part
+        for name, value in options.items()
+        if isinstance(value, str) and value
+        for part in (f"--{name.replace('_', '-')}", value)
+    ]
+    return shlex.join(shown)

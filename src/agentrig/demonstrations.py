@@ -1,0 +1,179 @@
+"""Demonstrations: what a right conversation looks like, for the supervised warm-up of a starting model.
+
+`agentrig warmup` runs the agent on labelled tasks. A local server answers its calls with what a demonstrator says, so
+prompts are exactly those that the agent sends. A demonstrator is, in this order: `AgentSpec.demonstrate`, the method
+`demonstrate(task, call)` of the task set, or the gold of the task (`gold_reply`).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from agentrig.errors import ConfigError
+from agentrig.tasks import Task
+
+GOLD_KEYS = ("gold", "answer", "solution", "target", "label")
+"""Keys of `Task.private` that hold a task's gold, in the order in which they are looked for."""
+
+
+@attrs.frozen(kw_only=True)
+class Call:
+    """One call of the agent to the model, as the server got it.
+
+    Attributes:
+        messages: OpenAI's messages.
+        tools: The request's `tools`.
+        turn: How many calls this rollout has made before.
+        replies: What these were answered with.
+        rng: Random numbers of this conversation: the same in every run with the same seed.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    turn: int = 0
+    replies: Sequence[Reply] = ()
+    rng: random.Random = attrs.field(factory=random.Random, repr=False)
+
+    @property
+    def text(self) -> str:
+        """The content of the last message."""
+        content = self.messages[-1].get("content") if self.messages else None
+        if isinstance(content, list):
+            return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+        return str(content or "")
+
+
+@attrs.frozen(kw_only=True)
+class Reply:
+    """What the model should say.
+
+    Attributes:
+        content: The text.
+        tool_calls: Calls of tools: `{"name": str, "arguments": {…}}`.
+        learn: Whether the model learns this reply. False for a mistake that a later turn repairs: the agent gets it,
+            and only the repair is learned.
+    """
+
+    content: str = ""
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    learn: bool = True
+
+
+Demonstrate = Callable[[Task, Call], Reply | str | None]
+"""A demonstrator: called in the main process as `demonstrate(task, call)`, one call of a rollout after the other.
+
+It may read `task.private`; the agent does not get it. None if it can't say: the rollout fails.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Turn:
+    """One call with the reply that is learned.
+
+    Attributes:
+        messages: OpenAI's messages.
+        tools: The request's `tools`.
+        reply: The reply.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    reply: Reply
+
+
+@attrs.frozen(kw_only=True)
+class WarmUpPlan:
+    """How a starting model is made; what `AlgorithmSpec.warm_up` gets.
+
+    Attributes:
+        directory: Where the model goes, as a Hugging Face directory.
+        model: `new` for random weights, or the name or directory of a model to start from.
+        tokenizer: Of a new model: `texts` learns its tokens from the demonstrations, `bytes` has one for each byte.
+        vocabulary: Of a new model's tokenizer `texts`: most tokens.
+        parameters: Of a new model, about; 0 for as many as can be trained in the time, at most a million.
+        context: Of a new model, in tokens; 0 for twice the longest demonstration, at least 512.
+        passes: Over the demonstrations.
+        minutes: Training ends after this time, even if passes are left.
+        lr: Greatest learning rate; 0 for one by the model's width.
+        seed: Of the weights and of the order.
+        threads: Of torch.
+    """
+
+    directory: Path
+    model: str = "new"
+    tokenizer: Literal["texts", "bytes"] = "texts"
+    vocabulary: int = 1024
+    parameters: int = 0
+    context: int = 0
+    passes: float = 20.0
+    minutes: float = 3.0
+    lr: float = 0.0
+    seed: int = 0
+    threads: int = 1
+
+
+@attrs.frozen(kw_only=True)
+class WarmedUp:
+    """A starting model, and how it was trained.
+
+    Attributes:
+        directory: The Hugging Face directory.
+        parameters: Its number of weights.
+        vocabulary: Its number of tokens.
+        context: Tokens that it can read at most.
+        longest: Tokens of the longest demonstration, prompt and reply.
+        longest_reply: Tokens of the longest demonstrated reply.
+        steps: Optimizer steps.
+        tokens: Tokens that went through the model.
+        losses: Mean loss per reply token in nats, one a pass.
+        wall_s: Seconds of training.
+    """
+
+    directory: Path
+    parameters: int
+    vocabulary: int
+    context: int
+    longest: int
+    longest_reply: int
+    steps: int
+    tokens: int
+    losses: Sequence[float]
+    wall_s: float
+
+
+WarmUp = Callable[[Any, WarmUpPlan, Sequence[Turn], Callable[[str], None]], WarmedUp]
+"""What `AlgorithmSpec.warm_up` is: called as `warm_up(config, plan, turns, log)`; `log` takes lines of progress."""
+
+
+def gold_of(task: Task, key: str = "") -> str:
+    """Return a task's gold as the text that a model should answer; a value that is no text becomes JSON.
+
+    Args:
+        task: With its private part.
+        key: Of `task.private`; '' for the first of `GOLD_KEYS`, or the only key.
+
+    Raises:
+        ConfigError: The task has no such key; the message names those that it has.
+    """
+    found = [key] if key else [k for k in GOLD_KEYS if k in task.private] or list(task.private)[:2]
+    if (not key and len(found) > 1 and found[0] not in GOLD_KEYS) or not found or found[0] not in task.private:
+        has = ", ".join(task.private) or "nothing"
+        wanted = f'no "{key}"' if key else "no gold to demonstrate"
+        raise ConfigError(
+            f"task {task.id} has {wanted}: its private part has {has}.\n  Name the key of the right answer: "
+            "--gold KEY. Or let the task set or the agent say what is right: demonstrate(task, call) "
+            "(docs/how-to/laptop.md)"
+        )
+    value = task.private[found[0]]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def gold_reply(key: str = "") -> Demonstrate:
+    """Return the demonstrator that answers every call with the task's gold."""
+    return lambda task, call: Reply(content=gold_of(task, key))

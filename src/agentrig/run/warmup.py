@@ -1,0 +1,260 @@
+"""A starting model for a user's own tasks: labels, demonstrations by the agent itself, supervised training, a check.
+
+Held-out tasks are read once, to make sure that no labelled task is one of them; nothing is ever trained on them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.demonstrations import Demonstrate, Turn, WarmedUp, WarmUpPlan, gold_of, gold_reply
+from agentrig.errors import ConfigError, PluginError
+from agentrig.plan import Plan
+from agentrig.rollouts import Rollout
+from agentrig.run.demonstration_server import Conversation, demonstrating
+from agentrig.run.evaluate import Evaluation, evaluate
+from agentrig.run.splits import load_splits, task_set
+from agentrig.tasks import Task, fingerprint
+
+PAGE = "docs/how-to/laptop.md"
+MEASURED = 64
+"""Training tasks that the model is tried on."""
+
+SOLVED = 0.95
+"""Share of correct answers from which a model has nothing to learn."""
+
+REJECTED = 0.1
+"""Largest share of demonstrations that the reward may reject."""
+
+
+@attrs.frozen(kw_only=True)
+class Labels:
+    """The training tasks of a warm-up.
+
+    Attributes:
+        tasks: Those that are demonstrated.
+        measured: Training tasks that the model is tried on: others where there are any.
+        split: The split that all are from.
+        fresh: Whether none of `measured` is demonstrated.
+    """
+
+    tasks: Sequence[Task]
+    measured: Sequence[Task]
+    split: str
+    fresh: bool
+
+
+@attrs.frozen(kw_only=True)
+class Demonstrations:
+    """What the agent asked and what it was answered.
+
+    Attributes:
+        turns: The calls to learn, in the order of the tasks.
+        rollouts: How many rollouts were demonstrated.
+        rejected: Those that the reward did not count as correct, which are left out: lines for the user.
+    """
+
+    turns: Sequence[Turn]
+    rollouts: int
+    rejected: Sequence[str] = ()
+
+
+def choose_labels(plan: Plan, n: int, *, seed: int) -> Labels:
+    """Choose training tasks at random.
+
+    Args:
+        plan: Its roles say which split is trained on and which ones are held out.
+        n: How many; 0 for all.
+        seed: Of the choice.
+
+    Raises:
+        ConfigError: There are fewer tasks, or some of the chosen ones occur in the validation or report split too.
+    """
+    splits = load_splits(plan)
+    split, tasks = splits["train"]
+    if n > len(tasks):
+        raise ConfigError(f"--labels {n}: the split {split} has {len(tasks)} tasks; ask for at most as many")
+    places = list(range(len(tasks)))
+    random.Random(f"labels {seed}").shuffle(places)
+    chosen = sorted(places[: n or len(tasks)])
+    labels = [tasks[i] for i in chosen]
+    for role in ("report", "validation"):
+        name, held_out = splits[role]
+        shared = _shared(labels, held_out)
+        if shared:
+            raise ConfigError(
+                f"{len(shared)} of {len(labels)} labelled tasks occur in the split {name} ({role}) too, for example "
+                f"{', '.join(shared[:3])}: accuracy there would be that of tasks whose answers the model has seen.\n"
+                f"  Take them out of {split} or of {name}, or name another split: run.{role}=SPLIT"
+            )
+    others = [tasks[i] for i in places[len(chosen) : len(chosen) + MEASURED]]
+    return Labels(tasks=labels, measured=others or labels[:MEASURED], split=split, fresh=bool(others))
+
+
+def _shared(labels: Sequence[Task], held_out: Sequence[Task]) -> list[str]:
+    known = {fingerprint([Task(id="", input=task.input)]) for task in held_out}
+    return [task.id for task in labels if fingerprint([Task(id="", input=task.input)]) in known]
+
+
+def demonstrator(plan: Plan, *, gold: str = "") -> tuple[Demonstrate, str]:
+    """Return who says what a right reply is, and its name.
+
+    Args:
+        plan: Its agent, or else its task set, may say it.
+        gold: The key of `Task.private` to answer every call with, whatever these say.
+    """
+    spec: Any = plan.components["agent"].spec
+    if gold:
+        return gold_reply(gold), f"the tasks' {gold}"
+    if spec.demonstrate is not None:
+        found: Demonstrate = spec.demonstrate(plan.configs["agent"])
+        return found, f"agent {spec.name}"
+    own = getattr(task_set(plan), "demonstrate", None)
+    if own is not None:
+        return own, f"task set {plan.components['tasks'].spec.name}"
+    return gold_reply(), "the tasks' gold"
+
+
+def demonstrate(
+    plan: Plan, labels: Sequence[Task], *, repeats: int = 1, gold: str = "", seed: int = 0
+) -> Demonstrations:
+    """Run the agent on labelled tasks against a server that answers with demonstrations; return the calls.
+
+    Args:
+        plan: With the agent and the reward.
+        labels: The tasks.
+        repeats: How often each is demonstrated; more than once only helps a demonstrator that uses `call.rng`.
+        gold: See `demonstrator`.
+        seed: Of the conversations' random numbers.
+
+    Raises:
+        ConfigError: Tasks without gold, an agent that does not ask its endpoint, or demonstrations that the reward
+            does not count as correct.
+        PluginError: The demonstrator, the agent or the reward failed on a task; the first one is named.
+    """
+    says, who = demonstrator(plan, gold=gold)
+    if who.startswith("the tasks'"):
+        for task in labels:
+            gold_of(task, gold)
+    work = [task for task in labels for _ in range(repeats)]
+    with demonstrating(work, says, seed=seed) as (endpoints, conversations):
+        found = evaluate(plan, tasks=work, endpoint=endpoints, mode="dev", keep=True)
+    pairs = list(zip(found.rollouts, conversations, strict=True))
+    _check_failures(plan, pairs, who)
+    if not any(conversation.turns for _, conversation in pairs):
+        raise ConfigError(
+            f"agent {plan.components['agent'].spec.name} ended {len(pairs)} rollouts without a call to its endpoint: "
+            "there is nothing to demonstrate.\n  It must ask endpoint.base_url with endpoint.api_key (docs/agents.md)"
+        )
+    wrong = [_line(rollout) for rollout, _ in pairs if not rollout.correct]
+    if len(wrong) > REJECTED * len(pairs):
+        reward = plan.components["reward"].spec.name
+        examples = "\n".join(f"  {line}" for line in wrong[:3])
+        raise ConfigError(
+            f"the reward {reward} does not count {len(wrong)} of {len(pairs)} demonstrations by {who} as correct:\n"
+            f"{examples}\n  A model that learns them would start at that. Does the agent change what the model "
+            f"answers, or does the reward want another form? ({PAGE})"
+        )
+    turns = [t for r, conversation in pairs if r.correct for t in conversation.turns if t.reply.learn]
+    if not turns:
+        raise ConfigError(f"{who} marks no reply of {len(pairs)} rollouts to be learned: Reply(learn=True)")
+    return Demonstrations(turns=turns, rollouts=len(pairs), rejected=wrong)
+
+
+def _check_failures(plan: Plan, pairs: Sequence[tuple[Rollout, Conversation]], who: str) -> None:
+    """Stop when more rollouts failed than the reward may reject; a demonstrator that failed is named first."""
+    failed = [(rollout, conversation) for rollout, conversation in pairs if rollout.failure]
+    if len(failed) <= REJECTED * len(pairs):
+        return
+    said = [(r, c.problem) for r, c in failed if c.problem]
+    rollout, problem = said[0] if said else (failed[0][0], "")
+    message = problem or f"{rollout.failure}: {_message(rollout)}"
+    fault = who if problem else f"agent {plan.components['agent'].spec.name} or its reward"
+    raise PluginError(
+        f"{len(failed)} of {len(pairs)} demonstrations failed; {fault} on task {rollout.task.id}: {message}"
+    )
+
+
+def _message(rollout: Rollout) -> str:
+    details = dict(rollout.score.details) if rollout.score else {}
+    return rollout.outcome.message or str(details.get("reason", ""))
+
+
+def _line(rollout: Rollout) -> str:
+    if rollout.failure:
+        return f"{rollout.task.id}: failed: {rollout.failure}: {_message(rollout)[:200]}"
+    details = dict(rollout.score.details) if rollout.score else {}
+    return f"{rollout.task.id}: {str(rollout.outcome.answer)[:120]!r} -> {rollout.value:g} {str(details)[:200]}"
+
+
+def warm_up(
+    plan: Plan, wanted: WarmUpPlan, turns: Sequence[Turn], log: Callable[[str], None] = lambda line: None
+) -> WarmedUp:
+    """Train a starting model on demonstrations with the plan's algorithm.
+
+    Raises:
+        ConfigError: The algorithm makes none, or a demonstration does not fit the model.
+    """
+    spec: Any = plan.components["algorithm"].spec
+    if spec.warm_up is None:
+        able = [c.spec.name for c in plan.registry.components("algorithm") if getattr(c.spec, "warm_up", None)]
+        raise ConfigError(
+            f"algorithm {spec.name} makes no starting models; let one that does make it: --algorithm "
+            f"{able[0] if able else 'NAME (none is installed: agentrig-grpo has one)'}.\n"
+            "  Any algorithm can train the directory that it writes"
+        )
+    found: WarmedUp = spec.warm_up(plan.configs["algorithm"], wanted, turns, log)
+    return found
+
+
+def measure(plan: Plan, labels: Labels, checkpoint: Path | None) -> Evaluation:
+    """Sample one rollout for each measured training task, at the temperature of training (1 where it has none).
+
+    Args:
+        plan: With agent, reward and algorithm.
+        labels: Its `measured` tasks.
+        checkpoint: A Hugging Face directory; None for the algorithm's model.
+    """
+    temperature = float(getattr(plan.configs["algorithm"], "temperature", 1.0))
+    return evaluate(plan, tasks=labels.measured, checkpoint=checkpoint, mode="dev", temperature=temperature, keep=True)
+
+
+def check_unsolved(measured: Evaluation, model: str) -> None:
+    """Stop when the model that the warm-up should start from already answers the training tasks.
+
+    Raises:
+        ConfigError: It does.
+    """
+    if measured.accuracy is not None and measured.accuracy >= SOLVED:
+        raise ConfigError(
+            f"{model} already solves these tasks: {measured.accuracy:.1%} of {measured.n} training tasks, sampled. "
+            f"There is nothing to warm up, and little to learn: use harder tasks, or train it as it is:\n"
+            f"  agentrig train … algorithm.model={model}"
+        )
+
+
+def verdict(measured: Evaluation) -> tuple[bool, str]:
+    """Return whether a warmed-up model can be trained on by reward, and what to do."""
+    if not measured.n:
+        kinds = ", ".join(f"{n} x {kind}" for kind, n in measured.failures.items()) or "none ran"
+        return False, f"no rollout was scored ({kinds}): see one with agentrig dev"
+    values = {r.value for r in measured.rollouts if r.value is not None}
+    if len(values) == 1 and not measured.accuracy:
+        return False, (
+            f"every sampled answer has the reward {values.pop():g}, and none is correct: reinforcement learning would "
+            "start at zero and learn nothing. Give more labels (--labels), passes (--passes) or minutes, a larger "
+            "model (--parameters), or easier tasks"
+        )
+    if not measured.accuracy:
+        return True, "no sampled answer is correct yet; the rewards differ, so training has something to begin with"
+    if measured.accuracy >= SOLVED:
+        return True, (
+            "the model already solves nearly all training tasks: little is left for training. Use harder tasks, or "
+            "fewer labels or passes"
+        )
+    return True, ""

@@ -1,0 +1,190 @@
+"""A starting model for one's own tasks: labels, demonstrations by the agent itself, the model, and each mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from openai import BadRequestError, OpenAI
+
+from agentrig import Task
+from agentrig.cli.entry import main
+from agentrig.demonstrations import Reply, WarmUpPlan, gold_of
+from agentrig.errors import ConfigError, PluginError
+from agentrig.plan import Plan, resolve
+from agentrig.run.demonstration_server import demonstrating
+from agentrig.run.evaluate import Evaluation
+from agentrig.run.warmup import check_unsolved, choose_labels, demonstrate, verdict, warm_up
+
+FILE = str(Path(__file__).parents[1] / "support" / "warmup_plugin.py")
+
+
+@pytest.fixture
+def colors() -> Callable[..., Plan]:
+    def plan(*overrides: str, **uses: str) -> Plan:
+        return resolve("colors", overrides=overrides, uses=uses, files=[FILE])
+
+    return plan
+
+
+# --- the server ---
+
+
+def test_each_rollout_gets_its_own_demonstrations() -> None:
+    tasks = [Task(id=name, input={}, private={"gold": name}) for name in ("one", "two", "one")]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+    def says(task: Task, call: Any) -> Any:
+        if call.tools:
+            return Reply(tool_calls=[{"name": "add", "arguments": {"a": 1}}])
+        if call.text == "wrong":
+            raise ValueError("no idea")
+        return None if call.text == "none" else f"{task.private['gold']} {call.turn} {call.rng.random():.3f}"
+
+    def asked(client: OpenAI, text: str, **more: Any) -> Any:
+        messages: Any = [{"role": "user", "content": text}]
+        return client.chat.completions.create(model="demonstration", messages=messages, **more)
+
+    with demonstrating(tasks, says, seed=0) as (endpoints, conversations):
+        clients = [OpenAI(base_url=e.base_url, api_key=e.api_key, max_retries=0) for e in endpoints]
+        said = [asked(client, "x").choices[0].message.content for client in clients]
+        assert [text[:5] for text in said] == ["one 0", "two 0", "one 0"]
+        assert said[0] != said[2], "a second demonstration of a task has random numbers of its own"
+        streamed = "".join(c.choices[0].delta.content or "" for c in asked(clients[0], "y", stream=True))
+        assert streamed.startswith("one 1")
+        call = asked(clients[1], "sum", tools=tools).choices[0].message.tool_calls[0]
+        assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1})
+        with pytest.raises(BadRequestError, match="raised ValueError: no idea"):
+            asked(clients[2], "wrong")
+        with pytest.raises(BadRequestError, match="no reply to call 2: 'none'"):
+            asked(clients[2], "none")
+        stranger = httpx.post(f"{endpoints[0].base_url}/chat/completions", json={})
+        assert stranger.status_code == 401
+        for client in clients:
+            client.close()
+    assert [len(c.turns) for c in conversations] == [2, 2, 1]
+    assert conversations[1].turns[1].tools == tools
+    with demonstrating(tasks, says, seed=0) as (endpoints, _):
+        client = OpenAI(base_url=endpoints[0].base_url, api_key=endpoints[0].api_key)
+        assert asked(client, "x").choices[0].message.content == said[0]
+        client.close()
+
+
+# --- labels and gold ---
+
+
+def test_labels_are_training_tasks_and_never_held_out_ones(colors: Callable[..., Plan]) -> None:
+    labels = choose_labels(colors(), 8, seed=1)
+    assert (len(labels.tasks), len(labels.measured), labels.split, labels.fresh) == (8, 4, "train", True)
+    ids = [t.id for t in (*labels.tasks, *labels.measured)]
+    assert sorted(ids) == sorted(f"train-{i}" for i in range(12))
+    assert [t.id for t in choose_labels(colors(), 8, seed=1).tasks] == ids[:8]
+    assert [t.id for t in choose_labels(colors(), 8, seed=2).tasks] != ids[:8]
+    everything = choose_labels(colors(), 0, seed=0)
+    assert (len(everything.tasks), everything.fresh) == (12, False)
+    with pytest.raises(ConfigError, match="--labels 13: the split train has 12 tasks"):
+        choose_labels(colors(), 13, seed=0)
+    with pytest.raises(ConfigError, match=r"3 of 12 labelled tasks occur in the split test \(report\) too.*train-9"):
+        choose_labels(colors("tasks.test=9"), 12, seed=0)
+
+
+def test_gold_is_found_or_its_keys_are_named() -> None:
+    def task(**private: Any) -> Task:
+        return Task(id="t", input={}, private=private)
+
+    assert gold_of(task(answer="a", hint="h")) == "a"
+    assert gold_of(task(sql="select 1")) == "select 1"
+    assert gold_of(task(a=1, b={"c": "é"}), "b") == '{"c": "é"}'
+    with pytest.raises(ConfigError, match="no gold to demonstrate: its private part has a, b"):
+        gold_of(task(a=1, b=2))
+    with pytest.raises(ConfigError, match="its private part has nothing"):
+        gold_of(task())
+    with pytest.raises(ConfigError, match='no "goal": its private part has gold'):
+        gold_of(task(gold=1), "goal")
+
+
+# --- demonstrations by the agent ---
+
+
+def test_the_agent_itself_makes_the_prompts(colors: Callable[..., Plan]) -> None:
+    """The task set demonstrates a mistake and its repair; only the repair is learned."""
+    plan = colors()
+    labels = choose_labels(plan, 4, seed=0).tasks
+    found = demonstrate(plan, labels, repeats=2)
+    assert (found.rollouts, len(found.turns), found.rejected) == (8, 8, [])
+    for task, turn in zip([t for t in labels for _ in range(2)], found.turns, strict=True):
+        first, mistake, again = turn.messages
+        assert first["content"] == f"color {task.input['number']}"
+        assert again["content"] == f"again, not {mistake['content']}"
+        assert turn.reply == Reply(content=task.private["gold"])
+
+
+def test_mistakes_are_named(colors: Callable[..., Plan], toy_plan: Callable[..., Plan], tmp_path: Path) -> None:
+    labels = choose_labels(colors(), 2, seed=0).tasks
+    with pytest.raises(ConfigError, match="agent silent ended 2 rollouts without a call to its endpoint"):
+        demonstrate(colors(agent="silent"), labels)
+    with pytest.raises(PluginError, match=r"2 of 2 demonstrations failed; agent broken on task train-\d+: .*KeyError"):
+        demonstrate(colors(agent="broken"), labels)
+    toy = toy_plan()
+    with pytest.raises(ConfigError, match=r"does not count 4 of 4 demonstrations by the tasks' gold as correct"):
+        demonstrate(toy, choose_labels(toy, 4, seed=0).tasks)
+    with pytest.raises(ConfigError, match=r"makes no starting models.*--algorithm grpo"):
+        warm_up(toy, WarmUpPlan(directory=tmp_path), [])
+
+
+# --- the verdict ---
+
+
+def measured(values: list[float], accuracy: float | None) -> Evaluation:
+    from types import SimpleNamespace
+
+    rollouts: Any = [SimpleNamespace(value=v) for v in values]
+    return Evaluation(
+        accuracy=accuracy, ci95=None, reward=None, n=len(values), failures={"deadline": 2}, wall_s=1.0,
+        rollouts_per_s=1.0, databases={}, rollouts=rollouts,
+    )  # fmt: skip
+
+
+def test_a_start_without_reward_and_one_without_room_are_named() -> None:
+    assert verdict(measured([0.0, 1.0], 0.5)) == (True, "")
+    ready, message = verdict(measured([0.0, 0.0], 0.0))
+    assert not ready
+    assert "start at zero" in message
+    assert "--labels" in message
+    assert verdict(measured([0.0, 0.2], 0.0))[0]
+    assert "already solves" in verdict(measured([1.0, 1.0], 1.0))[1]
+    ready, message = verdict(measured([], None))
+    assert not ready
+    assert "2 x deadline" in message
+    check_unsolved(measured([0.0, 1.0], 0.5), "mini")
+    with pytest.raises(ConfigError, match="mini already solves these tasks: 100"):
+        check_unsolved(measured([1.0, 1.0], 1.0), "mini")
+
+
+# --- the command ---
+
+
+def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Path) -> None:
+    """One step at a rate of nearly zero leaves random weights: the model's check finds it."""
+    words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "1", "--lr", "1e-9"]
+    words += ["--parameters", "5e4", "--tokenizer", "bytes", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrig", *words], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert (len(found["labels"]), found["turns"], found["ready"]) == (4, 4, False)
+    assert found["after"]["n"] == 8
+    assert "would start at zero" in done.stderr.replace("\n", " ")
+    folder = tmp_path / "models" / "colors"
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == found["model"]["vocabulary"] == 265
+    assert json.loads((folder / "warmup.json").read_text()) == found
+    again = CliRunner().invoke(main, [*words, "--out", str(folder)])
+    assert "already has a model" in again.output
