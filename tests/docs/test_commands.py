@@ -93,6 +93,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name in ("tests", "plugins", "examples", "Makefile"):
         (folder / name).symlink_to(ROOT / name)
     (folder / ".examples").mkdir()  # what `pip install ./examples/…` would install, for commands that are parsed
+    sys.path += map(str, ROOT.glob("examples/*/src"))  # for those that have several modules
     for file in ROOT.glob("examples/*/src/*/__init__.py"):
         shutil.copyfile(file, folder / ".examples" / f"{file.parent.name}.py")
     for block in blocks():
@@ -113,6 +114,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.chdir(folder)
     yield folder
     os.chdir(before)
+    sys.path[:] = [p for p in sys.path if not p.startswith(str(ROOT / "examples"))]
 
 
 def test_every_pattern_of_not_run_matches_a_command() -> None:

@@ -222,8 +222,8 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:
     elif values[0] <= 0.0:
         cure = (
             "All wrong: use easier tasks, or a model that is sometimes right (algorithm.model). The small model that "
-            "ships with agentrig knows only one prompt format, the one in examples/my_agent.py. `agentrig warmup` makes "
-            "one for your own tasks from a few right answers (docs/how-to/laptop.md)."
+            "ships with agentrig knows only one prompt format, the one in examples/my_agent.py. `agentrig warmup` "
+            "makes one for your own tasks from a few right answers (docs/how-to/laptop.md)."
         )
     else:
         cure = "The same for different answers: does the reward depend on the answer?"

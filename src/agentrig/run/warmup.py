@@ -18,6 +18,7 @@ from agentrig.plan import Plan
 from agentrig.rollouts import Rollout
 from agentrig.run.demonstration_server import Conversation, demonstrating
 from agentrig.run.evaluate import Evaluation, evaluate
+from agentrig.run.setup import ready_hardware
 from agentrig.run.splits import load_splits, task_set
 from agentrig.tasks import Task, fingerprint
 
@@ -208,6 +209,7 @@ def warm_up(
             f"{able[0] if able else 'NAME (none is installed: agentrig-grpo has one)'}.\n"
             "  Any algorithm can train the directory that it writes"
         )
+    ready_hardware(plan)  # before torch is imported: its idle threads must not spin
     found: WarmedUp = spec.warm_up(plan.configs["algorithm"], wanted, turns, log)
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -123,8 +122,6 @@ def warmup(
     from agentrig.demonstrations import WarmUpPlan
     from agentrig.errors import ConfigError
 
-    # Set before torch is imported: idle threads that spin take the cores of the others.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     own = {name: options.pop(name) for name in ("tokenizer", "vocabulary", "context", "minutes", "passes", "lr")}
     own |= {"parameters": int(options.pop("parameters")), "threads": options.pop("threads")}
     given = _shown(words, options)
