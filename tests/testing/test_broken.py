@@ -21,6 +21,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "ladder": lambda t: ["?", *(str(int(t.private["gold"]) + i) for i in (2, 1)), t.private["gold"]],
         },
     ),
+    "adapter": ("adapters.py", {}),
 }
 """The file of each kind's plugins (`fine`, and one named as each check), and the options of its checks."""
 NOT_HERE = {"reward.batch"}

@@ -10,6 +10,7 @@ from agentrig_agent_match import AgentMatch, AgentMatchConfig
 from agentrig import Span, Trace
 from agentrig.errors import ConfigError
 from agentrig.settings import structure
+from agentrig.testing import Check, checks
 from agentrig.traces import LLM_CALL, NODE
 
 
@@ -74,3 +75,8 @@ def test_calls_without_ids_and_failed_calls_give_no_triplet() -> None:
 def test_an_expression_that_does_not_compile_is_refused() -> None:
     with pytest.raises(ConfigError, match="not a regular expression"):
         structure(AgentMatchConfig, {"match": "("}, owner="agent-match", section="adapter")
+
+
+@pytest.mark.parametrize("check", checks("adapter", "agent-match"), ids=str)
+def test_the_kit(check: Check) -> None:
+    check()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from agentrig.testing.adapter import check_adapter
 from agentrig.testing.checks import Check, CheckFailed, ChecksFailed, CheckSkipped, Report, Result
 from agentrig.testing.hardware import check_hardware
 from agentrig.testing.kit import check, checks
@@ -19,6 +20,7 @@ __all__ = [
     "Report",
     "Result",
     "check",
+    "check_adapter",
     "check_hardware",
     "check_reward",
     "check_tasks",

@@ -13,6 +13,7 @@ import pytest
 
 if TYPE_CHECKING:
     from agentrig.testing.scripted import ScriptedServer
+    from agentrig.traces import Trace
 
 
 @pytest.hookimpl(wrapper=True)
@@ -24,6 +25,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
         return (yield)
     except CheckSkipped as skipped:
         pytest.skip(str(skipped))
+
+
+@pytest.fixture
+def recorded_traces() -> dict[str, Trace]:
+    """Traces of small agents of five frameworks, by framework (`agentrig.testing.recorded`)."""
+    from agentrig.testing.recorded import recorded_traces
+
+    return recorded_traces()
 
 
 @pytest.fixture

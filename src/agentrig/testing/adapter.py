@@ -1,0 +1,262 @@
+"""The checks of an adapter."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from agentrig.adapters import Adapter, Triplet, identified, same_tokens, triplet_of
+from agentrig.testing.checks import CheckFailed, Report
+from agentrig.testing.elsewhere import elsewhere
+from agentrig.testing.recorded import recorded_traces
+from agentrig.testing.samples import difference
+from agentrig.testing.subject import Subject
+from agentrig.testing.table import Bench, Table
+from agentrig.traces import Span, Trace
+
+ELSEWHERE_S = 60.0
+"""Seconds for adapting in another process, with its imports."""
+
+
+@attrs.define(kw_only=True, eq=False, slots=False)
+class AdapterBench(Bench):
+    """What the checks of an adapter share.
+
+    Attributes:
+        traces: Name to trace; the recorded ones of five frameworks by default.
+    """
+
+    traces: Mapping[str, Trace] = attrs.field(factory=recorded_traces)
+
+    def adapted(self, adapter: Adapter | None = None) -> dict[str, list[Triplet]]:
+        """Return the triplets of each trace; the adapter gets copies."""
+        made: Adapter = self.made if adapter is None else adapter
+        return {name: list(made(copy.deepcopy(trace))) for name, trace in self.traces.items()}
+
+    def matched(self) -> list[tuple[str, Trace, Triplet, Span | None]]:
+        """Return every triplet with its trace and its call; None if no call has its tokens."""
+        return [
+            (name, trace, triplet, next((call for call in _calls(trace) if call.id == triplet.span_id), None))
+            for (name, trace), triplets in zip(self.traces.items(), self.adapted().values(), strict=True)
+            for triplet in _identified(triplets, trace)
+        ]
+
+
+TABLE = Table("adapter", AdapterBench)
+check = TABLE.check
+
+
+@check(
+    "empty",
+    why="An agent that answers without a call would end its rollout with an exception.",
+    cure="Return an empty list for a trace without spans or without calls.",
+)
+def empty(bench: AdapterBench) -> None:
+    """A trace without calls gives no triplets."""
+    root = Span(id="root", parent=None, name="rollout", start=0.0, end=1.0)
+    for trace in (Trace(rollout_id="empty"), Trace(rollout_id="root", spans=(root,))):
+        found = list(bench.made(trace))
+        if found:
+            raise CheckFailed(f"a trace of {len(trace.spans)} spans and no calls gave {len(found)} triplets")
+
+
+@check(
+    "triplets",
+    why="Each such rollout fails with `adapter-error`, and nothing of it is trained.",
+    cure="Return a list of `agentrig.Triplet`; `agentrig.adapters.triplet_of(call)` makes one.",
+)
+def triplets(bench: AdapterBench) -> None:
+    """It returns a list of triplets for every recorded trace, and raises nothing."""
+    for name, trace in bench.traces.items():
+        found = bench.made(copy.deepcopy(trace))
+        if not isinstance(found, Sequence) or not all(isinstance(t, Triplet) for t in found):
+            raise CheckFailed(f"trace {name}: it returned {found!r:.80}")
+
+
+@check(
+    "keeps-some",
+    why="Nothing is trained: the run stops in its first step.",
+    cure="Compare the names that it matches with those of the trace; `agentrig dev` shows them.",
+    needs=["triplets"],
+)
+def keeps_some(bench: AdapterBench) -> None:
+    """It keeps a call of at least one trace."""
+    if not any(bench.adapted().values()):
+        nodes = sorted(
+            {node for trace in bench.traces.values() for call in _calls(trace) for node in trace.nodes(call)}
+        )
+        raise CheckFailed(f"no triplet of any trace; their nodes: {', '.join(nodes)}")
+
+
+@check(
+    "exact-tokens",
+    why="What is trained is not what was sampled: the importance ratios are wrong.",
+    cure="Copy `prompt_token_ids` and `response_token_ids` whole; tokenize no text again.",
+    needs=["triplets"],
+)
+def exact_tokens(bench: AdapterBench) -> None:
+    """Every triplet has exactly the tokens of one recorded call: none lost, none invented."""
+    for name, trace, triplet, call in bench.matched():
+        if call is None or not same_tokens(call, triplet):
+            near = [c for c in _calls(trace) if c.id == triplet.span_id] or _calls(trace)
+            lengths = [
+                (len(c.attributes["prompt_token_ids"]), len(c.attributes["response_token_ids"])) for c in near[:1]
+            ]
+            raise CheckFailed(
+                f"trace {name}: a triplet of {len(triplet.prompt_ids)} + {len(triplet.response_ids)} tokens equals no "
+                f"call; the nearest has {' + '.join(map(str, lengths[0])) if lengths else 'none'}"
+            )
+
+
+@check(
+    "logprobs",
+    why="Importance ratios are formed with other log-probabilities than those of the sampling policy.",
+    cure="Copy `response_logprobs` whole: one number for each response token, in order.",
+    needs=["triplets"],
+)
+def logprobs(bench: AdapterBench) -> None:
+    """Log-probabilities are those that were recorded, one for each response token."""
+    for name, _, triplet, call in bench.matched():
+        known = call.attributes.get("response_logprobs") if call and same_tokens(call, triplet) else None
+        found = None if triplet.logprobs is None else list(triplet.logprobs)
+        if known is not None and found != list(known):
+            what = "none" if found is None else f"{len(found)}, of which the first is {found[:1]}"
+            raise CheckFailed(f"trace {name}: recorded are {len(known)}, the first {known[:1]}; the triplet has {what}")
+
+
+@check(
+    "once",
+    why="A call that is trained twice has twice the weight of the others.",
+    cure="Return one triplet for each call, with its `span_id`.",
+    needs=["triplets"],
+)
+def once(bench: AdapterBench) -> None:
+    """No call has two triplets."""
+    for name, found in bench.adapted().items():
+        ids = [t.span_id for t in _identified(found, bench.traces[name]) if t.span_id]
+        twice = {i for i in ids if ids.count(i) > 1}
+        free = sum(not t.span_id for t in _identified(found, bench.traces[name]))
+        known = {tuple(c.attributes["response_token_ids"]) for c in _calls(bench.traces[name])}
+        extra = free and all(tuple(t.response_ids) in known for t in found)
+        if twice or extra:
+            raise CheckFailed(f"trace {name}: {len(found)} triplets of {len(_calls(bench.traces[name]))} calls")
+
+
+@check(
+    "failed-calls",
+    why="The tokens of a broken stream, or of another model, would be trained as if the policy had sampled them.",
+    cure="Take the calls of `trace.llm_calls()` and `triplet_of(call)`: they leave failed and foreign calls out.",
+    needs=["triplets"],
+)
+def failed_calls(bench: AdapterBench) -> None:
+    """No call that failed, broke off or went to another server is kept."""
+    for name, _, _, call in bench.matched():
+        if call is not None and triplet_of(call) is None:
+            raise CheckFailed(f"trace {name}: it keeps a call that failed: {call.error}")
+
+
+@check(
+    "accounts",
+    why="Calls vanish from training, and nobody learns why.",
+    cure="Add a method `left_out(trace, call)` that returns the reason for a call that it leaves out, else None.",
+    needs=["triplets"],
+)
+def accounts(bench: AdapterBench) -> None:
+    """Every call that could be trained has a triplet or a reason, and not both."""
+    left_out = getattr(bench.made, "left_out", None)
+    for name, found in bench.adapted().items():
+        trace = bench.traces[name]
+        kept = {t.span_id for t in _identified(found, trace)}
+        for number, call in enumerate(c for c in trace.llm_calls() if triplet_of(c) is not None):
+            reason = left_out(trace, call) if left_out is not None else None
+            if not reason and call.id not in kept:
+                raise CheckFailed(f"trace {name}: call {number} has no triplet and no reason")
+            if reason and call.id in kept:
+                raise CheckFailed(f"trace {name}: call {number} has a triplet, and left_out returns {reason!r}")
+
+
+@check(
+    "same-twice",
+    why="A replay of a step trains on other data than the step did.",
+    cure="Keep no state between traces, and use no random numbers.",
+    needs=["triplets"],
+)
+def same_twice(bench: AdapterBench) -> None:
+    """The same traces give the same triplets again, also from an adapter that is built again."""
+    first = bench.adapted()
+    for how, second in (("again", bench.adapted()), ("built again", bench.adapted(bench.subject.build()))):
+        different = difference(_plain(first), _plain(second))
+        if different:
+            raise CheckFailed(f"{how}: {different}")
+
+
+@check(
+    "other-process",
+    why="A replay, or another machine, trains on other data.",
+    cure="Use no `hash()` of a text and no order of a set.",
+    needs=["same-twice"],
+)
+def other_process(bench: AdapterBench) -> None:
+    """A process with another hash seed gives the same triplets."""
+    there = elsewhere(_adapted_there, bench.subject.sendable(), dict(bench.traces), deadline_s=ELSEWHERE_S)
+    different = difference(_plain(bench.adapted()), there)
+    if different:
+        raise CheckFailed(f"here and in another process: {different}")
+
+
+@check(
+    "leaves-trace",
+    why="The report, the ledger and the guards read the same trace after the adapter.",
+    cure="Copy what you change: `dict(span.attributes)`, `list(ids)`.",
+    needs=["triplets"],
+)
+def leaves_trace(bench: AdapterBench) -> None:
+    """It does not change the trace."""
+    for name, trace in bench.traces.items():
+        given = copy.deepcopy(trace)
+        bench.made(given)
+        for before, after in zip(trace.spans, given.spans, strict=True):
+            different = difference(attrs.asdict(before), attrs.asdict(after))
+            if different:
+                raise CheckFailed(f"trace {name}, span {before.name}: {different}")
+
+
+def _calls(trace: Trace) -> list[Span]:
+    """Return the calls with token ids, failed ones too."""
+    return [s for s in trace.spans if s.attributes.get("response_token_ids")]
+
+
+def _identified(found: Sequence[Triplet], trace: Trace) -> list[Triplet]:
+    """Return the triplets with the ids of their calls; failed calls count too."""
+    every = Trace(rollout_id=trace.rollout_id, spans=[attrs.evolve(s, error=None) for s in trace.spans])
+    return identified(found, every)
+
+
+def _plain(found: Mapping[str, Sequence[Triplet]]) -> dict[str, Any]:
+    rows = {name: [attrs.asdict(t) for t in triplets] for name, triplets in found.items()}
+    return {name: [{k: _listed(v) for k, v in row.items()} for row in each] for name, each in rows.items()}
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _adapted_there(subject: Subject, traces: Mapping[str, Trace]) -> dict[str, Any]:
+    """Adapt in the other process."""
+    return _plain(AdapterBench(subject=subject, traces=traces).adapted())
+
+
+def check_adapter(
+    subject: Any, *, settings: Any = None, only: Sequence[str] | None = None, raise_failed: bool = True, **options: Any
+) -> Report:
+    """Run the checks of an adapter; see `agentrig.testing.check`, and `AdapterBench` for the options.
+
+    Example:
+        ```python
+        check_adapter("agent-match", settings={"match": "write|solve"})
+        ```
+    """
+    return TABLE.check_all(subject, settings, only, raise_failed, options)
