@@ -6,13 +6,14 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
 from agentrig.errors import ConfigError, nearest
 from agentrig.plugins import auto_server, observing, own_runners
 from agentrig.plugins.building import built
+from agentrig.plugins.ranges import check_required
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
 from agentrig.secrets import sources
@@ -63,6 +64,7 @@ class Plan:
         runners: The config object of the kind `runners`; a command may have changed it.
         reasons: Kind to why `auto` chose this component, for those that it chose and gives a reason for.
         observers: The observers that `[observer]` names, each with its config object, in that order.
+        requires: The plugins that `[plugins] require` names; all of them are there.
     """
 
     recipe: str
@@ -73,6 +75,7 @@ class Plan:
     registry: Registry
     reasons: Mapping[str, str] = attrs.field(factory=dict)
     observers: observing.Observers = ()
+    requires: Sequence[str] = ()
 
     def build(self, kind: str) -> Any:
         """Build the selected component of a kind; its heavy imports happen here.
@@ -102,13 +105,24 @@ class Plan:
             sections[kind] = {"use": use, **sources(attrs.asdict(self.config(kind)))}
         if self.observers:
             sections[observing.SECTION] = observing.written(self.observers, self.registry)
+        if self.requires:
+            sections["plugins"] = {"require": list(self.requires)}
         return sections
 
 
-OWN_SECTIONS: Mapping[str, type] = {"run": RunSettings, "runners": RunnerSettings}
+@attrs.frozen(kw_only=True)
+class PluginSettings:
+    """Section `[plugins]`: which plugins a run needs."""
+
+    require: list[str] = setting(
+        list, help="plugins or distributions with version ranges (agentrig-exact>=1.2), checked before the run starts"
+    )
+
+
+OWN_SECTIONS: Mapping[str, type] = {"run": RunSettings, "runners": RunnerSettings, "plugins": PluginSettings}
 """The sections with keys of agentrig's own; `[runners]` also has those of the runners that it names."""
 
-SECTIONS = ("run", *RUN_KINDS, observing.SECTION)
+SECTIONS = ("run", *RUN_KINDS, observing.SECTION, "plugins")
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
@@ -234,10 +248,14 @@ def resolve(
     registry = load(
         block=_strings(wanted, "block"), files=[*_strings(wanted, "plugins"), *files], strict=strict_plugins
     )
+    needed = {**own.get("plugins", {}), **{key: value for section, key, value in parsed if section == "plugins"}}
+    _check_required(needed, registry)  # before anything is looked up in these plugins
 
     sources: list[Mapping[str, Mapping[str, Any]]] = []
     if base:
-        sources.append(registry.get(RecipeSpec, base).settings)
+        recipe = registry.find(RecipeSpec.kind, base)
+        registry.use(recipe)
+        sources.append(cast(RecipeSpec, recipe.spec).settings)
     sources.append(own)
     sources += [{kind: {"use": use}} for kind, use in (uses or {}).items() if use is not None]
     sources += [{section: {key: value}} for section, key, value in parsed]
@@ -253,14 +271,16 @@ def resolve(
     def elsewhere(key: str) -> str:
         return _elsewhere(key, merged, registry)
 
+    plugins = _check_required(merged["plugins"], registry)
     if observers:
         merged[observing.SECTION]["use"] = list(dict.fromkeys([*observing.used(merged[observing.SECTION]), *observers]))
     run = structure(RunSettings, merged["run"], owner="a run", section="run", elsewhere=elsewhere)
     if run.audit:
-        registry.find("reward", run.audit)
+        registry.use(registry.find("reward", run.audit))
 
     def select(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
         component = registry.find(kind, use)
+        registry.use(component)
         owner = f"{use} ({component.distribution} {component.version})"
         return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=elsewhere)
 
@@ -317,7 +337,15 @@ def resolve(
         registry=registry,
         reasons=reasons,
         observers=observing.selected(merged[observing.SECTION], registry, elsewhere),
+        requires=tuple(plugins.require),
     )
+
+
+def _check_required(keys: Mapping[str, Any], registry: Registry) -> PluginSettings:
+    """Return the settings of `[plugins]`, once all that they require is there."""
+    settings = structure(PluginSettings, keys, owner="a run", section="plugins")
+    check_required(settings.require, registry.plugins)
+    return settings
 
 
 def _nth(chosen: Callable[[str], tuple[Any, ...]], kind: str, n: int) -> Any:

@@ -169,10 +169,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_component_shows_its_settings(toy_file: str) -> None:
     result = invoke("plugins", "--plugin", toy_file, "show", "toy-number", "--json")
     (shown,) = json.loads(result.stdout)
-    assert shown["settings"]["steps"] == {"type": "int", "default": 3, "help": "training steps"}
+    assert shown["settings"]["steps"] == {"type": "int", "default": 3, "range": ">= 0", "help": "training steps"}
     assert shown["settings"]["endpoint"]["default"] == "required"
     text = invoke("plugins", "--plugin", toy_file, "show", "toy-number").stdout
-    assert "steps = 3  (int)  training steps" in text
+    assert "steps = 3  (int, >= 0)  training steps" in text
 
 
 @pytest.mark.parametrize(("section", "key"), [("run", "failure_limit"), ("runners", "deadline_s")])

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import attrs
 
+from agentrig.plugins.ranges import outside
 from agentrig.plugins.specs import Spec
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class PluginInfo:
         name: The entry point's name, or the file's stem; what `AGENTRIG_BLOCK` blocks (so does `distribution`).
         status: `ok`, `failed` (see `error`; other plugins still work) or `blocked` (never imported).
         origin: The module, or the file, that it was loaded from.
+        declared: The range of agentrig that its distribution requires; '' if it names none.
         observes: The hooks `on_*` that it implements itself: every run calls them.
     """
 
@@ -48,6 +50,16 @@ class PluginInfo:
     error: str | None = None
     components: Sequence[Component] = ()
     observes: Sequence[str] = ()
+    declared: str = ""
+
+    @property
+    def unsuited(self) -> str:
+        """Why this plugin may not work with this agentrig, and what to do; '' if it is made for it."""
+        version = outside(self.declared)
+        return version and (
+            f"plugin {self.name} ({self.distribution} {self.version}) is made for agentrig{self.declared}, and this is "
+            f"agentrig {version}: install a version of {self.distribution} for this one"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entry of `agentrig plugins --json`."""
@@ -59,5 +71,7 @@ class PluginInfo:
             "origin": self.origin,
             "error": self.error,
             "observes": list(self.observes),
+            "agentrig": self.declared or None,
+            "warning": self.unsuited or None,
             "components": [{"kind": c.kind, "name": c.spec.name, "summary": c.spec.summary} for c in self.components],
         }

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -18,6 +19,8 @@ from agentrig.errors import PluginError, place_of
 from agentrig.lightning_import import skip_litellm
 from agentrig.plugins import hookspecs
 from agentrig.plugins.components import Component, PluginInfo
+from agentrig.plugins.ranges import declared as declared_range
+from agentrig.plugins.ranges import outside
 from agentrig.plugins.registry import BLOCK_VARIABLE, Registry, _misspelled, _specs
 from agentrig.plugins.specs import KINDS
 
@@ -51,7 +54,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
     Args:
         block: Plugin or distribution names that are not imported; `AGENTRIG_BLOCK` adds to them.
         files: Python files that are plugins too (a user's own agent in one file).
-        strict: Raise for the first plugin that fails instead of continuing without it.
+        strict: Raise for the first plugin that fails, or that is made for another agentrig, instead of continuing.
 
     Raises:
         PluginError: With `strict`, or when one of `files` cannot be loaded.
@@ -62,9 +65,27 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
     blocked = blocked_names(block)
     plugins: list[PluginInfo] = []
 
-    def add(name: str, dist: str, version: str, origin: str, importer: Callable[[], Any], *, required: bool) -> None:
+    def add(
+        name: str,
+        dist: str,
+        version: str,
+        origin: str,
+        importer: Callable[[], Any],
+        *,
+        required: bool,
+        made_for: Callable[[], str] = str,
+    ) -> None:
+        declared = ""
+
         def info(status: Literal["ok", "failed", "blocked"], **more: Any) -> PluginInfo:
-            return PluginInfo(name=name, distribution=dist, version=version, status=status, origin=origin, **more)
+            about: dict[str, Any] = {
+                "name": name,
+                "distribution": dist,
+                "version": version,
+                "origin": origin,
+                "declared": declared,
+            }
+            return PluginInfo(status=status, **about, **more)
 
         if name in blocked or dist in blocked:
             plugins.append(info("blocked"))
@@ -72,6 +93,9 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
         try:
             if manager.has_plugin(name):
                 raise PluginError(f'another plugin is also called "{name}"; rename one of the entry points')
+            declared = made_for()
+            if strict and (unsuited := info("ok").unsuited):
+                raise PluginError(f"{unsuited}, or leave --strict-plugins out")
             manager.register(importer(), name=name)
             unknown = _misspelled(manager, name)
             if unknown:
@@ -86,6 +110,8 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
             if strict or required:
                 raise PluginError(f"plugin {name} ({dist} {version}, {origin}) failed to load: {text}") from error
             log.debug("plugin %s failed to load", name, exc_info=True)
+            if outside(declared):
+                text += f" (it is made for agentrig{declared}, and this is {outside(declared)})"
             plugins.append(info("failed", error=text))
 
     for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda e: (e.name != "core", e.name)):
@@ -97,6 +123,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
             point.value,
             point.load,
             required=False,
+            made_for=partial(declared_range, dist) if dist else str,
         )
     for file in files:
         path = Path(file)

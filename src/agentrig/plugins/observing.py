@@ -68,6 +68,7 @@ def selected(keys: Mapping[str, Any], registry: Registry, elsewhere: Callable[[s
     found: dict[str, tuple[Component, Any]] = {}
     for name in names:
         component = registry.find(SECTION, name)
+        registry.use(component)
         reference = registry.reference(component)
         if reference in found:
             raise ConfigError(f"[{SECTION}] use names {reference} twice; leave one of them out")

@@ -29,6 +29,7 @@ class Registry:
         self._manager = manager
         self.plugins = tuple(plugins)
         self.observer_errors: Counter[str] = Counter()
+        self._warned: set[str] = set()
         self._watchers: dict[str, object] = {}
         self._watched = True
 
@@ -78,6 +79,13 @@ class Registry:
             if sum(c.answers_to(name) for c in alike) == 1:
                 return name
         return f"{component.plugin}:{component.spec.name}"
+
+    def use(self, component: Component) -> None:
+        """Warn, once, if a component that is about to be used comes from a plugin for another agentrig."""
+        plugin = next((p for p in self.plugins if p.name == component.plugin), None)
+        if plugin is not None and plugin.name not in self._warned and plugin.unsuited:
+            self._warned.add(plugin.name)
+            log.warning("%s", plugin.unsuited)
 
     def get(self, kind: type[S], name: str) -> S:
         """Return the spec of that class and name; see `find` for the errors."""

@@ -21,6 +21,9 @@ from effects import (
 TABLES: Mapping[str, Mapping[str, Flip | Elsewhere]] = {
     "run": {**run.TABLE, **grpo_runs.RUN_TABLE},
     "runners": runners.TABLE,
+    "plugins": {
+        "require": Elsewhere("tests/plugins/test_ranges.py::test_a_run_file_requires_plugins", "it needs packages"),
+    },
     "agent.langgraph-sql": agent.TABLE,
     **tasks.TABLES,
     **hardware.TABLES,
