@@ -127,7 +127,7 @@ def test_a_registry_gives_a_new_index(registry: Registry, tmp_path: Path, html: 
         "agentrig-chess 1.0\n    The package agentrig-chess.\n    agentrig<0.3,>=0.2  https://example.org/chess\n"
     )
     assert "Go. [31m Red" in search("go").stdout
-    assert search("spider").exit_code == 1  # the new index takes the place of the one that ships
+    assert search("spider").exit_code == 1  # the new index replaces the one that ships
     assert len(registry.asked) == before, "only --refresh asks"
 
 
