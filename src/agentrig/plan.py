@@ -13,7 +13,7 @@ import attrs
 from agentrig.errors import ConfigError, nearest
 from agentrig.plugins import auto_server, observing, own_runners
 from agentrig.plugins.building import built
-from agentrig.plugins.ranges import check_required
+from agentrig.plugins.required import check_required
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
 from agentrig.secrets import sources
