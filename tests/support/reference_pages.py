@@ -161,7 +161,8 @@ def configuration() -> str:
         "keys of any component, those of other people's plugins included.",
         "",
     ]
-    lines += ["## `[run]`", "", *rows(head, keys(OWN_SECTIONS["run"]))]
+    for name in ("run", "plugins"):
+        lines += [f"## `[{name}]`", "", *rows(head, keys(OWN_SECTIONS[name]))]
     for kind, those in components().items():
         shared = keys(OWN_SECTIONS[kind]) if kind in OWN_SECTIONS else []
         lines += [f"## `[{kind}]`", "", *(["All of them have these keys.", "", *rows(head, shared)] if shared else [])]
