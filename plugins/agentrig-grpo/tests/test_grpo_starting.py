@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def made(folder: Path, turns: Any = TURNS, **more: Any) -> WarmedUp:
 def test_a_new_model_learns_its_demonstrations_in_one_thread(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     try:
-        found = made(tmp_path / "a", passes=150.0, lr=5e-3)
+        found = made(tmp_path / "a", passes=300.0, lr=5e-3)
         assert torch.get_num_threads() == 1
         short = [made(tmp_path / name, passes=3.0).losses for name in ("b", "c")]
     finally:
@@ -65,6 +66,10 @@ def test_tokenizers_write_any_text_and_calls_of_tools(tmp_path: Path) -> None:
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
         example = encode(tokenizer, Turn(messages=messages, tools=tools, reply=Reply(tool_calls=[call])))
         reply = tokenizer.decode(example.response_ids)
+        form = Chat(tokenizer).tool_form
+        assert not isinstance(form, str)
+        (read,) = form.read(reply.removesuffix("<|end|>"), tools).calls
+        assert (read.name, json.loads(read.arguments)) == (call["name"], call["arguments"])
         assert reply == '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call><|end|>'
         prompt = tokenizer.decode(example.prompt_ids)
         assert (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.context import context_of
 from agentrig_grpo.naming import model_directory, shipped
 from agentrig_grpo.own_tokenizer import save_trained
+from agentrig_grpo.server.chat import Chat
 
 WIDTHS = (64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768)
 """Hidden sizes of new models."""
@@ -52,7 +54,8 @@ def make_start(config: GrpoConfig, plan: WarmUpPlan, turns: Sequence[Turn], log:
     else:
         source = found_model(plan.model)
         tokenizer = checkpoint.load_tokenizer(source)
-    examples = [encode(tokenizer, turn) for turn in turns]
+    chat = Chat(tokenizer)
+    examples = [encode(tokenizer, turn, chat) for turn in turns]
     longest = max(len(e.prompt_ids) + len(e.response_ids) for e in examples)
     tokens = sum(len(e.prompt_ids) + len(e.response_ids) for e in examples)
     if plan.model == "new":
@@ -108,30 +111,41 @@ def found_model(name: str) -> Path:
         ) from error
 
 
-def encode(tokenizer: Any, turn: Turn) -> warmup.Example:
-    """Return a turn's prompt and reply as token ids, as the server `embedded` would read and write them.
+def encode(tokenizer: Any, turn: Turn, chat: Chat | None = None) -> warmup.Example:
+    """Return a turn's prompt and reply as token ids, as the server `embedded` reads and writes them.
+
+    Args:
+        tokenizer: With a chat template.
+        turn: The call and its reply.
+        chat: The server's view of the tokenizer, for several turns; None to make one.
 
     Raises:
         ConfigError: The tokenizer's chat template refuses the messages, or can't write calls of tools.
     """
-    tools = list(turn.tools) or None
+    chat = Chat(tokenizer) if chat is None else chat
+    tools = list(turn.tools)
     messages = [_message(m) for m in turn.messages]
     try:
-        prompt = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
-        text = turn.reply.content
-        if turn.reply.tool_calls:
-            said = [*messages, _spoken(turn.reply)]
-            whole = tokenizer.apply_chat_template(said, tools=tools, add_generation_prompt=False, tokenize=False)
-            if not whole.startswith(prompt):
-                raise ConfigError("the chat template writes a reply with calls of tools otherwise than its prompt")
-            text = whole[len(prompt) :].rstrip().removesuffix(tokenizer.eos_token)
-    except ConfigError:
-        raise
-    except Exception as error:  # a template can raise anything, and does so about these messages
-        raise ConfigError(f"the model's chat template refuses the agent's messages: {error}") from error
-    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        prompt: Any = chat.prompt_ids(messages, tools=tools)
+    except ValueError as error:
+        raise ConfigError(f"the model can't read what the agent sends: {error}") from error
+    text = turn.reply.content
+    if turn.reply.tool_calls:
+        if isinstance(chat.tool_form, str):
+            raise ConfigError(chat.tool_form)
+        text = _written(tokenizer, messages, tools, turn.reply)
     reply = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return warmup.Example(ids, [*reply, tokenizer.eos_token_id])
+    return warmup.Example(prompt, [*reply, tokenizer.eos_token_id])
+
+
+def _written(tokenizer: Any, messages: Sequence[Any], tools: Sequence[Any], reply: Reply) -> str:
+    """Return a reply with calls of tools as the chat template writes it, without the end of the turn."""
+    render = partial(tokenizer.apply_chat_template, tools=tools or None, tokenize=False)
+    prompt = str(render(messages, add_generation_prompt=True))
+    whole = str(render([*messages, _spoken(reply)], add_generation_prompt=False))
+    if not whole.startswith(prompt):
+        raise ConfigError("the model's chat template changes the prompt once the reply with calls of tools is there")
+    return whole[len(prompt) :].rstrip().removesuffix(tokenizer.eos_token)
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
