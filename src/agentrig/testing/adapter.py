@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -35,6 +36,11 @@ class AdapterBench(Bench):
         """Return the triplets of each trace; the adapter gets copies."""
         made: Adapter = self.made if adapter is None else adapter
         return {name: list(made(copy.deepcopy(trace))) for name, trace in self.traces.items()}
+
+    @cached_property
+    def there(self) -> Any:
+        """The triplets in another process, as plain values; a text if they are none."""
+        return elsewhere(_adapted_there, self.subject.sendable(), dict(self.traces), deadline_s=ELSEWHERE_S)
 
     def matched(self) -> list[tuple[str, Trace, Triplet, Span | None]]:
         """Return every triplet with its trace and its call; None if no call has its tokens."""
@@ -69,7 +75,8 @@ def empty(bench: AdapterBench) -> None:
     cure="Return a list of `agentrig.Triplet`; `agentrig.adapters.triplet_of(call)` makes one.",
 )
 def triplets(bench: AdapterBench) -> None:
-    """It returns a list of triplets for every recorded trace, and raises nothing."""
+    """It returns a list of triplets for every recorded trace, raises nothing, and does not end its process."""
+    _ = bench.there  # first where it can end nothing else
     for name, trace in bench.traces.items():
         found = bench.made(copy.deepcopy(trace))
         if not isinstance(found, Sequence) or not all(isinstance(t, Triplet) for t in found):
@@ -201,7 +208,9 @@ def same_twice(bench: AdapterBench) -> None:
 )
 def other_process(bench: AdapterBench) -> None:
     """A process with another hash seed gives the same triplets."""
-    there = elsewhere(_adapted_there, bench.subject.sendable(), dict(bench.traces), deadline_s=ELSEWHERE_S)
+    there = bench.there
+    if isinstance(there, str):
+        raise CheckFailed(there)
     different = difference(_plain(bench.adapted()), there)
     if different:
         raise CheckFailed(f"here and in another process: {different}")
@@ -244,9 +253,12 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _adapted_there(subject: Subject, traces: Mapping[str, Trace]) -> dict[str, Any]:
+def _adapted_there(subject: Subject, traces: Mapping[str, Trace]) -> Any:
     """Adapt in the other process."""
-    return _plain(AdapterBench(subject=subject, traces=traces).adapted())
+    found = AdapterBench(subject=subject, traces=traces).adapted()
+    if not all(isinstance(t, Triplet) for triplets in found.values() for t in triplets):
+        return "it returned something else than triplets"
+    return _plain(found)
 
 
 def check_adapter(

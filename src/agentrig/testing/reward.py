@@ -127,6 +127,12 @@ class RewardBench(Bench):
         return [*zip(self.rows, golds, strict=True), *zip(self.rows, shifted, strict=True)]
 
     @cached_property
+    def there(self) -> list[Score]:
+        """The scores of `plain` in another process."""
+        sent = self.subject.sendable(), self.plain, self.budget_s
+        return elsewhere(_scored_there, *sent, deadline_s=ELSEWHERE_S)
+
+    @cached_property
     def tells_apart(self) -> bool:
         """Whether it gives right answers more than those of other tasks; False too if no right answer is known."""
         try:
@@ -166,9 +172,10 @@ check = TABLE.check
     cure="Return `Score.ok(value)`; for what is not the answer's fault `Score.invalid(reason)`. Catch what you expect.",
 )
 def scores(bench: RewardBench) -> None:
-    """It returns a `Score` for ordinary answers, and raises nothing."""
+    """It returns a `Score` for ordinary answers, raises nothing, and does not end its process."""
     if getattr(bench.made, "takes_own_reward", False):
         raise CheckSkipped("the agent computes this reward: there is no answer to judge")
+    _ = bench.there  # first where it can end nothing else
     for (task, answer), score in zip(bench.plain, bench.scores(bench.plain), strict=True):
         if _reason(score).startswith(RAISED):
             raise CheckFailed(f"task {task.id}, answer {answer!r:.60}: {_reason(score)}")
@@ -195,8 +202,7 @@ def same_twice(bench: RewardBench) -> None:
 )
 def other_process(bench: RewardBench) -> None:
     """A process with another hash seed and another current folder gives the same scores."""
-    sent = bench.subject.sendable(), bench.plain, bench.budget_s
-    _compare(bench, "here and in another process", elsewhere(_scored_there, *sent, deadline_s=ELSEWHERE_S))
+    _compare(bench, "here and in another process", bench.there)
 
 
 @check(

@@ -11,7 +11,11 @@ import attrs
 
 from agentrig.errors import ConfigError, nearest
 from agentrig.testing.checks import Check, CheckSkipped, Report
+from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.subject import Subject, subject_of
+
+LOADS_S = 30.0
+"""Seconds that a plugin file may take to load and to build."""
 
 LOADS = "loads"
 """The first check of every kind; without it no other check can run."""
@@ -81,6 +85,8 @@ class Table(Generic[B]):
         self._declared: dict[str, Declared[B]] = {}
 
         def loads(bench: B) -> None:
+            if bench.subject.file is not None:  # its code has not run in this process yet, and may end it
+                elsewhere(_loaded_there, bench.subject.sendable(), builds, deadline_s=LOADS_S)
             _ = bench.made if builds else bench.subject.config
 
         self._add(
@@ -190,13 +196,17 @@ class Table(Generic[B]):
                 bench._done[name] = self._attempt(self._declared[name], bench)
             error = bench._done[name]
             if error is not None:
-                how = f"was skipped: {error}" if isinstance(error, CheckSkipped) else "failed"
-                return CheckSkipped(f"it needs {name}, which {how}")
+                return error if isinstance(error, CheckSkipped) else CheckSkipped(f"it needs {name}, which failed")
         try:
             declared.run(bench)
         except (Exception, SystemExit) as error:
             return error
         return None
+
+
+def _loaded_there(subject: Subject, builds: bool) -> None:
+    """Load and build in the other process."""
+    _ = subject.made if builds else subject.config
 
 
 def _matches(name: str, wanted: str) -> bool:
