@@ -1,20 +1,15 @@
 """The server `embedded` under the contract of `agentrig.servers`: start, weights, sleep, end, crash."""
 
-import os
-import signal
-import time
-
 import httpx
-import psutil
 import pytest
-import torch
 from agentrig_grpo import register_servers
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.server.embedded import Embedded
 from proof_runs import ProofSession, run
 
 from agentrig.hardware import Cpu, CpuConfig
-from agentrig.servers import ServerError, ServerPlan
+from agentrig.servers import ServerPlan
+from agentrig.testing import checks
 
 CPU = Cpu(config=CpuConfig(threads=2))
 
@@ -41,28 +36,16 @@ def test_the_plan_and_the_keys_reach_the_process(server, model_dir):
     (endpoint,) = server.endpoints
     assert (server.context, server.dtype, endpoint.model) == (96, "float32", "policy")
     assert endpoint.token_ids
-    assert not endpoint.sampling
+    assert server.held() is None, "the digests come with its answers"
     settings = server.process.settings
     assert (settings.slots, settings.threads, settings.seed, settings.share) == (4, 1, 3, 0.25)
     assert Embedded(EmbeddedConfig(), plan_of(model_dir, share=0.5)).process.settings.share == 0.5
     assert Embedded(EmbeddedConfig(threads=2), plan_of(model_dir)).process.settings.threads == 2
 
 
-def test_it_takes_weights_and_names_their_version(server, make_model):
-    (endpoint,) = server.endpoints
-    before = ask(endpoint, temperature=0)["choices"][0]["message"]["content"]
-    server.take(iter(make_model(seed=11).state_dict().items()), 7)
-    after = ask(endpoint, temperature=0)
-    assert after["system_fingerprint"] == "v7"
-    assert after["choices"][0]["message"]["content"] != before
-    assert server.held() is None, "the digests come with its answers"
-
-
-def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(server):
-    with pytest.raises(ServerError, match=r"refuses its new weights \(version 2\): .*is missing"):
-        server.take([("model.norm.weight", torch.ones(3))], 2)
-    assert ask(server.endpoints[0])["system_fingerprint"] == "v0"
-    server.check()
+@pytest.mark.parametrize("check", checks("server", "embedded", settings={"batch": 4, "threads": 1}), ids=str)
+def test_the_kit(check):
+    check()
 
 
 def test_sleep_frees_the_kept_prompts(server):
@@ -76,26 +59,6 @@ def test_sleep_frees_the_kept_prompts(server):
     server.wake()
     ask(server.endpoints[0])
     assert prefills() == 2
-
-
-def test_a_dead_server_is_named_with_the_end_of_its_log(server):
-    os.kill(server.process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while psutil.pid_exists(server.process.pid) and time.monotonic() < deadline:
-        try:
-            server.check()
-        except ServerError as error:
-            assert "the LLM server has died (exit status -9)" in str(error)  # noqa: PT017
-            break
-    with pytest.raises(ServerError, match=r"the LLM server has died"):
-        server.take([], 1)
-
-
-def test_nothing_is_left_after_its_end(model_dir):
-    with Embedded(EmbeddedConfig(), plan_of(model_dir)) as server:
-        pid = server.process.pid
-        assert psutil.pid_exists(pid)
-    assert not psutil.pid_exists(pid)
 
 
 def test_auto_selects_it_only_if_no_other_server_can_be_used():

@@ -11,6 +11,7 @@ from agentrig.testing.checks import Check, CheckFailed, ChecksFailed, CheckSkipp
 from agentrig.testing.hardware import check_hardware
 from agentrig.testing.kit import check, checks
 from agentrig.testing.reward import check_reward
+from agentrig.testing.server import check_server
 from agentrig.testing.tasks import check_tasks
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "check_agent",
     "check_hardware",
     "check_reward",
+    "check_server",
     "check_tasks",
     "checks",
 ]

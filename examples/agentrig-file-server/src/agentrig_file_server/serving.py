@@ -39,6 +39,9 @@ class Policy:
             missing = set(self.model.state_dict()) - set(state) - self._tied
             if missing:
                 raise ValueError(f"{sorted(missing)[0]} is missing")
+            odd = [name for name, tensor in state.items() if not tensor.isfinite().all()]
+            if odd:
+                raise ValueError(f"{odd[0]} holds NaN or infinity")
             self.model.load_state_dict(state, strict=False)
             self.version = version
 
@@ -48,12 +51,18 @@ class Policy:
             return digests((name, t) for name, t in self.model.state_dict().items() if name not in self._tied)
 
     @torch.no_grad()
-    def answer(self, ids: Sequence[int], fields: dict[str, Any]) -> tuple[list[int], list[float], str, int]:
+    def answer(
+        self, ids: Sequence[int], fields: dict[str, Any], index: int = 0
+    ) -> tuple[list[int], list[float], str, int]:
         """Sample after token ids; return tokens, their log-probabilities, why they end, and the weights' version."""
+        stops = fields.get("stop") or []
+        stops = [stops] if isinstance(stops, str) else stops
         with self._lock:
             most = min(fields.get("max_tokens") or self.context, self.context - len(ids))
             temperature, top_p = float(fields.get("temperature", 1.0)), float(fields.get("top_p", 1.0))
-            generator = torch.Generator().manual_seed(hash((fields.get("seed"), self.version, tuple(ids))) % 2**63)
+            generator = torch.Generator().manual_seed(
+                hash((fields.get("seed"), index, self.version, tuple(ids))) % 2**63
+            )
             if fields.get("seed") is None:
                 generator.seed()
             tokens: list[int] = []
@@ -66,10 +75,15 @@ class Policy:
                 token = int(_nucleus(found, top_p, generator)) if temperature else int(found.argmax())
                 tokens.append(token)
                 logprobs.append(float(found[token]))
-                if token in self._eos:
+                if token in self._eos or (stops and _first(stops, self.text(tokens)) is not None):
                     return tokens, logprobs, "stop", self.version
                 given = torch.tensor([[token]])
             return tokens, logprobs, "length", self.version
+
+    def text(self, tokens: Sequence[int], stops: Sequence[str] = ()) -> str:
+        """Return the text of tokens, up to the first stop string."""
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return text[: _first(stops, text)]
 
     @torch.no_grad()
     def score(self, ids: Sequence[int]) -> list[Any]:
@@ -78,6 +92,11 @@ class Policy:
             logits = self.model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float()
         logp = torch.log_softmax(logits, -1)
         return [None, *({str(t): {"logprob": float(logp[i, t])}} for i, t in enumerate(ids[1:]))]
+
+
+def _first(stops: Sequence[str], text: str) -> int | None:
+    """Return where the first stop string begins, or None."""
+    return min((at for at in map(text.find, stops) if at >= 0), default=None)
 
 
 def _nucleus(logp: torch.Tensor, top_p: float, generator: torch.Generator) -> torch.Tensor:
@@ -101,14 +120,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """List the model."""
+        if self._refused():
+            return
         self._send(200, {"object": "list", "data": [{"id": self.policy.name, "object": "model"}]})
 
     def do_POST(self) -> None:
         """Answer a completion."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.headers.get("Authorization") != f"Bearer {self.key}":
-            self._send(401, {"error": {"message": "the key is missing or wrong"}})
-        elif self.path == "/v1/chat/completions":
+        if self._refused():
+            return
+        if self.path == "/v1/chat/completions":
             text = self.policy.tokenizer.apply_chat_template(
                 body["messages"], tokenize=False, add_generation_prompt=True
             )
@@ -118,6 +139,13 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._send(404, {"error": {"message": f"there is no {self.path}"}})
 
+    def _refused(self) -> bool:
+        """Answer 401 to a request without the key."""
+        if self.headers.get("Authorization") == f"Bearer {self.key}":
+            return False
+        self._send(401, {"error": {"message": "the key is missing or wrong"}})
+        return True
+
     def _complete(self, body: dict[str, Any], ids: list[int], *, chat: bool) -> None:
         policy = self.policy
         if len(ids) >= policy.context:
@@ -126,8 +154,9 @@ class Handler(BaseHTTPRequestHandler):
             return
         choices, version = [], policy.version
         for index in range(int(body.get("n") or 1)):
-            tokens, logprobs, finish, version = policy.answer(ids, body)
-            text = policy.tokenizer.decode(tokens, skip_special_tokens=True)
+            tokens, logprobs, finish, version = policy.answer(ids, body, index)
+            stops = body.get("stop") or []
+            text = policy.text(tokens, [stops] if isinstance(stops, str) else stops)
             choice: dict[str, Any] = {"index": index, "finish_reason": finish, "token_ids": tokens}
             if chat:
                 choice["message"] = {"role": "assistant", "content": text}
