@@ -24,7 +24,7 @@ from agentrig.processes.families import marked
 from agentrig.servers import Server, ServerPlan
 from agentrig.testing.checks import CheckFailed, CheckSkipped
 from agentrig.testing.policy import Part, Policy
-from agentrig.testing.table import Bench
+from agentrig.testing.table import Bench, Table
 from agentrig.testing.tiny_model import make_tiny_model
 
 NAME = "policy"
@@ -267,6 +267,9 @@ class ServerBench(Bench):
                 f"token {at + 1} of {len(far)} has log-probability {reply.logprobs[at]:.4f}, and transformers computes "
                 f"{own[at]:.4f} with the same weights; {self.tolerance:g} are allowed"
             )
+
+
+TABLE = Table("server", ServerBench)
 
 
 def listening(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""The checks of a server's end: with its run, after a kill, and what is left; they join the table of `server`."""
+"""The checks of a server's end: with its run, after a kill, and what is left."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import sys
 import psutil
 
 from agentrig.servers import ServerError
+from agentrig.testing import server_weights as server_weights  # whose checks come first
 from agentrig.testing.checks import CheckFailed, CheckSkipped
-from agentrig.testing.server import TABLE
-from agentrig.testing.server_bench import MARK, ServerBench, left, listening
+from agentrig.testing.server_bench import MARK, TABLE, ServerBench, left, listening
 from agentrig.testing.server_child import CODE
 
 CLOSE_S = 5.0
