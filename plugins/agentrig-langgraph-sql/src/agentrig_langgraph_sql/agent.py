@@ -12,6 +12,7 @@ from agentrig_langgraph_sql.prompts import PRESETS, Prompts
 from agentrig_langgraph_sql.schema import STYLES
 
 if TYPE_CHECKING:
+    from agentrig.demonstrations import Demonstrate
     from agentrig_langgraph_sql.graph import Graph
 
 
@@ -127,6 +128,12 @@ def _mermaid(config: SqlAgentConfig) -> str:
     return mermaid(_build_graph(config))
 
 
+def _demonstrate(config: SqlAgentConfig) -> Demonstrate:
+    from agentrig_langgraph_sql.demonstrations import demonstrator
+
+    return demonstrator(config.preset())
+
+
 @hookimpl
 def register_agents() -> Iterable[AgentSpec]:
     """Bring `langgraph-sql`."""
@@ -137,6 +144,7 @@ def register_agents() -> Iterable[AgentSpec]:
         build=SqlAgent,
         graph=_mermaid,
         preload=("agentrig_langgraph_sql.graph", "httpcore"),
+        demonstrate=_demonstrate,
     )
 
 
