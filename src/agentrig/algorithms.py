@@ -60,6 +60,28 @@ class WeightDifference:
     digests: Mapping[str, str] = attrs.field(factory=dict)
 
 
+class RolloutsAhead(Protocol):
+    """Training rollouts that run while the algorithm does something else; `Session.begin_rollouts` returns it."""
+
+    def wait(self) -> None:
+        """Block until all have ended: the server then gets no request, and may take new weights.
+
+        The seconds count as `rollout` and `reward` of the current step.
+
+        Raises:
+            agentrig.errors.AgentrigError: The runners broke, or the run was interrupted.
+        """
+        ...
+
+    def rollouts(self) -> list[Rollout]:
+        """Return them as `Session.rollouts` does, stored and checked. Call it once, after the `end_step` before theirs.
+
+        Raises:
+            agentrig.errors.RunStopped: As `Session.rollouts` does.
+        """
+        ...
+
+
 class Session(Protocol):
     """What a run passes to its algorithm.
 
@@ -117,6 +139,7 @@ class Session(Protocol):
         step: int,
         mode: Mode = "train",
         on_groups: OnGroups | None = None,
+        version: int | None = None,
     ) -> list[Rollout]:
         """Run the agent n times on each task; block until all have ended.
 
@@ -128,6 +151,8 @@ class Session(Protocol):
             mode: What the rollouts are for.
             on_groups: Called in this thread with groups that are complete while others still run, once for each
                 group, before the checks of the step. Work done here overlaps with the rollouts.
+            version: Version of the weights that the server has; for training, `step - 1`. A rollout with a call that
+                states another version then fails with the kind `stale-weights` (older) or `unknown-weights` (newer).
 
         Returns:
             `len(tasks) * n` rollouts, the n of one task side by side, failures included.
@@ -136,6 +161,35 @@ class Session(Protocol):
             agentrig.errors.RunStopped: Too many failures, no triplets, no token ids, or the same reward
                 for the whole step (in the first step: immediately; later: when it stays the same and the
                 rollouts are not correct). The message says what was observed.
+        """
+        ...
+
+    def begin_rollouts(
+        self,
+        tasks: Sequence[Task],
+        *,
+        n: int,
+        endpoint: Endpoint | Sequence[Endpoint],
+        step: int,
+        version: int,
+        max_staleness: int,
+    ) -> RolloutsAhead:
+        """Start the training rollouts of the next step, and return at once: they run while this step is learned.
+
+        One batch at a time: call `wait` of what it returns before `rollouts`, `validate`, `report`, the next
+        `begin_rollouts`, and before the server takes weights.
+
+        Args:
+            tasks: What to run.
+            n: The group's size.
+            endpoint: One server or several, as in `rollouts`.
+            step: The step that will learn from them.
+            version: Version of the weights that the server has.
+            max_staleness: How many versions the rollouts may be behind the weights that their step begins with,
+                `step - 1`. One that is further behind fails with the kind `stale-weights`.
+
+        Raises:
+            ValueError: `version` itself is further behind.
         """
         ...
 

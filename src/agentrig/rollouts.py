@@ -35,6 +35,8 @@ class Rollout:
         start: Unix time in seconds.
         duration_s: Wall time of the agent.
         reward_s: Wall time of the reward (a batch's time is shared evenly).
+        version: Version of the weights that answered its calls (the step that made them): the oldest that the server
+            stated, else the one that the algorithm names; None if neither does.
     """
 
     id: str
@@ -49,6 +51,7 @@ class Rollout:
     start: float = 0.0
     duration_s: float = 0.0
     reward_s: float = 0.0
+    version: int | None = None
 
     @property
     def failure(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -26,6 +27,9 @@ NODE = "langchain.chain.type"
 
 MODEL = "langchain.model"
 """Attribute with the name of LangChain's class of a chat model, on the span around its call."""
+
+VERSION = re.compile(r"v(\d+)")
+"""How a server states the version of its weights, in the field `system_fingerprint` of its answers."""
 
 ATTRIBUTES: Mapping[str, str] = {
     "request": "LLM call: the request body, with the fields that the tracer added",
@@ -66,6 +70,12 @@ def node_of(attributes: Mapping[str, Any]) -> str | None:
     """Return the name of the graph node (or of `agentrig.span`) from a span's attributes, or None."""
     name = attributes.get(NODE) or attributes.get("agent.name")
     return name if isinstance(name, str) else None
+
+
+def weights_version(body: Mapping[str, Any]) -> int | None:
+    """Return the version of the weights that a server's answer states, or None if it states none."""
+    found = VERSION.fullmatch(str(body.get("system_fingerprint")))
+    return int(found[1]) if found else None
 
 
 @attrs.frozen(kw_only=True)
@@ -118,6 +128,12 @@ class Trace:
     def llm_calls(self) -> list[Span]:
         """Return the spans of calls to the model that got a response, in order of start."""
         return [s for s in self.spans if s.name == LLM_CALL and s.error is None]
+
+    def versions(self) -> dict[str, int]:
+        """Return, by span id, the versions of the weights that the run's server stated in its answers."""
+        answers = {s.id: s.attributes.get("response") or {} for s in self.llm_calls() if SERVER not in s.attributes}
+        stated = {span: weights_version(answer) for span, answer in answers.items()}
+        return {span: version for span, version in stated.items() if version is not None}
 
     def ancestors(self, span: Span) -> Iterator[Span]:
         """Yield the span's parent, its parent, and so on up to the root."""

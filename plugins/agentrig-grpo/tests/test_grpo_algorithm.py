@@ -53,7 +53,8 @@ class FakeSession:
     def plan_steps(self, steps):
         self.calls.append(("plan", steps))
 
-    def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None):
+    def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None, version=None):
+        assert mode != "train" or version == step - 1
         endpoint = only(endpoint)
         assert endpoint.token_ids
         headers = {"Authorization": f"Bearer {endpoint.api_key}"}
@@ -302,9 +303,9 @@ def test_among_equal_accuracies_the_mean_reward_decides_what_is_best(model_dir, 
 
 def test_solved_tasks_end_a_run_normally(model_dir, tmp_path):
     class Solved(FakeSession):
-        def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None):
+        def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None, version=None):
             self.solved = self.solved or (mode == "train" and step == 2)
-            return super().rollouts(tasks, n=n, endpoint=endpoint, step=step, mode=mode)
+            return super().rollouts(tasks, n=n, endpoint=endpoint, step=step, mode=mode, version=version)
 
     config = config_of(model_dir, steps=9, validate_every=50, save_every=9, final="best")
     session = Solved(tmp_path / "run")
@@ -324,8 +325,8 @@ def test_a_server_that_dies_in_a_step_is_named_with_the_way_to_go_on(model_dir, 
     """It dies before the second step's rollouts, or before it gets the second step's weights."""
 
     class Killed(FakeSession):
-        def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None):
-            found = super().rollouts(tasks, n=n, endpoint=endpoint, step=step, mode=mode)
+        def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None, version=None):
+            found = super().rollouts(tasks, n=n, endpoint=endpoint, step=step, mode=mode, version=version)
             if mode == "train" and step == 2:
                 servers = [p for p in psutil.Process().children() if "agentrig_grpo.server" in p.cmdline()]
                 assert servers

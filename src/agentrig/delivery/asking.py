@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +13,7 @@ import httpx
 
 from agentrig.delivery.probe import SAMPLED
 from agentrig.endpoints import Endpoint, without_proxy
-
-VERSION = re.compile(r"v(\d+)")
-"""How agentrig's own server reports the version of its weights, in the field `system_fingerprint`."""
+from agentrig.traces import weights_version
 
 UNKNOWN = frozenset({400, 404, 405, 422, 501})
 """HTTP statuses of a server that does not support the request or one of its fields."""
@@ -125,7 +122,7 @@ class Client:
         if n:
             fields |= {"top_p": 1.0, "top_k": -1, "seed": 1, "logprobs": 1, "return_token_ids": True}
         body = self._post(endpoint, {**fields, "prompt_logprobs": 1} if score else fields)
-        found = Answer(version=_version(body))
+        found = Answer(version=weights_version(body))
         if score:
             found = attrs.evolve(found, logprobs=_scores(body, ids), **_weights(body))
         return attrs.evolve(found, **_samples(body)) if n else found
@@ -177,21 +174,16 @@ def _samples(body: Mapping[str, Any]) -> dict[str, Any]:
         raise CannotScore("its answer has no token_ids or no token_logprobs") from None
 
 
-def _version(body: Mapping[str, Any]) -> int | None:
-    found = VERSION.fullmatch(str(body.get("system_fingerprint")))
-    return int(found[1]) if found else None
-
-
 class Background(Future[tuple[T, float]]):
     """A call in a separate thread; `result` returns its result and its seconds, or raises its error.
 
     The thread does not keep the process alive: a run that is stopped does not wait for a server.
     """
 
-    def __init__(self, call: Callable[[], T]) -> None:
+    def __init__(self, call: Callable[[], T], *, name: str = "delivery") -> None:
         super().__init__()
         self._call = call
-        threading.Thread(target=self._run, name="delivery", daemon=True).start()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def _run(self) -> None:
         start = time.perf_counter()

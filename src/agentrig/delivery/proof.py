@@ -260,7 +260,7 @@ class Delivery:
 
     # --- sampled calls ----------------------------------------------------------------------------
 
-    def sampled(self, *, step: int, difference: float, call: str, dtype: str) -> None:
+    def sampled(self, *, step: int, difference: float, call: str, dtype: str, version: int | None = None) -> None:
         """Make sure that the log-probabilities recorded with a step's calls are the learner's, before its update.
 
         Without a proof of delivery (`run.delivery = false`) the bound is the difference that the dtype explains.
@@ -270,6 +270,7 @@ class Delivery:
             difference: The mean absolute difference over the tokens of the call that differs most.
             call: Which call that is, as text.
             dtype: The dtype in which learner and server compute.
+            version: Version of the learner's weights that were compared, those that sampled; None for `step - 1`.
 
         Raises:
             RunStopped: They differ: the server sampled from another policy, or the tokens are not those of the call.
@@ -281,10 +282,13 @@ class Delivery:
                 self._unproven = False
                 self.record.proven()
             return
+        behind = version is not None and version < step - 1
+        compared = "In this comparison the learner" if behind else "The learner"
+        weights = f"the weights of version {version if behind else step - 1}"
         raise RunStopped(
             f"step {step}: what is trained is not what was sampled. The log-probabilities recorded with {call} differ "
-            f"from the learner's by {difference:.2g} on average over its tokens (bound {bound:.1g}).\n  The learner "
-            f"has the weights of version {step - 1}, with which the rollouts were made. Either the "
+            f"from the learner's by {difference:.2g} on average over its tokens (bound {bound:.1g}).\n  {compared} "
+            f"has {weights}, with which the rollouts were made. Either the "
             "server sampled with other weights, another prefix or another temperature, or the adapter changed the "
             "tokens of the call.\n  Look at the call with: agentrig dev. " + CURE
         )

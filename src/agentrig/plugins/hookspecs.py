@@ -340,8 +340,9 @@ def on_rollout_end(rollout: Rollout) -> None:
 
     Called:
         When its score is known, also for rollouts of validation and report (`rollout.mode`). Others still run then. In
-        the main process, one call at a time: in the thread `algorithm`; for an algorithm of Agent Lightning, in the
-        thread of its runner. Scoring waits until it returns, so be fast.
+        the main process, one call at a time: in the thread `algorithm`; in the thread `rollouts` for rollouts of the
+        next step that run while one is learned (`algorithm.max_staleness`); for an algorithm of Agent Lightning, in
+        the thread of its runner. Scoring waits until it returns, so be fast.
 
     If it raises:
         The run goes on. The first exception of a plugin is logged with its name and traceback; all are counted in

@@ -11,6 +11,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.ledger import Entry
 from agentrig.rollouts import Mode, OnGroups, Rollout
+from agentrig.run.ahead import RolloutsAhead
 from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import reading
 from agentrig.run.rows import rollout_of
@@ -18,6 +19,7 @@ from agentrig.run.session import RunSession
 from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import Scorer
+from agentrig.runners.versions import Versions
 from agentrig.tasks import Task
 
 
@@ -68,6 +70,7 @@ class RecordedEngine(RolloutEngine):
         step: int,
         mode: Mode,
         on_groups: OnGroups | None = None,
+        versions: Versions | None = None,
     ) -> list[Rollout]:
         """Return the recorded rollouts; there must be as many as the algorithm requests."""
         if step != self._step or self.requested is not None:
@@ -136,6 +139,17 @@ class RecordedSession(RunSession):
         except RunStopped as error:
             self.stopped = str(error)
         self.stopping = True
+
+    def begin_rollouts(self, tasks: Sequence[Task], *, step: int, **_: Any) -> RolloutsAhead:
+        """Run nothing: only one step is repeated, and an algorithm that asks for the next one's rollouts ends there."""
+
+        def none(ahead: RolloutsAhead, rollouts: Sequence[Rollout]) -> None:
+            """Do nothing: nobody has waited."""
+
+        def end(ahead: RolloutsAhead, rollouts: Sequence[Rollout]) -> None:
+            raise Replayed
+
+        return RolloutsAhead(list, step=step, waited=none, file=end)
 
     def foreign(self, **how: Any) -> NoReturn:
         """Refuse: the algorithm runs the agent itself.

@@ -61,6 +61,7 @@ def row_of(r: Rollout, audit: Score | None = None) -> dict[str, Any]:
         "start": r.start,
         "duration_s": r.duration_s,
         "reward_s": r.reward_s,
+        "version": r.version,
         "calls": len(r.trace.llm_calls()),
         "triplets": len(r.triplets),
         "prompt_tokens": sum(len(t.prompt_ids) for t in r.triplets),
@@ -110,6 +111,7 @@ def rollout_of(row: Mapping[str, Any], tasks: Mapping[str, Task]) -> Rollout:
         start=row["start"],
         duration_s=row["duration_s"],
         reward_s=row["reward_s"],
+        version=row.get("version"),  # rows of earlier versions have none
     )
 
 
@@ -119,6 +121,7 @@ def _schema(pa: Any) -> Any:
         "id": text, "task_id": text, "group": text, "mode": text, "step": count, "failure": text, "message": text,
         "status": text, "value": number, "correct": pa.bool_(), "components": text, "details": text, "audit": text,
         "input": text, "answer": text, "own_reward": number, "start": number, "duration_s": number, "reward_s": number,
-        "calls": count, "triplets": count, "prompt_tokens": count, "response_tokens": count, "spans": text,
+        "version": count, "calls": count, "triplets": count, "prompt_tokens": count, "response_tokens": count,
+        "spans": text,
     }  # fmt: skip
     return pa.schema(list(types.items()))

@@ -23,6 +23,7 @@ from agentrig.observers import RunStart, StepEnd
 from agentrig.plan import Plan
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
+from agentrig.run.ahead import RolloutsAhead
 from agentrig.run.digests import rollout_digests
 from agentrig.run.directory import RunDirectory
 from agentrig.run.foreign import ForeignBooks
@@ -43,6 +44,7 @@ from agentrig.run.trends import SOLVED, Guards
 from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import Scorer
+from agentrig.runners.versions import Versions
 from agentrig.servers import Server, ServerPlan
 from agentrig.tasks import Task
 
@@ -118,6 +120,9 @@ class RunSession:
         self._warnings: list[str] = []
         self._notes: list[str] = []
         self._warned = self._constrained = self._unseen = False
+        self._ahead: RolloutsAhead | None = None
+        self._rollouts_s = 0.0  # of the step's training rollouts, whether the run waited for them or not
+        self._overlap_s: float | None = None  # of these, while the step before was learned
 
     def begin(self, steps: int | None = None) -> None:
         """Note that the run has actually started, and notify the observers; only the first call has an effect.
@@ -164,15 +169,72 @@ class RunSession:
         step: int,
         mode: Mode = "train",
         on_groups: OnGroups | None = None,
+        version: int | None = None,
     ) -> list[Rollout]:
         """Run, score, adapt, check and store a batch of rollouts."""
         self.begin()
+        self._check_idle()
+        versions = None if version is None else Versions(served=version, oldest=version)
         start = time.perf_counter()
-        sampling = (endpoint if isinstance(endpoint, Endpoint) else endpoint[0]).sampling
-        rollouts = self.engine.run(tasks, n=n, endpoint=endpoint, step=step, mode=mode, on_groups=on_groups)
+        rollouts = self.engine.run(
+            tasks, n=n, endpoint=endpoint, step=step, mode=mode, on_groups=on_groups, versions=versions
+        )
         wall = time.perf_counter() - start
+        sampling = _sampling(endpoint)
         self.file(rollouts, mode=mode, step=step, sampling=sampling, wall_s=wall, expected=n * len(tasks))
         return rollouts
+
+    def begin_rollouts(
+        self,
+        tasks: Sequence[Task],
+        *,
+        n: int,
+        endpoint: Endpoint | Sequence[Endpoint],
+        step: int,
+        version: int,
+        max_staleness: int,
+    ) -> RolloutsAhead:
+        """Start a batch of training rollouts; see `agentrig.algorithms.Session`."""
+        self.begin()
+        self._check_idle()
+        versions = Versions.of(version, step=step, max_staleness=max_staleness)
+
+        def run() -> list[Rollout]:
+            return self.engine.run(tasks, n=n, endpoint=endpoint, step=step, mode="train", versions=versions)
+
+        def file(ahead: RolloutsAhead, rollouts: Sequence[Rollout]) -> None:
+            self._overlap_s = ahead.wall_s - ahead.waited_s
+            self.file(
+                rollouts,
+                mode="train",
+                step=step,
+                sampling=_sampling(endpoint),
+                wall_s=ahead.wall_s,
+                expected=n * len(tasks),
+                waited_s=0.0,  # the step in which the run waited has these seconds
+            )
+
+        def waited(ahead: RolloutsAhead, rollouts: Sequence[Rollout]) -> None:
+            self._ahead = None
+            self._spend(rollouts, wall_s=ahead.wall_s, waited_s=ahead.waited_s)
+
+        self._ahead = RolloutsAhead(run, step=step, waited=waited, file=file)
+        return self._ahead
+
+    def _check_idle(self) -> None:
+        """Raise if rollouts are under way: the two would take each other's results."""
+        if self._ahead is not None:
+            raise AgentrigError(
+                f"the rollouts of step {self._ahead.step} are still under way: call `wait` of what `begin_rollouts` "
+                "returned before any other rollouts, validation or report"
+            )
+
+    def close(self) -> None:
+        """Stop the rollouts that `begin_rollouts` started and nobody waited for; the run calls this at its end."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self.runtime.results.put(AgentrigError("the run has ended before its rollouts"))
+            ahead.end()
 
     def file(
         self,
@@ -184,6 +246,7 @@ class RunSession:
         wall_s: float,
         expected: int,
         learns: bool = True,
+        waited_s: float | None = None,
     ) -> None:
         """Store and check a batch of rollouts.
 
@@ -195,6 +258,7 @@ class RunSession:
             wall_s: Seconds that they took.
             expected: How many were asked for.
             learns: Whether the algorithm learns from triplets; without it no check asks for any.
+            waited_s: Seconds of this step in which the run waited for them; None for all that they took.
 
         Raises:
             RunStopped: See `agentrig.algorithms.Session.rollouts`.
@@ -209,10 +273,8 @@ class RunSession:
             self._measured += len(rollouts)
             self._warned = self._warned or warn_of_sampling(rollouts, sampling, mode=mode)
             return
-        reward = sum(r.reward_s for r in rollouts)
-        # Rewards are computed while rollouts run; their own seconds count, at most the whole wall time.
-        self._step_time["reward"] += min(reward, wall_s)
-        self._step_time["rollout"] += max(0.0, wall_s - reward)
+        self._spend(rollouts, wall_s=wall_s, waited_s=wall_s if waited_s is None else waited_s)
+        self._rollouts_s += wall_s
         self._step_rollouts += rollouts
         if learns:
             check_triplets(rollouts, step=step, adapter=self.plan.components["adapter"].spec.name)
@@ -223,6 +285,13 @@ class RunSession:
         if learns and self._guards.judge(self._step_rollouts, step=step) and not self.solved:
             self.solved = True
             log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
+
+    def _spend(self, rollouts: Sequence[Rollout], *, wall_s: float, waited_s: float) -> None:
+        """Add the seconds that the run waited for rollouts to the current step's time."""
+        # Rewards are computed while rollouts run; their own seconds count, at most the whole wall time.
+        reward = min(sum(r.reward_s for r in rollouts), wall_s) * (waited_s / wall_s if wall_s else 1.0)
+        self._step_time["reward"] += reward
+        self._step_time["rollout"] += waited_s - reward
 
     def store_rollouts(
         self, rollouts: Sequence[Rollout], *, mode: Mode, step: int, audits: Mapping[str, Score] | None = None
@@ -332,6 +401,7 @@ class RunSession:
         self.plan.registry.notify("on_step_end", event=StepEnd(step=step, metrics=line))
         self._step_rollouts, self._step_time, self._validated = [], defaultdict(float), None
         self._step_audits = {}
+        self._rollouts_s, self._overlap_s = 0.0, None
         self._step_start = time.perf_counter()
         return line
 
@@ -372,6 +442,7 @@ class RunSession:
             "failures": dict(self._failures),
             "calls": totals(lines, "calls"),
             "call_tokens": totals(lines, "call_tokens"),
+            "max_staleness": max((line.get("max_staleness", 0) for line in lines), default=0),
             "time_share": split,
             "transitions_per_rollout": mean([line["transitions_per_rollout"] for line in lines]),
             "prompt_tokens": mean([line["prompt_tokens"] for line in lines if line["prompt_tokens"]]),
@@ -409,7 +480,8 @@ class RunSession:
         generated = sum(
             len(call.attributes.get("response_token_ids") or ()) for r in rollouts for call in r.trace.llm_calls()
         )
-        rollout_s = max(1e-9, self._step_time["rollout"] + self._step_time["reward"])
+        rollout_s = max(1e-9, self._rollouts_s)
+        behind = [step - 1 - r.version for r in rollouts if r.version is not None]
         line: dict[str, Any] = {
             "step": step,
             "time": time.time(),
@@ -429,6 +501,10 @@ class RunSession:
             "nodes": count_nodes(rollouts),
             "algorithm": canonical(metrics),
         }
+        if behind:
+            line["max_staleness"] = max(behind)
+        if self._overlap_s is not None:
+            line["overlap_s"] = self._overlap_s
         if proven:
             line["delivery"] = proven
         if self._validated is not None:
@@ -440,3 +516,7 @@ class RunSession:
             line["audit"] = {self.plan.run.audit: mean([audit for audit, _ in audited])}
             line["audit_differs"] = sum(audit != value for audit, value in audited)
         return line
+
+
+def _sampling(endpoint: Endpoint | Sequence[Endpoint]) -> Mapping[str, Any]:
+    return (endpoint if isinstance(endpoint, Endpoint) else endpoint[0]).sampling

@@ -118,7 +118,10 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         begin(run, plan, facts, past)
 
     def body() -> None:
-        algorithm.run(session)
+        try:
+            algorithm.run(session)
+        finally:
+            session.close()
         session.begin()  # for an algorithm without plan_steps and rollouts
 
     session = RunSession(

@@ -16,6 +16,7 @@ from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.runners.jobs import Result
 from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import Scorer
+from agentrig.runners.versions import Versions
 from agentrig.tasks import Task
 from agentrig.text import words_of
 
@@ -61,13 +62,14 @@ class RolloutEngine:
         step: int,
         mode: Mode,
         on_groups: OnGroups | None = None,
+        versions: Versions | None = None,
     ) -> list[Rollout]:
         """Run the agent n times on each task; the n rollouts of a task are side by side in the result.
 
         Finished rollouts are scored while others still run. Every rollout is returned once, failures
         included. With several endpoints, groups are assigned in turn, and a whole group uses the same
         one: this balances the load and lets each server cache its groups' prompts. For `on_groups` see
-        `Session.rollouts`.
+        `Session.rollouts`. A rollout of other weights than `versions` is a failure; with None any are allowed.
         """
         endpoints = [endpoint] if isinstance(endpoint, Endpoint) else list(endpoint)
         work = [(task, f"{mode}-{step}-{i}") for i, task in enumerate(tasks) for _ in range(n)]
@@ -80,7 +82,7 @@ class RolloutEngine:
         done: dict[str, Rollout] = {}
         while len(done) < len(ids):
             results = [r for r in self._drain() if r.id in waiting and r.id not in done]
-            for rollout in self.judge(results, waiting, step=step, mode=mode):
+            for rollout in self.judge(results, waiting, step=step, mode=mode, versions=versions):
                 done[rollout.id] = rollout
             if on_groups is not None:
                 complete = [i for i in {places[r.id] for r in results} if done.keys() >= set(groups[i])]
@@ -100,10 +102,23 @@ class RolloutEngine:
         return [r for r in found if isinstance(r, Result)]
 
     def judge(
-        self, results: Sequence[Result], waiting: Mapping[str, tuple[Task, str]], *, step: int, mode: Mode
+        self,
+        results: Sequence[Result],
+        waiting: Mapping[str, tuple[Task, str]],
+        *,
+        step: int,
+        mode: Mode,
+        versions: Versions | None = None,
     ) -> list[Rollout]:
         """Score and adapt results, and call `on_rollout`; `waiting` has the task and the group of each id."""
         start = time.perf_counter()
+        if versions is not None:
+            results = [
+                attrs.evolve(r, outcome=refused)
+                if r.outcome.failure is None and (refused := versions.refused(r.trace))
+                else r
+                for r in results
+            ]
         answered = [r for r in results if r.outcome.failure is None]
         scores = dict(
             zip(
@@ -128,6 +143,7 @@ class RolloutEngine:
                 start=result.start,
                 duration_s=result.duration_s,
                 reward_s=reward_s if result.id in scores else 0.0,
+                version=min(result.trace.versions().values(), default=versions.served if versions else None),
             )
             rollouts.append(self._adapt(rollout))
             self._on_rollout(rollouts[-1])

@@ -3,6 +3,12 @@
 Defaults that differ from textbook GRPO (arXiv:2402.03300): advantages are not divided by the group's
 standard deviation (Dr. GRPO), the loss is the mean over all tokens and the upper clip is wider (DAPO),
 there is no KL loss, and a step makes one update, so the ratio is 1 up to rounding.
+
+With `max_staleness = 1` the next step's rollouts run while a step is learned. They are one version behind, and the
+loss corrects for that (`agentrig_grpo.loss`):
+
+    rollouts k+1 (weights k-1)  ┐
+    update k  (makes weights k) ┘  wait for both, the server takes weights k, validate, end the step, save
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ import attrs
 import torch  # noqa: TID253  (imported when the algorithm is built)
 
 from agentrig import Endpoint
-from agentrig.algorithms import Session, WeightDifference
+from agentrig.algorithms import RolloutsAhead, Session, WeightDifference
 from agentrig.credit import check_advantages, group_advantages
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped
 from agentrig.hardware import Hardware
@@ -49,6 +55,12 @@ log = logging.getLogger(__name__)
 DYING_S = 3.0
 """How long to look for the death of a server whose connections failed."""
 
+OVERLAP = (
+    "the next step's rollouts run during an update (max_staleness = 1): the loss is that of decoupled PPO, with "
+    "importance weights truncated at {threshold:g}"
+)
+"""What a run with stale rollouts notes."""
+
 MODEL_NAME = "policy"
 """The model's name in requests."""
 
@@ -75,6 +87,8 @@ class Grpo:
             measured = self._measured(endpoints)
             session.plan_steps(config.steps)
             session.note(learner.path)
+            if config.max_staleness:
+                session.note(OVERLAP.format(threshold=config.rollout_is_threshold))
             if learner.share and (small := too_small(prompts_of(session.train_tasks, tokenizer), config)):
                 log.warning("%s", small)
                 session.note(small)
@@ -84,26 +98,34 @@ class Grpo:
                 session.report(measured, when="before", step=0)
                 if config.validate_every:
                     self._validate(session, measured, best, 0, learner)
-            step = session.first_step - 1
+            step, ahead = session.first_step - 1, None
             for step in range(session.first_step, config.steps + 1):
                 if session.stopping or session.solved:
                     step -= 1
                     break
-                tasks = tasks_of_step(session.train_tasks, n=config.tasks_per_step, step=step, seed=session.seed)
-                rollouts = session.rollouts(tasks, n=config.group_size, endpoint=endpoints, step=step)
-                session.delivery.prepare(endpoints, wait=config.server_sleep)
+                behind = 0 if ahead is None else config.max_staleness
+                rollouts = self._rollouts(session, endpoints, step) if ahead is None else ahead.rollouts()
+                ahead = self._begin(session, endpoints, step + 1)
+                if ahead is None:
+                    session.delivery.prepare(endpoints, wait=config.server_sleep)
+                else:  # the server is busy: the probe goes into its cache when the rollouts have ended
+                    session.delivery.settle()
                 clock = time.perf_counter()
                 samples = self.samples(rollouts)
                 advantages = {s.rollout: s.advantage for s in samples}
                 check_advantages(rollouts, [advantages.get(i) for i in range(len(rollouts))], step=step)
                 if config.server_sleep:
                     server.sleep()
-                metrics = learner.update(samples, step=step)
+                metrics = learner.update(samples, step=step, staleness=behind)
                 if config.server_sleep:
                     server.wake()
                 if learner.furthest is not None:
                     gap, at = learner.furthest
-                    session.delivery.sampled(step=step, difference=gap, call=_call_of(at, rollouts), dtype=dtype)
+                    call, version = _call_of(at, rollouts), step - 1 - behind
+                    session.delivery.sampled(step=step, difference=gap, call=call, dtype=dtype, version=version)
+                update_s = time.perf_counter() - clock
+                if ahead is not None:
+                    ahead.wait()  # a server takes weights only while no request is running
                 updated = time.perf_counter()
                 proof = self._deliver(session, server, learner, view, tokenizer, step)
                 pushed = time.perf_counter() - proof
@@ -115,7 +137,7 @@ class Grpo:
                     step,
                     metrics=metrics,
                     time_s={
-                        "update": updated - clock,
+                        "update": update_s,
                         "push": pushed - updated,
                         "validation": validated - pushed - proof,
                     },
@@ -150,7 +172,7 @@ class Grpo:
         tasks = tasks_of_step(session.train_tasks, n=config.tasks_per_step, step=step, seed=session.seed)
         nobody = Endpoint(base_url="http://replay.invalid/v1", model=MODEL_NAME, sampling=self._sampling())
         rollouts = session.rollouts(tasks, n=config.group_size, endpoint=nobody, step=step)
-        metrics = learner.update(self.samples(rollouts), step=step)
+        metrics = learner.update(self.samples(rollouts), step=step)  # the staleness changes none of its results
         session.end_step(step, metrics=metrics, time_s={}, digests=learner.digests)
         if recorded is None:
             return None
@@ -222,6 +244,25 @@ class Grpo:
                 if (call := Call(r.id, t.span_id)) not in chosen
             ]
         return found
+
+    def _rollouts(self, session: Session, endpoints: Sequence[Endpoint], step: int) -> list[Rollout]:
+        """Run a step's rollouts with the weights that it begins with."""
+        tasks = tasks_of_step(session.train_tasks, n=self.config.tasks_per_step, step=step, seed=session.seed)
+        return session.rollouts(tasks, n=self.config.group_size, endpoint=endpoints, step=step, version=step - 1)
+
+    def _begin(self, session: Session, endpoints: Sequence[Endpoint], step: int) -> RolloutsAhead | None:
+        """Begin a step's rollouts while the step before is learned; None if it has to wait, or won't come."""
+        config = self.config
+        if not config.max_staleness or step > config.steps or session.stopping or session.solved:
+            return None
+        return session.begin_rollouts(
+            tasks_of_step(session.train_tasks, n=config.tasks_per_step, step=step, seed=session.seed),
+            n=config.group_size,
+            endpoint=endpoints,
+            step=step,
+            version=step - 2,
+            max_staleness=config.max_staleness,
+        )
 
     def _deliver(
         self, session: Session, server: Server, learner: Learner, view: LearnerView, tokenizer: Any, version: int

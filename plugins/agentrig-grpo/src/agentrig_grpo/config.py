@@ -79,8 +79,23 @@ class GrpoConfig:
     server_sleep: bool = setting(
         False, help="let the model's server give its device memory to the learner during each update"
     )
+    max_staleness: int = setting(
+        0,
+        help="how many versions the weights that sample may be behind those that are trained; with 1 the next step's "
+        "rollouts run during an update",
+        ge=0,
+        le=1,
+    )
+    rollout_is_threshold: float = setting(
+        2.0, help="with max_staleness = 1, importance weights of sampled tokens are truncated here", ge=1
+    )
 
     def __attrs_post_init__(self) -> None:
+        if self.max_staleness and self.server_sleep:
+            raise ValueError(
+                "max_staleness = 1 and server_sleep = true exclude each other: the server samples during an update, so "
+                "it can't give its memory to the learner. Leave one of them out; without server_sleep both must fit"
+            )
         rollouts = self.tasks_per_step * self.group_size
         if rollouts > MOST_ROLLOUTS:
             raise ValueError(

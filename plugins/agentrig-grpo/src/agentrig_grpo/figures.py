@@ -25,9 +25,10 @@ class Figures:
     longest: int = 0
     """Tokens of the largest pass."""
     ratio_max: float = 0.0
+    rollout_is_max: float = 0.0
     sums: Counter[str] = attrs.field(factory=Counter)
-    furthest: tuple[float, TrainSample] | None = None
-    """Before the first update: the sample whose recorded log-probabilities differ most, and its mean difference."""
+    furthest: list[tuple[float, TrainSample]] = attrs.field(factory=list)
+    """Before the first update: the samples whose recorded log-probabilities differ most, and their mean differences."""
     norms: list[float] = attrs.field(factory=list)
     """Of the gradient before clipping, one for each update that was tried."""
     updates: int = 0
@@ -47,6 +48,7 @@ class Figures:
         for row in table:
             found = dict(zip(names, row, strict=True))
             self.ratio_max = max(self.ratio_max, found.pop("ratio_max"))
+            self.rollout_is_max = max(self.rollout_is_max, found.pop("rollout_is_max", 0.0))
             self.sums.update(found)
 
     def metrics(self) -> dict[str, float]:
@@ -70,19 +72,39 @@ class Figures:
             "token_error": self.token_error,
             "step_error": self.step_error,
         }
-        return {**found, "kl_reference": sums["kl_reference"] / n} if "kl_reference" in sums else found
+        if "kl_reference" in sums:
+            found["kl_reference"] = sums["kl_reference"] / n
+        if "rollout_is" in sums:
+            found["rollout_is_mean"] = sums["rollout_is"] / n
+            found["rollout_is_max"] = self.rollout_is_max
+            found["rollout_is_ratio_fraction_high"] = sums["truncated"] / n
+        return found
 
 
-def of_pass(loss: torch.Tensor, out: TokenLoss, entropy: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return a pass's figures, which stay on the device so that it never waits."""
-    log_ratio = out.ratio.log()
+def of_pass(loss: torch.Tensor, out: TokenLoss, entropy: torch.Tensor, threshold: float) -> dict[str, torch.Tensor]:
+    """Return a pass's figures, which stay on the device so that it never waits.
+
+    Args:
+        loss: The pass's part of the loss.
+        out: The loss of each of its tokens.
+        entropy: Of each token's distribution, nats.
+        threshold: Where the importance weights of stale tokens are truncated.
+    """
+    # From the policy that sampled to the current one.
+    whole = out.ratio if out.rollout_is is None else out.ratio * out.rollout_is
+    log_ratio = whole.log()
     found = {
         "loss": loss.detach(),
         "ratio": out.ratio.sum(),
         "ratio_max": out.ratio.max(),
         "clipped": out.clipped.sum(),
         "entropy": entropy.sum(),
-        "kl": (out.ratio - 1 - log_ratio).sum(),
+        "kl": (whole - 1 - log_ratio).sum(),
         "kl_k1": -log_ratio.sum(),
     }
-    return found if out.kl_reference is None else {**found, "kl_reference": out.kl_reference.sum()}
+    if out.kl_reference is not None:
+        found["kl_reference"] = out.kl_reference.sum()
+    if out.rollout_is is not None:
+        found["rollout_is"], found["rollout_is_max"] = out.rollout_is.sum(), out.rollout_is.max()
+        found["truncated"] = (out.rollout_is > threshold).sum()
+    return found

@@ -204,7 +204,7 @@ def _roughly(directory: Path, config: GrpoConfig) -> float:
     if shape is None:
         return float("inf")
     a_token = shape.layers * (40 * shape.hidden + 12 * shape.intermediate) + 8 * shape.vocabulary
-    return 24 * shape.parameters + 4 * a_token * config.tokens_per_batch
+    return (24 + 4 * config.max_staleness) * shape.parameters + 4 * a_token * config.tokens_per_batch
 
 
 def _shape(directory: Path) -> ModelShape | None:

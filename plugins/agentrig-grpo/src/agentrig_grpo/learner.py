@@ -34,12 +34,16 @@ from agentrig_grpo.optimizers import check_state, optimizer_of
 from agentrig_grpo.passes import memory_in_words
 from agentrig_grpo.proofs import StepProof, TokenProof
 from agentrig_grpo.samples import TrainSample as TrainSample
+from agentrig_grpo.samples import check_recorded
 from agentrig_grpo.tables import Table
 from agentrig_grpo.used import Used, tokens_in_loss
 
 GPU_CHUNK = 1 << 28
 """Most logits in memory at once on a GPU: almost two thousand tokens of a large vocabulary. With 2^29 an update takes
 1% less time and 3 GiB more."""
+
+SUSPECTS = 8
+"""Stale samples that are scored again with the weights that sampled them: those that differ most from the learner."""
 
 
 class Learner:
@@ -58,8 +62,9 @@ class Learner:
         digests: Of the latest step: what it began with, its samples, its batches and its new weights.
         share: Whether tokens that calls share are computed once.
         path: That, in words: one sentence.
-        furthest: Of the samples of the latest `update`, the one whose recorded log-probabilities differ most from the
-            learner's, and the mean absolute difference of its tokens: before the update, both are the same policy's.
+        furthest: Of the samples of the latest `update`, the one whose recorded log-probabilities differ most from those
+            under the weights that sampled, and the mean absolute difference of its tokens. These weights are the
+            learner's before the update; of stale samples, those before the update before (`SUSPECTS` are scored again).
     """
 
     def __init__(
@@ -91,13 +96,16 @@ class Learner:
         self._proof = StepProof(self.trained, config)
         self.used = Used(0)
         self.furthest: tuple[float, TrainSample] | None = None
+        self._earlier: dict[str, torch.Tensor] = {}  # what the model computed with before the latest update
 
-    def update(self, samples: Sequence[TrainSample], *, step: int) -> dict[str, float]:
+    def update(self, samples: Sequence[TrainSample], *, step: int, staleness: int = 0) -> dict[str, float]:
         """Update the weights on a step's samples.
 
         Args:
             samples: The trained calls of all rollouts that have an advantage.
             step: Seeds the order of mini-batches, so a resumed run repeats it.
+            staleness: How many updates the weights that sampled are behind the learner's: 0, or 1 with
+                `max_staleness = 1`. Only `furthest` depends on it.
 
         Returns:
             Figures: loss, clip_fraction, ratio_mean, ratio_max, entropy (nats), kl and kl_k1 (k3 and k1
@@ -108,11 +116,14 @@ class Learner:
             any), repeated_tokens (those computed again because a group did not fit into one pass), sharing (1 if
             shared tokens are computed once, 0 if each call is computed in full), and of the proofs (docs/proofs.md):
             sampled_difference (mean difference of the sampled log-probabilities and the first
-            update's, nats), token_error and step_error (largest relative differences).
+            update's, nats), token_error and step_error (largest relative differences). With `max_staleness = 1` the
+            ratio and the clip are those against the weights that the step began with (`token_losses`), and
+            there are rollout_is_mean, rollout_is_max (importance weights before they are truncated) and
+            rollout_is_ratio_fraction_high (share of tokens whose weight was truncated).
 
         Raises:
             agentrig.errors.RunStopped: An update was not what its samples and the settings ask for, or the device has
-                too little memory for it.
+                too little memory for it; or a stale sample has no log-probabilities.
 
         An update with a gradient that is not finite is skipped; `grad_norm` is then NaN or infinite.
         """
@@ -123,12 +134,15 @@ class Learner:
             "samples": samples_digest(samples),
         }
         self.used = Used(len(samples))
+        self.furthest = None
         if not samples:
+            self._earlier = {}
             self.digests["weights"] = tensor_digests(self.trained)
             return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
         start = time.perf_counter()
         figures = Figures()
-        self.furthest = None
+        if self.config.max_staleness:
+            check_recorded(samples, step)
         samples = self._with_behaviour(samples, figures)
         with memory_in_words(figures, self.config, step):
             for epoch in range(self.config.ppo_epochs):
@@ -136,7 +150,9 @@ class Learner:
                     figures.batches.append((-epoch, *mini_batch))
                     self._one_update([samples[i] for i in mini_batch], figures, mini_batch, step)
                 self.used.end_epoch()
-        self.furthest = figures.furthest
+        suspects = figures.furthest if not (staleness and self._earlier) else self._under_earlier(figures.furthest)
+        self.furthest = max(suspects, key=lambda found: found[0], default=None)
+        self._earlier = self._copies_of(figures.before) if self.config.max_staleness else {}
         wall = time.perf_counter() - start
         metrics = {
             **figures.metrics(),
@@ -180,6 +196,11 @@ class Learner:
             proof.watch(logprobs, batch, reference)
             if behaviour is None:
                 behaviour = logprobs.detach()
+            stale: dict[str, Any] = {}
+            if config.max_staleness:
+                begun = table.look_up_proximal(batch)
+                proximal = logprobs.detach() if begun is None else begun
+                stale = {"proximal": proximal, "rollout_is_threshold": config.rollout_is_threshold}
             out = token_losses(
                 logprobs,
                 behaviour,
@@ -188,6 +209,7 @@ class Learner:
                 clip_high=config.clip_high,
                 reference=reference,
                 kl_loss_coef=config.kl_loss_coef,
+                **stale,
             )
             logprobs.retain_grad()
             out.loss.retain_grad()
@@ -197,12 +219,11 @@ class Learner:
                 self._masters.collect()
             in_loss.index_add_(0, batch.sample, tokens_in_loss(logprobs, out, advantage).long())
             figures.tokens += len(batch.targets)
-            parts.append(of_pass(loss, out, entropy))
+            parts.append(of_pass(loss, out, entropy, config.rollout_is_threshold))
         figures.add(parts)
         if figures.sampled_difference is None:
             figures.sampled_difference = proof.difference()
-            found = proof.furthest()
-            figures.furthest = None if found is None else (found[0], chosen[found[1]])
+            figures.furthest = [(gap, chosen[place]) for gap, place in proof.furthest(SUSPECTS)]
         # A gradient that is not finite is skipped below, and the run's guard names it.
         figures.token_error = max(figures.token_error, proof.check())
         self._proof.before(
@@ -236,6 +257,33 @@ class Learner:
             return 0.0
         torch._foreach_sub_(before, list(self.trained.values()))  # in place: a third copy of all weights would be much
         return float(torch.stack(torch._foreach_norm(before)).norm())
+
+    def _copies_of(self, before: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return copies of the weights before an update, in the dtype that the model computes with; none without one.
+
+        A step without an update leaves nothing: the weights that sampled are then those that the learner has.
+        """
+        dtype = torch.float32 if self._masters is None else torch.bfloat16
+        return {name: kept.to(dtype, copy=True) for name, kept in zip(self.trained, before, strict=False)}
+
+    @torch.no_grad()
+    def _under_earlier(self, suspects: Sequence[tuple[float, TrainSample]]) -> list[tuple[float, TrainSample]]:
+        """Return samples with their mean absolute differences under the weights before the update before.
+
+        A call whose tokens or log-probabilities were changed differs more from the current policy than one update
+        explains, so it is among the suspects.
+        """
+        samples = [sample for _, sample in suspects]
+        gaps = [0.0] * len(samples)
+        parameters = self.trained if self._masters is None else self._masters.copies
+        with computing_with(parameters, self._earlier):
+            for pack in packed(samples, self.config.tokens_per_batch, share=self.share):
+                batch = self._collate(pack)
+                found = self._score(self.model, batch)[0].tolist()
+                for at, place, logprob in zip(batch.sample.tolist(), batch.place.tolist(), found, strict=True):
+                    recorded = samples[at].logprobs or ()
+                    gaps[at] += abs(logprob - recorded[place]) / len(recorded)
+        return [(math.inf if math.isnan(gap) else gap, s) for gap, s in zip(gaps, samples, strict=True)]
 
     @torch.no_grad()
     def _used(self, name: str, batch: Batch) -> bool:
@@ -287,13 +335,14 @@ class Learner:
 
     @torch.no_grad()
     def _with_behaviour(self, samples: Sequence[TrainSample], figures: Figures) -> list[TrainSample]:
-        """Fill in missing behaviour log-probabilities with those of the current weights.
+        """Fill in missing behaviour log-probabilities with those of the current weights; of stale samples the proximal.
 
         With a single update, the update's own forward pass gives them, so nothing is computed here; nor is it for
         samples that no update uses.
         """
         active = [i for i, s in enumerate(samples) if s.advantage or self.config.kl_loss_coef]
-        lacking = [i for i in active if samples[i].logprobs is None]
+        name = "proximal" if self.config.max_staleness else "logprobs"
+        lacking = [i for i in active if getattr(samples[i], name) is None]
         single = self.config.ppo_epochs * self.config.mini_batches == 1
         if not lacking or (single and len(lacking) == len(active)):
             return list(samples)
@@ -303,7 +352,8 @@ class Learner:
             places = zip(batch.sample.tolist(), batch.place.tolist(), logprobs.tolist(), strict=True)
             for sample, place, logprob in places:
                 found[lacking[sample]][place] = logprob
-        return [attrs.evolve(s, logprobs=found[i]) if i in found else s for i, s in enumerate(samples)]
+        filled: dict[int, Any] = {i: {name: values} for i, values in found.items()}
+        return [attrs.evolve(s, **filled.get(i, {})) for i, s in enumerate(samples)]
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: Batch) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
@@ -12,12 +13,21 @@ import torch  # noqa: TID253  (imported with the learner only)
 
 @attrs.frozen(eq=False)
 class TokenLoss:
-    """The loss of each token and what it was made of, fp32 [T] each; only `loss` carries a gradient."""
+    """The loss of each token and what it was made of, fp32 [T] each; only `loss` carries a gradient.
+
+    Attributes:
+        loss: The loss.
+        ratio: The ratio that is clipped.
+        clipped: Whether its gradient ended at the clip.
+        kl_reference: The estimate of the KL divergence to the reference policy; None without one.
+        rollout_is: The importance weight of a stale token, before it is truncated; None where none are stale.
+    """
 
     loss: torch.Tensor
     ratio: torch.Tensor
     clipped: torch.Tensor
     kl_reference: torch.Tensor | None
+    rollout_is: torch.Tensor | None = None
 
 
 def token_losses(
@@ -29,6 +39,8 @@ def token_losses(
     clip_high: float,
     reference: torch.Tensor | None = None,
     kl_loss_coef: float = 0.0,
+    proximal: torch.Tensor | None = None,
+    rollout_is_threshold: float = math.inf,
 ) -> TokenLoss:
     """Return the loss of each response token.
 
@@ -41,6 +53,16 @@ def token_losses(
     k3 = pi_ref / pi - log(pi_ref / pi) - 1 of KL(pi, pi_ref) (John Schulman, "Approximating KL
     divergence", 2020; DeepSeekMath, arXiv:2402.03300, equation 4).
 
+    With `proximal`, the weights that sampled are older than those that the step began with. Then the objective is that
+    of decoupled PPO (Hilton et al., arXiv:2110.00641; for language models AReaL, arXiv:2505.24298): r is
+    pi(token) / pi_proximal(token), so the clip bounds the step's own change of the policy, and the first term is
+    multiplied by
+
+        min(pi_proximal(token) / pi_behaviour(token), rollout_is_threshold)
+
+    which corrects for the policy that sampled. It is truncated, as in IMPALA (arXiv:1802.01561), where AReaL
+    leaves such tokens out: every sampled token stays in the gradient. It carries none itself.
+
     Args:
         logprobs: Log-probabilities under the policy that is trained, [T], with a gradient.
         behaviour: Log-probabilities under the policy that sampled, [T].
@@ -49,18 +71,25 @@ def token_losses(
         clip_high: How far it may rise above 1.
         reference: Log-probabilities under the frozen reference policy, [T].
         kl_loss_coef: Weight of the KL term.
+        proximal: Log-probabilities under the weights that the step began with, [T], without a gradient; None if these
+            are the weights that sampled.
+        rollout_is_threshold: The largest importance weight of a token.
     """
-    ratio = torch.exp(logprobs - behaviour)
+    ratio = torch.exp(logprobs - (behaviour if proximal is None else proximal))
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
     plain, cut = ratio * advantages, bounded * advantages
     loss = -torch.minimum(plain, cut)
+    rollout_is = None
+    if proximal is not None:
+        rollout_is = torch.exp(proximal - behaviour)
+        loss = loss * rollout_is.clamp(max=rollout_is_threshold)
     kl = None
     if reference is not None and kl_loss_coef:
         difference = reference - logprobs
         k3 = torch.exp(difference) - difference - 1
         loss = loss + kl_loss_coef * k3
         kl = k3.detach()
-    return TokenLoss(loss, ratio.detach(), (cut < plain).detach(), kl)
+    return TokenLoss(loss, ratio.detach(), (cut < plain).detach(), kl, rollout_is)
 
 
 def sample_weights(

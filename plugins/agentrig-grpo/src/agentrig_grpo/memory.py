@@ -37,6 +37,7 @@ class Need:
         optimizer: The optimizer's state.
         activations: The most that the passes of one update add to these.
         change: The weights before the update, to measure how far it moved them; after the passes.
+        earlier: The weights that sampled stale rollouts, to prove what was sampled; 0 without such rollouts.
     """
 
     weights: int
@@ -44,16 +45,18 @@ class Need:
     optimizer: int
     activations: int
     change: int
+    earlier: int = 0
 
     @property
     def peak(self) -> int:
         """Most at any time."""
-        return self.weights + self.gradients + self.optimizer + max(self.activations, self.change)
+        return self.weights + self.gradients + self.optimizer + self.earlier + max(self.activations, self.change)
 
     def describe(self) -> str:
         """Return the parts as text."""
-        parts = {name: size for name, size in attrs.asdict(self).items() if name != "change"}
-        return ", ".join(f"{name} {in_gib(size)}" for name, size in parts.items())
+        parts = {name: size for name, size in attrs.asdict(self).items() if name not in ("change", "earlier")}
+        more = {"weights one version back": self.earlier} if self.earlier else {}
+        return ", ".join(f"{name} {in_gib(size)}" for name, size in {**parts, **more}.items())
 
 
 def in_gib(size: float) -> str:
@@ -169,6 +172,7 @@ def need_of(
         optimizer=optimizer_bytes(trained, config.optimizer),
         activations=counter.peak - held,
         change=bytes_trained,
+        earlier=bytes_trained // (1 if learner._masters is None else 2) if config.max_staleness else 0,
     )
 
 

@@ -6,6 +6,7 @@ They compute a few numbers per token and a few elements per tensor, without a pa
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +45,9 @@ class _Sample(Protocol):
     def logprobs(self) -> Sequence[float] | None: ...
 
     @property
+    def proximal(self) -> Sequence[float] | None: ...
+
+    @property
     def advantage(self) -> float: ...
 
     @property
@@ -79,6 +83,8 @@ class TokenProof:
         known = all(s.logprobs is not None for s in samples)
         flat = [value for s in samples for value in s.logprobs or ()] if known else None
         self._sampled = None if flat is None else torch.tensor(flat, dtype=torch.float32, device=device)
+        begun = [value for s in samples for value in s.proximal or ()]
+        self._begun = torch.tensor(begun, dtype=torch.float32, device=device) if len(begun) == n else None
         self._found, self._now, self._reference = (torch.zeros(n, device=device) for _ in range(3))
         self._seen = torch.zeros(n, device=device)
         self._strange = torch.zeros((), device=device)
@@ -101,17 +107,18 @@ class TokenProof:
         """Return the mean difference of the sampled log-probabilities and the learner's, in nats; 0 without any."""
         return 0.0 if self._sampled is None else float((self._now - self._sampled).abs().mean())
 
-    def furthest(self) -> tuple[float, int] | None:
-        """Return the largest mean difference over a sample's tokens, and the sample's index; None without any."""
+    def furthest(self, n: int) -> list[tuple[float, int]]:
+        """Return the n largest mean differences over a sample's tokens, and the samples' indices; none without any."""
         if self._sampled is None:
-            return None
+            return []
         lengths = torch.tensor(self._lengths, device=self._now.device)
         owners = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
         gaps = (self._now - self._sampled).abs()
         means = (torch.zeros(len(lengths), device=gaps.device).index_add_(0, owners, gaps) / lengths).nan_to_num(
             float("inf")
         )
-        return float(means.max()), int(means.argmax())
+        found = means.topk(min(n, len(means)))
+        return list(zip(found.values.tolist(), found.indices.tolist(), strict=True))
 
     def check(self) -> float:
         """Compare, and return the largest difference, relative to the largest gradient of a token.
@@ -145,15 +152,26 @@ class TokenProof:
     def _wanted(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the derivative of the loss by each log-probability, and 1 where it is certain (not at the clip)."""
         config, advantage = self._config, self._advantages
-        ratio = torch.ones_like(self._now) if self._sampled is None else torch.exp(self._now - self._sampled)
+        ratio, stale = self._ratios()
         low, high = 1 - config.clip_low, 1 + config.clip_high
         free = torch.where(advantage > 0, ratio <= high, ratio >= low)
         edge = torch.minimum((ratio - low).abs(), (ratio - high).abs()) < 1e-5
-        wanted = -self._weights * advantage * ratio * free
+        wanted = -self._weights * advantage * ratio * stale * free
         if config.kl_loss_coef:
             pull = 1 - torch.exp(self._reference - self._now)
             wanted = wanted + self._weights * config.kl_loss_coef * pull
         return wanted, (~edge).float()
+
+    def _ratios(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the ratio that is clipped, and the truncated importance weight of stale rollouts (1 without them)."""
+        one = torch.ones_like(self._now)
+        if self._sampled is None:
+            return one, one
+        if not self._config.max_staleness:
+            return torch.exp(self._now - self._sampled), one
+        begun = self._now if self._begun is None else self._begun
+        most = math.log(self._config.rollout_is_threshold)
+        return torch.exp(self._now - begun), torch.exp((begun - self._sampled).clamp(max=most))
 
     def _first(self, wrong: torch.Tensor) -> str:
         at = int(wrong.nonzero()[0])

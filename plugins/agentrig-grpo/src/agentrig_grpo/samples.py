@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from agentrig.errors import RunStopped
 from agentrig.ledger import Call
 
 
@@ -21,6 +22,8 @@ class TrainSample:
         rollout: Which rollout it belongs to.
         group: Which group that belongs to.
         call: Which recorded call it is, for the ledger; None if it is none.
+        proximal: With stale rollouts: log-probabilities of the response under the weights that the step began with;
+            None where the update's own pass gives them.
     """
 
     prompt_ids: Sequence[int]
@@ -30,3 +33,19 @@ class TrainSample:
     rollout: int
     group: str
     call: Call | None = None
+    proximal: Sequence[float] | None = None
+
+
+def check_recorded(samples: Sequence[TrainSample], step: int) -> None:
+    """Check that the server gave log-probabilities with all samples: those of older weights can't be computed again.
+
+    Raises:
+        RunStopped: It did not.
+    """
+    lacking = sum(s.logprobs is None for s in samples)
+    if lacking:
+        raise RunStopped(
+            f"step {step}: {lacking} of {len(samples)} calls have no log-probabilities. With max_staleness = 1 other "
+            "weights than the learner's may have sampled them, and without theirs the importance weights are unknown.\n"
+            "  Use a server that returns `logprobs`, or set algorithm.max_staleness = 0"
+        )

@@ -18,6 +18,7 @@ class Table:
     Attributes:
         offsets: Where each sample's tokens begin, and the last end, [samples + 1].
         behaviour: Log-probabilities, fp32 [tokens]; None if some sample has none.
+        proximal: Those under the weights that the step began with, fp32 [tokens]; None if some sample has none.
         advantages: fp32 [samples].
         weights: Of a token of each sample in the loss, fp32 [samples].
     """
@@ -26,6 +27,7 @@ class Table:
     behaviour: torch.Tensor | None
     advantages: torch.Tensor
     weights: torch.Tensor
+    proximal: torch.Tensor | None = None
 
     @classmethod
     def of(cls, samples: Sequence[TrainSample], weights: Sequence[float], device: torch.device) -> Table:
@@ -48,9 +50,22 @@ class Table:
             torch.tensor(flat, dtype=torch.float32, device=device) if have else None,
             torch.tensor([s.advantage for s in samples], dtype=torch.float32, device=device),
             torch.tensor(weights, dtype=torch.float32, device=device),
+            flat_proximal(samples, device),
         )
+
+    def look_up_proximal(self, batch: Batch) -> torch.Tensor | None:
+        """Return the proximal log-probability of each response token of a batch, [T]; None without any."""
+        return None if self.proximal is None else self.proximal[self.offsets[batch.sample] + batch.place]
 
     def look_up(self, batch: Batch) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
         """Return the behaviour log-probability, advantage and weight of each response token of a batch, [T]."""
         behaviour = None if self.behaviour is None else self.behaviour[self.offsets[batch.sample] + batch.place]
         return behaviour, self.advantages[batch.sample], self.weights[batch.sample]
+
+
+def flat_proximal(samples: Sequence[TrainSample], device: torch.device) -> torch.Tensor | None:
+    """Return the proximal log-probabilities of all samples, one after the other, fp32; None if some sample has none."""
+    if any(s.proximal is None for s in samples):
+        return None
+    flat = [value for s in samples for value in s.proximal or ()]
+    return torch.tensor(flat, dtype=torch.float32, device=device)
