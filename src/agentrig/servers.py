@@ -109,9 +109,10 @@ class Server(Protocol):
     def take(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Compute with new weights from now on.
 
-        Called after each update, and once before the first step, when no request is running. Return only when every
-        address answers with these weights and no prefix cache holds keys and values of older ones. How they get there
-        is the server's choice: CUDA handles on one device, shared memory, a file. Leave no file behind.
+        Called after each update, and once before the first step, when no request is running: an algorithm whose
+        rollouts run during an update waits for them first. Return only when every address answers with these weights
+        and no prefix cache holds keys and values of older ones. How they get there is the server's choice: CUDA handles
+        on one device, shared memory, a file. Leave no file behind.
 
         Args:
             weights: Name and tensor, as in the model's own files: the names and shapes of the Hugging Face state dict,

@@ -211,7 +211,8 @@ def _source(text: str) -> tuple[str, Path]:
     return name, Path(folder).absolute()
 
 
-def _cores(text: str) -> list[int]:
+def cores_of(text: str) -> list[int]:
+    """Return the cores that a word such as `0,1` names."""
     try:
         cores = [int(word) for word in text.split(",")]
     except ValueError:
@@ -228,7 +229,7 @@ def main() -> None:
     parser.add_argument("--source", action="append", default=[], type=_source, help="NAME=DIR: unpacked files")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0 to N - 1")
     parser.add_argument("--seed", action="append", type=int, help="this seed; may be repeated; in place of --seeds")
-    parser.add_argument("--cores", type=_cores, default=(), help="cores of the runs, as 0,1; without it all")
+    parser.add_argument("--cores", type=cores_of, default=(), help="cores of the runs, as 0,1; without it all")
     parser.add_argument("--json", type=Path, help="a file for all figures")
     parser.add_argument("--figures", type=Path, nargs="+", help="print the medians of such files, and run nothing")
     given, words = parser.parse_known_args()

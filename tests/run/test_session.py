@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -380,6 +381,44 @@ def test_what_an_algorithm_notes_is_logged_and_kept_for_the_report(
     summary = json.loads((tmp_path / "runs" / "toy" / "summary.json").read_text())
     assert summary["notes"] == ["it learns in the slow way: no GPU"]
     assert "it learns in the slow way: no GPU" in caplog.text
+
+
+def test_rollouts_that_run_ahead_stay_alone_and_end_with_the_run(model: ModelServer, toy_plan: MakePlan) -> None:
+    import attrs
+
+    plan = toy_plan("tasks.do=['slow']", "run.block=[]")
+    component = plan.components["algorithm"]
+    told: list[tuple[str, str | None]] = []
+
+    class Watching:
+        @hookimpl
+        def on_rollout_end(self, rollout: Any) -> None:
+            told.append((threading.current_thread().name, rollout.failure))
+
+    class Hasty:
+        def __init__(self, config: Any) -> None: ...
+
+        def run(self, session: Any) -> None:
+            to = Endpoint(base_url=model.url, model="toy-model", token_ids=True)
+            begin = partial(session.begin_rollouts, session.train_tasks[:2], n=2, endpoint=to, max_staleness=1)
+            with pytest.raises(ValueError, match="takes version 1 to 2"):
+                begin(step=3, version=0)
+            first = begin(step=1, version=0)
+            for call in (partial(session.validate, to, step=1), partial(begin, step=2, version=0)):
+                with pytest.raises(AgentrigError, match="the rollouts of step 1 are still under way"):
+                    call()
+            first.wait()
+            assert session.validate(to, step=0) == 0.5
+            assert [(r.step, r.version) for r in first.rollouts()] == [(1, 0)] * 4
+            begin(step=2, version=0)
+            raise ConnectionAbortedError("the update failed")
+
+    plan.registry.add_observer(Watching(), "watching")
+    hasty = attrs.evolve(component, spec=attrs.evolve(component.spec, build=Hasty))
+    with pytest.raises(ConnectionAbortedError, match="the update failed"):
+        train(attrs.evolve(plan, components={**plan.components, "algorithm": hasty}))
+    assert ("rollouts", None) in told
+    assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
 
 
 def test_a_second_interrupt_ends_immediately_whatever_the_agents_do(

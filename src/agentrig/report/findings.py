@@ -41,7 +41,15 @@ def findings(run: RunData, pairs: Pairs | None) -> list[Finding]:
             Finding("ok", "the tasks are solved: every rollout of the last steps was correct, so the run ended")
         )
     if run.steps:
-        found += [*_trained(run), *_weights(run), *_tokens(run), *_delivery(run), *_zero_variance(run), *_failed(run)]
+        found += [
+            *_trained(run),
+            *_weights(run),
+            *_tokens(run),
+            *_delivery(run),
+            *_stale(run),
+            *_zero_variance(run),
+            *_failed(run),
+        ]
     if pairs is not None:
         found += _changed(pairs)
     for plugin, times in mapping(run.summary.get("observer_errors")).items():
@@ -130,6 +138,21 @@ def _delivery(run: RunData) -> list[Finding]:
     if calls is not None:
         text += f"; recorded calls agree with the learner within {figure(calls)}"
     return [Finding("ok" if arrived == proofs else "warn", text), *notes]
+
+
+def _stale(run: RunData) -> list[Finding]:
+    """Say how many steps learned from rollouts of earlier weights, and how much of that was corrected."""
+    behind = [row for row in run.steps if (number(row.get("max_staleness")) or 0) > 0]
+    if not behind:
+        return []
+    most = int(max(number(row.get("max_staleness")) or 0 for row in behind))
+    text = f"rollouts of {count(len(behind))} of {count(len(run.steps))} steps were sampled by weights "
+    text += "one version behind" if most == 1 else f"up to {most} versions behind"
+    cut = [number(mapping(row.get("algorithm")).get("rollout_is_ratio_fraction_high")) for row in behind]
+    known = [share for share in cut if share is not None]
+    if known:
+        text += f"; the importance weights of {figures.mean(known):.2%} of their tokens were truncated"
+    return [Finding("ok", text)]
 
 
 def _zero_variance(run: RunData) -> list[Finding]:

@@ -27,8 +27,10 @@ class Figures:
     ratio_max: float = 0.0
     rollout_is_max: float = 0.0
     sums: Counter[str] = attrs.field(factory=Counter)
-    furthest: list[tuple[float, TrainSample]] = attrs.field(factory=list)
-    """Before the first update: the samples whose recorded log-probabilities differ most, and their mean differences."""
+    furthest: tuple[float, TrainSample] | None = None
+    """Before the first update: the sample whose recorded log-probabilities differ most, and its mean difference."""
+    again: list[TrainSample] = attrs.field(factory=list)
+    """Samples to score again with the weights that sampled, if these are older."""
     norms: list[float] = attrs.field(factory=list)
     """Of the gradient before clipping, one for each update that was tried."""
     updates: int = 0

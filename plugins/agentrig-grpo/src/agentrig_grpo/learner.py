@@ -43,7 +43,8 @@ GPU_CHUNK = 1 << 28
 1% less time and 3 GiB more."""
 
 SUSPECTS = 8
-"""Stale samples that are scored again with the weights that sampled them: those that differ most from the learner."""
+"""Stale samples that are scored again with the weights that sampled them: so many that differ most from the learner's
+current policy, where a changed call stands out, and as many at random."""
 
 
 class Learner:
@@ -64,7 +65,7 @@ class Learner:
         path: That, in words: one sentence.
         furthest: Of the samples of the latest `update`, the one whose recorded log-probabilities differ most from those
             under the weights that sampled, and the mean absolute difference of its tokens. These weights are the
-            learner's before the update; of stale samples, those before the update before (`SUSPECTS` are scored again).
+            learner's before the update; of stale samples, those before the update before (see `SUSPECTS`).
     """
 
     def __init__(
@@ -150,8 +151,7 @@ class Learner:
                     figures.batches.append((-epoch, *mini_batch))
                     self._one_update([samples[i] for i in mini_batch], figures, mini_batch, step)
                 self.used.end_epoch()
-        suspects = figures.furthest if not (staleness and self._earlier) else self._under_earlier(figures.furthest)
-        self.furthest = max(suspects, key=lambda found: found[0], default=None)
+        self.furthest = self._under_earlier(figures.again) if staleness and self._earlier else figures.furthest
         self._earlier = self._copies_of(figures.before) if self.config.max_staleness else {}
         wall = time.perf_counter() - start
         metrics = {
@@ -223,7 +223,11 @@ class Learner:
         figures.add(parts)
         if figures.sampled_difference is None:
             figures.sampled_difference = proof.difference()
-            figures.furthest = [(gap, chosen[place]) for gap, place in proof.furthest(SUSPECTS)]
+            found = proof.furthest(SUSPECTS)
+            figures.furthest = (found[0][0], chosen[found[0][1]]) if found else None
+            if config.max_staleness:
+                others = random.Random(f"{self._seed} {step}").sample(range(len(chosen)), min(SUSPECTS, len(chosen)))
+                figures.again = [chosen[i] for i in dict.fromkeys([*(place for _, place in found), *others])]
         # A gradient that is not finite is skipped below, and the run's guard names it.
         figures.token_error = max(figures.token_error, proof.check())
         self._proof.before(
@@ -267,13 +271,8 @@ class Learner:
         return {name: kept.to(dtype, copy=True) for name, kept in zip(self.trained, before, strict=False)}
 
     @torch.no_grad()
-    def _under_earlier(self, suspects: Sequence[tuple[float, TrainSample]]) -> list[tuple[float, TrainSample]]:
-        """Return samples with their mean absolute differences under the weights before the update before.
-
-        A call whose tokens or log-probabilities were changed differs more from the current policy than one update
-        explains, so it is among the suspects.
-        """
-        samples = [sample for _, sample in suspects]
+    def _under_earlier(self, samples: Sequence[TrainSample]) -> tuple[float, TrainSample] | None:
+        """Return the sample that differs most under the weights before the update before, and the mean difference."""
         gaps = [0.0] * len(samples)
         parameters = self.trained if self._masters is None else self._masters.copies
         with computing_with(parameters, self._earlier):
@@ -283,7 +282,8 @@ class Learner:
                 for at, place, logprob in zip(batch.sample.tolist(), batch.place.tolist(), found, strict=True):
                     recorded = samples[at].logprobs or ()
                     gaps[at] += abs(logprob - recorded[place]) / len(recorded)
-        return [(math.inf if math.isnan(gap) else gap, s) for gap, s in zip(gaps, samples, strict=True)]
+        found = [(math.inf if math.isnan(gap) else gap, s) for gap, s in zip(gaps, samples, strict=True)]
+        return max(found, key=lambda each: each[0], default=None)
 
     @torch.no_grad()
     def _used(self, name: str, batch: Batch) -> bool:
