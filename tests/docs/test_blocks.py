@@ -44,6 +44,8 @@ SHOWN = (
     (r"^tasks → agent", "a drawing of the data flow"),
     (r"^src/agentrig/ |^algorithm\.py ", "a list of files"),
     (r"^agent\(task_input, endpoint\) ->", "the form of a call"),
+    (r"^sampling   rollouts 1", "a drawing of what runs at the same time"),
+    (r"^- min\(π_proximal", "a formula; test_grpo_stale.py compares the loss with it"),
     (r"^step  8/60", "what a run prints"),
     (r"^step \d+(, update \d+)?: ", "the message of a run that a proof stops; tests/proofs compares it"),
     (r"^---\nconfig:", "the reference agent's graph, as Mermaid draws it"),
