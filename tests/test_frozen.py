@@ -13,7 +13,6 @@ from typing import Any
 import attrs
 import pytest
 from model_server import ModelServer
-from run_dirs import rollout_of
 
 from agentrig import Score, Task, hookimpl
 from agentrig.errors import AgentFailure
@@ -22,6 +21,7 @@ from agentrig.observers import StepEnd
 from agentrig.plan import Plan
 from agentrig.rollouts import Rollout
 from agentrig.run.training import train
+from agentrig.testing.run_directory import rollout_of
 
 MakePlan = Callable[..., Plan]
 

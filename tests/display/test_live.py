@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import attrs
 import pytest
 from rich.console import Console
-from run_dirs import rollout_of, write_run
 
 from agentrig import Score
 from agentrig.display import LiveDisplay
@@ -21,6 +20,7 @@ from agentrig.display.live import final_line
 from agentrig.figures import counted
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.plugins.loading import load
+from agentrig.testing.run_directory import rollout_of, write_run
 
 
 def display(*, terminal: bool = False) -> tuple[LiveDisplay, io.StringIO]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from run_dirs import rollout_of
 
 from agentrig import Outcome, Score, Span, Task, Trace
 from agentrig.display import span_text, span_tree
 from agentrig.rollouts import Rollout
+from agentrig.testing.run_directory import rollout_of
 from agentrig.traces import LLM_CALL
 
 

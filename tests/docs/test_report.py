@@ -13,7 +13,6 @@ from typing import Any
 import attrs
 import pyarrow.parquet as pq
 import pytest
-from run_dirs import rollout_of
 
 from agentrig import Endpoint, Score, Task
 from agentrig.plan import resolve
@@ -23,6 +22,7 @@ from agentrig.run.directory import RunDirectory
 from agentrig.run.manifest import manifest
 from agentrig.run.session import RunSession
 from agentrig.runners.scorer import Scorer
+from agentrig.testing.run_directory import rollout_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text("utf-8")
 

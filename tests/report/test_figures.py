@@ -7,10 +7,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from run_dirs import write_run
 
 from agentrig.report import figures
 from agentrig.report.reading import read_run
+from agentrig.testing.run_directory import write_run
 
 
 def test_wilson_agrees_with_published_values():

@@ -9,13 +9,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from run_dirs import rollout_of, write_run
 
 from agentrig.report import build_report, compare, compare_text
 from agentrig.report.page import render
 from agentrig.report.reading import read_run
 from agentrig.report.table import COLUMNS, row_of
 from agentrig.run.directory import RunDirectory
+from agentrig.testing.run_directory import rollout_of, write_run
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 LINKS = {"src", "href", "xlink:href", "srcset", "action", "data", "poster"}

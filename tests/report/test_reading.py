@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
-from run_dirs import write_run
 
 from agentrig.errors import AgentrigError
 from agentrig.report import figures
 from agentrig.report.findings import findings
 from agentrig.report.reading import read_run, rollout_rows
+from agentrig.testing.run_directory import write_run
 
 
 def test_nothing_is_missing_in_a_complete_run(tmp_path: Path):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -13,6 +15,7 @@ import pytest
 
 from agentrig import RewardSpec, Score
 from agentrig.errors import ConfigError
+from agentrig.run.directory import RunDirectory
 from agentrig.testing import Check, CheckFailed, ChecksFailed, CheckSkipped, check_reward, checks
 from agentrig.testing.scripted import Reply, ScriptedServer, logprob, prompt_ids
 from agentrig.testing.table import Bench, Table
@@ -198,3 +201,11 @@ def test_the_scripted_server_fails_delays_and_breaks(scripted_server: ScriptedSe
     scripted_server.script = Reply(text="late", delay_s=5)
     with pytest.raises(httpx.ReadTimeout):
         asked.post("chat/completions", json=BODY, timeout=0.05)
+
+
+def test_the_database_and_the_run_directory_are_real(one_table_database: Path, run_directory: Path) -> None:
+    with closing(sqlite3.connect(one_table_database)) as connection:
+        assert connection.execute("SELECT name FROM animal WHERE kg IS NULL").fetchall() == [("Zoë",)]
+    run = RunDirectory(run_directory)
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3]
+    assert json.loads((run_directory / "summary.json").read_text())["complete"] is True

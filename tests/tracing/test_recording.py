@@ -101,7 +101,7 @@ def test_a_stream(model: ModelServer, client: Any) -> None:
 
     def agent() -> None:
         stream = client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
-        text.extend(event.choices[0].delta.content or "" for event in stream)
+        text.extend(event.choices[0].delta.content for event in stream if event.choices[0].delta.content)
 
     check_call(only_call(record(agent)))
     assert text == ["o", "d", "d"]
@@ -113,7 +113,7 @@ def test_an_asynchronous_stream(model: ModelServer) -> None:
     async def ask() -> None:
         async with openai.AsyncOpenAI(base_url=model.url, api_key="x") as client:
             stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
-            text.extend([event.choices[0].delta.content or "" async for event in stream])
+            text.extend([event.choices[0].delta.content async for event in stream if event.choices[0].delta.content])
 
     check_call(only_call(record(lambda: asyncio.run(ask()))))
     assert text == ["o", "d", "d"]

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_server import LocalServer, QuietHandler, serving
+
+from agentrig.testing.local_server import LocalServer, QuietHandler, serving
 
 
 class ChatServer(LocalServer):

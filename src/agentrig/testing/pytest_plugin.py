@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agentrig.testing.scripted import ScriptedServer
     from agentrig.traces import Trace
 
@@ -25,6 +27,22 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
         return (yield)
     except CheckSkipped as skipped:
         pytest.skip(str(skipped))
+
+
+@pytest.fixture
+def one_table_database(tmp_path: Path) -> Path:
+    """A SQLite file with one table, `animal` (`agentrig.testing.databases`)."""
+    from agentrig.testing.databases import one_table_database
+
+    return one_table_database(tmp_path)
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path) -> Path:
+    """The directory of a finished run of three steps (`agentrig.testing.run_directory.write_run`)."""
+    from agentrig.testing.run_directory import write_run
+
+    return write_run(tmp_path / "run", steps=3, held_out=8)
 
 
 @pytest.fixture

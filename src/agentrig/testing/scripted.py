@@ -7,10 +7,11 @@ the ids that it expects (`prompt_ids`, `Reply.ids`).
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -88,8 +89,7 @@ Script = Callable[[Mapping[str, Any]], str | Reply]
 """What the server answers to a request's body: text, or a `Reply`. It is called from several threads."""
 
 
-@attrs.frozen(kw_only=True)
-class Request:
+class Request(NamedTuple):
     """A request that the server got: its path, headers (names in lower case) and body."""
 
     path: str
@@ -112,15 +112,21 @@ class ScriptedServer(LocalServer):
         super().__init__(_Handler)
         self.script, self.model = script, model
         self.requests: list[Request] = []
+        self._lock = threading.Lock()
 
     def endpoint(self, **sampling: Any) -> Endpoint:
         """Return the endpoint that an agent gets, with these sampling fields."""
         return Endpoint(base_url=self.url, model=self.model, sampling=sampling, token_ids=True)
 
-    @property
     def bodies(self) -> list[Mapping[str, Any]]:
-        """The bodies of the requests."""
+        """Return the bodies of the requests."""
         return [request.body for request in self.requests]
+
+    def got(self, request: Request) -> int:
+        """Keep a request, and return how many came before it."""
+        with self._lock:
+            self.requests.append(request)
+            return len(self.requests) - 1
 
     def reply(self, body: Mapping[str, Any], number: int) -> Reply:
         """Return the answer to a request, the `number`-th (from 0)."""
@@ -129,6 +135,14 @@ class ScriptedServer(LocalServer):
             script = script[min(number, len(script) - 1)]
         answer = script(body) if callable(script) else script
         return Reply(text=answer) if isinstance(answer, str) else answer
+
+    def prompt_ids(self, body: Mapping[str, Any]) -> list[int]:
+        """Return the token ids of a request's prompt; a subclass may have other tokens."""
+        return prompt_ids(body)
+
+    def logprob(self, token: int, position: int) -> float:
+        """Return the log-probability of a sampled token; a subclass may have other ones."""
+        return logprob(token, position)
 
 
 def prompt_ids(body: Mapping[str, Any]) -> list[int]:
@@ -163,8 +177,7 @@ class _Handler(QuietHandler):
             return
         body = json.loads(raw)
         headers = {name.lower(): value for name, value in self.headers.items()}
-        number = len(self.server.requests)
-        self.server.requests.append(Request(path=self.path, headers=headers, body=body))
+        number = self.server.got(Request(self.path, headers, body))
         reply = self.server.reply(body, number)
         if reply.delay_s:
             time.sleep(reply.delay_s)
@@ -185,15 +198,15 @@ class _Handler(QuietHandler):
         self.wfile.write(data)
 
     def _completion(self, body: Mapping[str, Any], reply: Reply, number: int) -> dict[str, Any]:
-        asked, sampled = prompt_ids(body), reply.ids
+        asked, sampled = self.server.prompt_ids(body), reply.ids
         choice: dict[str, Any] = {"message": reply.message, "finish_reason": reply.ended}
         if body.get("return_token_ids") and reply.token_ids:
             choice["token_ids"] = sampled
         if body.get("logprobs") and reply.logprobs:
-            choice["logprobs"] = _logprobs(sampled, 0)
+            choice["logprobs"] = self._logprobs(sampled, 0)
         ids = {"prompt_token_ids": asked} if "token_ids" in choice else {}
         return {
-            "id": f"chatcmpl-{number}",
+            "id": f"chatcmpl-{number + 1}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": body.get("model"),
@@ -208,10 +221,10 @@ class _Handler(QuietHandler):
             self.send_header(name, value)
         self.end_headers()
         with_ids = bool(body.get("return_token_ids")) and reply.token_ids
-        head = {"id": f"chatcmpl-{number}", "object": "chat.completion.chunk", "created": int(time.time())}
+        head = {"id": f"chatcmpl-{number + 1}", "object": "chat.completion.chunk", "created": int(time.time())}
         head["model"] = body.get("model")
         first: dict[str, Any] = {"choices": [_choice({"role": "assistant", "content": ""})]}
-        self._event({**head, **first} | ({"prompt_token_ids": prompt_ids(body)} if with_ids else {}))
+        self._event({**head, **first} | ({"prompt_token_ids": self.server.prompt_ids(body)} if with_ids else {}))
         position = 0
         for i, (text, delta) in enumerate(reply.pieces):
             if i == reply.breaks_after:
@@ -220,7 +233,7 @@ class _Handler(QuietHandler):
             ids = list(text.encode())
             choice = _choice(delta) | ({"token_ids": ids} if with_ids else {})
             if body.get("logprobs") and reply.logprobs:
-                choice["logprobs"] = _logprobs(ids, position)
+                choice["logprobs"] = self._logprobs(ids, position)
             self._event({**head, "choices": [choice]})
             position += len(ids)
             if reply.pause_s:
@@ -228,9 +241,16 @@ class _Handler(QuietHandler):
         else:
             self._event({**head, "choices": [_choice({}, reply.ended)]})
             if (body.get("stream_options") or {}).get("include_usage"):
-                self._event({**head, "choices": [], "usage": _usage(prompt_ids(body), reply.ids)})
+                self._event({**head, "choices": [], "usage": _usage(self.server.prompt_ids(body), reply.ids)})
         self.wfile.write(b"data: [DONE]\n\n")
         self.close_connection = True
+
+    def _logprobs(self, ids: Sequence[int], start: int) -> dict[str, Any]:
+        tokens = [
+            {"token": chr(token), "logprob": self.server.logprob(token, start + i), "bytes": [token]}
+            for i, token in enumerate(ids)
+        ]
+        return {"content": [{**token, "top_logprobs": []} for token in tokens]}
 
     def _event(self, value: Any) -> None:
         self.wfile.write(f"data: {json.dumps(value)}\n\n".encode())
@@ -244,14 +264,6 @@ def _choice(delta: Mapping[str, Any], ended: str | None = None) -> dict[str, Any
 def _usage(asked: Sequence[int], sampled: Sequence[int]) -> dict[str, int]:
     total = len(asked) + len(sampled)
     return {"prompt_tokens": len(asked), "completion_tokens": len(sampled), "total_tokens": total}
-
-
-def _logprobs(ids: Sequence[int], start: int) -> dict[str, Any]:
-    tokens = [
-        {"token": chr(token), "logprob": logprob(token, start + i), "bytes": [token], "top_logprobs": []}
-        for i, token in enumerate(ids)
-    ]
-    return {"content": tokens}
 
 
 def scripted_server(
