@@ -89,6 +89,7 @@ def private_names(folder: Path) -> Iterator[str]:
 
 def test_plugins_import_no_private_name(tmp_path: Path) -> None:
     folders = [*(ROOT / "plugins").glob("*/src"), *(ROOT / "examples").glob("*/src")]
+    folders += (ROOT / "src/agentrig/templates").glob("*")
     assert [name for folder in folders for name in private_names(folder)] == []
     (tmp_path / "odd.py").write_text("def late():\n    from agentrig.tasks import (\n        _id,\n    )\n")
     assert list(private_names(tmp_path)) == ["odd.py:2 _id"]

@@ -28,6 +28,7 @@ from templates import Asker
 
 from agentrig import Outcome, Task
 from agentrig.plan import resolve
+from agentrig.plugins.loading import load_file
 
 
 @pytest.fixture
@@ -180,11 +181,9 @@ def test_no_question_or_database_of_dev_is_shown(spider_dir):
 
 
 def test_the_graded_reward_gives_partial_credit_to_a_wrong_query_that_runs(shop):
-    sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "agentrig-partial-credit" / "src"))
-    import agentrig_partial_credit
-
     database, _ = shop
-    [spec] = agentrig_partial_credit.register_rewards()
+    source = Path(__file__).parents[1] / "src/agentrig/templates/reward/src/agentrig_partial_credit/__init__.py"
+    [spec] = load_file(source).register_rewards()
     reward = spec.build(spec.config(runs=0.3))
     task = Task(id="t", input={"database": str(database)}, private={"gold": "SELECT Age FROM Customer"})
     broken = Task(id="b", input={"database": str(database)}, private={"gold": "SELECT Height FROM Customer"})

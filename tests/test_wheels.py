@@ -1,18 +1,19 @@
-"""A reward and an agent from wheels train in a new virtual environment, without a change in agentrig."""
+"""Components that `agentrig new` makes: built, installed in a new environment, tested, listed, and used by a run."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import sysconfig
-import venv
+from collections.abc import Sequence
+from contextlib import chdir
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from scaffolds import Environment, build, environment, new
 
-ROOT = Path(__file__).resolve().parents[1]
+from agentrig.scaffold.templates import TEMPLATES
+
 TINY = (
     "algorithm.steps=2",
     "algorithm.tasks_per_step=6",
@@ -20,87 +21,92 @@ TINY = (
     "run.validation_tasks=4",
     "run.report_tasks=6",
     "run.failure_limit=1.0",
+    "run.name=r",
 )
 
 
+def installed(folder: Path, kinds: Sequence[str]) -> Environment:
+    """Make a package of each kind in an empty folder, and install their wheels."""
+    with chdir(folder):
+        for kind in kinds:
+            new(kind, f"my-{kind}")
+            build(folder / f"agentrig-my-{kind}", folder / "wheels")
+    made = environment(folder)
+    made.install(sorted((folder / "wheels").glob("*.whl")))
+    return made
+
+
+def listed(made: Environment) -> dict[str, Any]:
+    """Return what `agentrig plugins` lists of each distribution."""
+    return {p["distribution"]: p for p in json.loads(made.run("agentrig", "plugins", "--json"))}
+
+
+def own_tests(made: Environment, kinds: Sequence[str]) -> str:
+    """Run the packages' own tests, in one process."""
+    folders = [str(made.folder / f"agentrig-my-{kind}" / "tests") for kind in kinds]
+    # In its own folder there is one package; here are several, without a file that makes them one.
+    return made.run("pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:xdist", *folders)
+
+
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new virtual environment with the example wheels, which finds the installed agentrig and its dependencies."""
-    folder = tmp_path_factory.mktemp("fresh")
-    wheels = folder / "wheels"
-    for name in ("agentrig-partial-credit", "agentrig-one-shot"):
-        subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "build",
-                "--wheel",
-                "--no-isolation",
-                "-o",
-                str(wheels),
-                str(ROOT / "examples" / name),
-            ],
-            check=True,
-            capture_output=True,
-        )
-    home = folder / "venv"
-    venv.create(home, with_pip=False)
-    site = next((home / "lib").glob("python*/site-packages"))
-    # A .pth line runs the .pth files there too, which is how the editable installs are found.
-    (site / "agentrig-here.pth").write_text(f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})\n")
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "uv",
-            "pip",
-            "install",
-            "-q",
-            "--offline",
-            "--no-deps",
-            "--python",
-            str(home / "bin/python"),
-        ]
-        + [str(w) for w in sorted(wheels.glob("*.whl"))],
-        check=True,
-    )
-    return home
+def two(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return installed(tmp_path_factory.mktemp("two"), ["agent", "reward"])
 
 
-def agentrig(home: Path, *words: str, cwd: Path) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    command = [str(home / "bin/python"), "-m", "agentrig", *words]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_the_wheels_are_listed(fresh: Path, tmp_path: Path) -> None:
-    plugins = {p["distribution"]: p for p in json.loads(agentrig(fresh, "plugins", "--json", cwd=tmp_path))}
-    assert plugins["agentrig-partial-credit"]["components"] == [
-        {
-            "kind": "reward",
-            "name": "partial-credit",
-            "summary": "1 for the right result, a little for a query that runs.",
-        }
+def test_the_wheels_are_listed(two: Environment) -> None:
+    plugins = listed(two)
+    assert plugins["agentrig-my-reward"]["components"] == [
+        {"kind": "reward", "name": "my-reward", "summary": "1 for the right result, a little for a query that runs."}
     ]
-    assert plugins["agentrig-one-shot"]["status"] == "ok"
+    assert plugins["agentrig-my-agent"]["status"] == "ok"
 
 
-def test_an_agent_and_a_reward_from_wheels_train(fresh: Path, tmp_path: Path) -> None:
-    swapped = ("--agent", "one-shot", "--reward", "partial-credit", "reward.runs=0.25")
-    words = ("train", "mini", *swapped, "run.name=r", "--json", *TINY)
-    summary = json.loads(agentrig(fresh, *words, cwd=tmp_path))
+def test_their_own_tests_pass(two: Environment) -> None:
+    assert " failed" not in own_tests(two, ["agent", "reward"])
+
+
+def test_an_agent_and_a_reward_from_wheels_train(two: Environment) -> None:
+    swapped = ("--agent", "my-agent", "--reward", "my-reward", "reward.runs=0.25")
+    summary = json.loads(two.run("agentrig", "train", "mini", *swapped, "--json", *TINY))
     assert summary["steps"] == 2
-    manifest = json.loads((tmp_path / "runs/r/manifest.json").read_text())
-    assert manifest["components"]["reward"]["distribution"] == "agentrig-partial-credit"
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(tmp_path / "runs/r/rollouts/train-00001.parquet").to_pylist()
+    run = two.folder / "runs" / "r"
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["components"]["reward"]["distribution"] == "agentrig-my-reward"
+    rows = pq.read_table(run / "rollouts" / "train-00001.parquet").to_pylist()
     assert {r["value"] for r in rows} <= {0.0, 0.25, 1.0}
     assert 0.25 in {r["value"] for r in rows}, "the reward's own setting was used"
-    assert manifest["components"]["agent"]["distribution"] == "agentrig-one-shot"
+    assert manifest["components"]["agent"]["distribution"] == "agentrig-my-agent"
     assert summary["transitions_per_rollout"] == 1.0
-    lines = [json.loads(text) for text in (tmp_path / "runs/r/metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
     assert all(line["nodes"]["trained"] == {"write_query": 24} for line in lines)
     assert all(line["algorithm"]["weight_change"] > 0 for line in lines)
+
+
+@pytest.fixture(scope="module")
+def all_kinds(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return installed(tmp_path_factory.mktemp("all"), list(TEMPLATES))
+
+
+@pytest.mark.slow
+def test_every_kind_is_listed_and_its_own_tests_pass(all_kinds: Environment) -> None:
+    plugins = listed(all_kinds)
+    for kind in TEMPLATES:
+        (component,) = plugins[f"agentrig-my-{kind}"]["components"]
+        assert (component["kind"], component["name"]) == (kind, f"my-{kind}")
+    assert " failed" not in own_tests(all_kinds, list(TEMPLATES))
+
+
+@pytest.mark.slow
+def test_one_run_uses_every_kind(all_kinds: Environment) -> None:
+    uses = [word for kind in TEMPLATES if kind != "recipe" for word in (f"--{kind}", f"my-{kind}")]
+    words = ["agentrig", "train", "my-recipe", *uses, "algorithm.model=mini", *TINY, "--json"]
+    summary = json.loads(all_kinds.run(*words, FAKE_ACCELERATORS="2"))
+    assert summary["steps"] == 2
+    run = all_kinds.folder / "runs" / "r"
+    components = json.loads((run / "manifest.json").read_text())["components"]
+    assert {kind: components[kind]["distribution"] for kind in components} == {
+        kind: f"agentrig-my-{kind}" for kind in components
+    }
+    assert json.loads((run / "my_observer.json").read_text())
+    transfers = [json.loads(line) for line in (run / "transfers.jsonl").read_text().splitlines()]
+    assert [line["version"] for line in transfers] == [0, 1, 2]

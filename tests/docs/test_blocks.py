@@ -16,6 +16,7 @@ from pages import PAGES, ROOT, Block, blocks
 
 from agentrig.plan import resolve
 from agentrig.plugins.loading import load
+from agentrig.scaffold.templates import TEMPLATES
 
 PYTHON = [b for b in blocks() if b.language == "python"]
 PLUGINS = [b for b in PYTHON if "@hookimpl" in b.text]
@@ -58,6 +59,10 @@ NOT_PAGES = {
     "CHANGELOG.md": "made by towncrier",
     "CONTRIBUTING.md": "for contributors; the files that its commands name are checked below",
     "README.zh.md": "its blocks are those of README.md, which test_translations.py compares",
+    **{
+        f"src/agentrig/templates/{kind}/README.md": "it goes into a package; test_templates.py compares its commands"
+        for kind in TEMPLATES
+    },
     "plugins/agentrig-grpo/training/README.md": "an hour on a GPU; the files that its commands name are checked below",
     "tests/benchmarks/verl_spider/README.md": "needs Spider and a GPU; files that its commands name are checked below",
 }

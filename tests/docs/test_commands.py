@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import chdir
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from pages import ROOT, Block, Command, blocks, commands
+from scaffolds import new
 
 from agentrig.cli.entry import main
 from agentrig.cli.options import asked
@@ -39,6 +41,7 @@ NOT_RUN = (
     (r"\b(train|doctor) npu\b|Ascend|torch_npu|vllm", "it needs an NPU and CANN"),
     (r"^python tests/benchmarks/verl_", "it needs a GPU"),
     (r"^pip install (\. |\./plugins)|^pip check", "it is part of an installation on an NPU"),
+    (r"^agentrig new ", "the package is there already; tests/test_wheels.py runs it"),
     (r"--resume runs/qwen", "it needs a run that was made on a GPU"),
     (r"modelscope|MODELSCOPE", "it needs a package and a model from a network"),
     (r"algorithm\.model=DIR", "it needs an instruct model, which no package installed here has"),
@@ -90,11 +93,18 @@ ONCE = list({command.text: command for command in RUN if is_cheap(command)}.valu
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with what the pages assume: the repository's folders, the files that they show, a small database."""
     folder = tmp_path_factory.mktemp("pages")
-    for name in ("tests", "plugins", "examples", "Makefile"):
+    for name in ("tests", "plugins", "examples", "src", "Makefile"):
         (folder / name).symlink_to(ROOT / name)
     (folder / ".examples").mkdir()  # what `pip install ./examples/…` would install, for commands that are parsed
+    path = list(sys.path)
     sys.path += map(str, ROOT.glob("examples/*/src"))  # for those that have several modules
-    for file in ROOT.glob("examples/*/src/*/__init__.py"):
+    with chdir(folder):
+        new("reward", "my-reward")
+    for file in (
+        *ROOT.glob("examples/*/src/*/__init__.py"),
+        *ROOT.glob("src/agentrig/templates/*/src/*/__init__.py"),
+        *folder.glob("agentrig-my-*/src/*/__init__.py"),
+    ):
         shutil.copyfile(file, folder / ".examples" / f"{file.parent.name}.py")
     for block in blocks():
         page = str(block.page.relative_to(ROOT))
@@ -114,6 +124,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.chdir(folder)
     yield folder
     os.chdir(before)
+    sys.path[:] = path  # plugin files add their folder
     sys.path[:] = [p for p in sys.path if not p.startswith(str(ROOT / "examples"))]
 
 

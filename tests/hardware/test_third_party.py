@@ -4,16 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from scaffolds import build
 
 from agentrig.cli.entry import main
 from agentrig.doctor import could_start, devices, examine, software
+from agentrig.scaffold.copying import make_package
+from agentrig.scaffold.templates import TEMPLATES
 from agentrig.testing import check_hardware
 
-ROOT = Path(__file__).resolve().parents[2]
 ONE_STEP = (
     "algorithm.steps=1",
     "algorithm.tasks_per_step=6",
@@ -26,11 +27,10 @@ ONE_STEP = (
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A folder that holds what the example's wheel installs; its entry point is found from there."""
+    """A folder that holds what the wheel of `agentrig new hardware` installs; its entry point is found from there."""
     folder = tmp_path_factory.mktemp("third-party")
-    example = str(ROOT / "examples" / "agentrig-fake-accelerator")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), example]
-    subprocess.run(build, check=True, capture_output=True)
+    make_package(TEMPLATES["hardware"], "fake-accelerator", folder / "package")
+    build(folder / "package", folder)
     (wheel,) = folder.glob("*.whl")
     install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--offline", "--no-deps"]
     target = folder / "site"
@@ -39,15 +39,15 @@ def site(tmp_path_factory):
 
 
 def test_it_trains_one_step_of_mini_through_the_embedded_algorithm(site, tmp_path):
-    words = ["train", "mini", "--hardware", "fake", "run.name=fake", *ONE_STEP]
+    words = ["train", "mini", "--hardware", "fake-accelerator", "run.name=fake", *ONE_STEP]
     environ = {**os.environ, "PYTHONPATH": str(site), "FAKE_ACCELERATORS": "2"}
     command = [sys.executable, "-m", "agentrig", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environ, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "runs" / "fake"
     manifest = json.loads((run / "manifest.json").read_text())
-    assert manifest["hardware"]["name"] == "fake"
-    assert 'use = "fake"' in (run / "config.toml").read_text()
+    assert manifest["hardware"]["name"] == "fake-accelerator"
+    assert 'use = "fake-accelerator"' in (run / "config.toml").read_text()
     (step,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if '"step": 1' in line]
     assert step["rollouts"] == 24
     assert step["algorithm"]["weight_change"] > 0
@@ -66,32 +66,32 @@ def here(site, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("here")
 def test_it_passes_the_kit(monkeypatch):
-    report = check_hardware("fake", compute=False)  # the next tests compute on it
+    report = check_hardware("fake-accelerator", compute=False)  # the next tests compute on it
     assert {r.check for r in report.results if r.status == "skipped"} == {"hardware.memory", "hardware.computes"}
     monkeypatch.delenv("FAKE_ACCELERATORS")
-    absent = check_hardware("fake")
+    absent = check_hardware("fake-accelerator")
     assert "hardware.hidden" in {r.check for r in absent.results if r.status == "skipped"}
 
 
 @pytest.mark.usefixtures("here")
 def test_the_doctor_runs_its_check_and_reads_its_stack():
-    findings = examine("mini", uses={"hardware": "fake"})
+    findings = examine("mini", uses={"hardware": "fake-accelerator"})
     assert could_start(findings), findings
     found = {f.check: f for f in findings}
     assert found["torch"].result == "ok"
     assert found["fake driver"].result == "ok"
-    assert found["stack"].evidence.startswith("fake accelerator on torch 2.13, contract-tested")
-    assert "fake accelerator 0; fake accelerator 1" in found["fake devices"].evidence
+    assert found["stack"].evidence.startswith("fake-accelerator on torch 2.13, contract-tested")
+    assert "fake accelerator 0; fake accelerator 1" in found["fake-accelerator devices"].evidence
 
 
 @pytest.mark.usefixtures("here")
 def test_auto_takes_it_when_it_is_the_only_accelerator_and_stops_when_it_is_broken(tmp_path, monkeypatch):
     found = {f.check: f for f in examine("mini", uses={"hardware": "auto"})}
-    assert found["fake devices"].evidence.startswith("used")
+    assert found["fake-accelerator devices"].evidence.startswith("used")
     monkeypatch.setenv("FAKE_ACCELERATORS", "two")
     broken = CliRunner().invoke(main, ["train", "mini", *ONE_STEP])
     assert broken.exit_code == 1
-    assert "fake is there but broken" in broken.stderr
+    assert "fake-accelerator is there but broken" in broken.stderr
     assert "export FAKE_ACCELERATORS=1" in broken.stderr
     assert "Traceback" not in broken.stderr
     assert not (tmp_path / "runs").exists()

@@ -33,6 +33,7 @@ class Group(NearestGroup):
         "runner": ("runner:runner", "Join a running training from another machine."),
         "dev": ("dev:dev", "Run an agent on a few tasks and show every span; nothing is learned."),
         "eval": ("eval:eval_", "Measure a model through an agent."),
+        "new": ("new:new", "Start a component of your own, from a template."),
         "plugins": ("plugins:plugins_", "List the plugins and what each brings."),
         "doctor": ("doctor:doctor", "Find what would keep a recipe from running here."),
         "data": ("data:data", "Make or check the files of a task set."),

@@ -1,0 +1,57 @@
+"""`agentrig new`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("kind")
+@click.argument("name")
+@click.option("--here", "file", type=click.Path(path_type=Path), metavar="FILE.py", help="One file, not a package.")
+def new(kind: str, name: str, file: Path | None) -> None:
+    """Start a component of your own: a package with tests, or one file.
+
+    KIND is tasks, agent, reward, adapter, algorithm, server, runners, hardware, observer or recipe. The package is the
+    folder agentrig-NAME, and works as it is: install it, run its tests, then edit its source file.
+
+    \b
+    agentrig new reward my-reward
+    agentrig new agent my-agent --here my_agent.py
+    """
+    from agentrig.plugins.loading import load
+    from agentrig.scaffold.copying import make_file, make_package, refuse_existing
+    from agentrig.scaffold.names import check_file, check_name
+    from agentrig.scaffold.templates import source_of, template_of
+
+    template = template_of(kind)
+    target = Path(f"agentrig-{name}") if file is None else file
+    refuse_existing(target)
+    registry = load()
+    check_name(kind, name, registry)
+    if file is not None:
+        check_file(file, registry)
+        make_file(template, name, file)
+        click.echo(f"{file} has the {kind} {name}.\n")
+        steps = [
+            (f"agentrig plugins --plugin {file}", "lists it"),
+            (template.command(name, file=file), "trains with it"),
+        ]
+        edit = f"Then edit {file}."
+    else:
+        make_package(template, name, target)
+        click.echo(f"{target} is a package with the {kind} {name}.\n")
+        steps = [
+            (f"cd {target}", ""),
+            ('pip install -e ".[test]"', "agentrig finds it from now on"),
+            ("pytest", "runs its tests"),
+            ("agentrig plugins", "lists it"),
+            (template.command(name), "trains with it"),
+        ]
+        edit = f"Then edit {source_of(name)}. README.md says how to publish it."
+    width = max(len(command) for command, _ in steps)
+    for command, why in steps:
+        click.echo(f"  {command:<{width}}  # {why}" if why else f"  {command}")
+    click.echo(f"\n{edit}")

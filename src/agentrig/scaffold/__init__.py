@@ -1,0 +1,1 @@
+"""`agentrig new`: a component of somebody's own, copied from a template with its names replaced."""

@@ -1,0 +1,19 @@
+"""Runs the checks of `agentrig.testing` on `fake-accelerator`, and a test of its own."""
+
+import pytest
+from agentrig_fake_accelerator import Accelerator
+
+from agentrig.testing import Check, checks
+
+
+@pytest.mark.parametrize("check", checks("hardware", "fake-accelerator"), ids=str)
+def test_the_contract(check: Check) -> None:
+    check()
+
+
+def test_a_broken_accelerator_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_ACCELERATORS", "2")
+    assert len(Accelerator().probe().devices) == 2
+    monkeypatch.setenv("FAKE_ACCELERATORS", "two")
+    (problem,) = Accelerator().probe().problems
+    assert "export FAKE_ACCELERATORS=1" in problem

@@ -1,0 +1,23 @@
+"""Runs the checks of `agentrig.testing` on `car-dealers`, and a test of its own."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from agentrig_car_dealers import Config, Questions
+
+from agentrig.testing import Check, checks
+
+
+@pytest.mark.parametrize("check", checks("tasks", "car-dealers"), ids=str)
+def test_the_contract(check: Check) -> None:
+    check()
+
+
+def test_each_gold_query_gives_a_result(tmp_path: Path) -> None:
+    tasks = Questions(Config(folder=str(tmp_path)))
+    for split in tasks.splits:
+        for task in tasks.load(split):
+            with closing(sqlite3.connect(task.input["database"])) as connection:
+                assert connection.execute(task.private["gold"]).fetchone() is not None, task.input["question"]

@@ -1,0 +1,98 @@
+"""Every template: a whole package, whose copy has new names everywhere, in a package and in a file."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from scaffolds import new
+
+from agentrig.plugins.loading import load
+from agentrig.plugins.specs import KINDS
+from agentrig.scaffold.copying import make_package
+from agentrig.scaffold.templates import FOLDER, TEMPLATES, snake
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = {"LICENSE", ".gitignore", ".github/workflows/tests.yml"}
+"""Files that every package gets from `common`."""
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {name: content for name, content in found.items() if "__pycache__" not in name}
+
+
+def test_every_kind_has_a_template() -> None:
+    assert set(TEMPLATES) == set(KINDS)
+    assert {p.name for p in FOLDER.iterdir() if p.is_dir()} == {*TEMPLATES, "common"}
+    names = [template.name for template in TEMPLATES.values()]
+    assert not [(a, b) for a in names for b in names if a != b and a in b], "one name would be replaced in another"
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_copy_under_its_own_name_is_the_template(kind: str, tmp_path: Path) -> None:
+    template = TEMPLATES[kind]
+    make_package(template, template.name, tmp_path / "package")
+    made = files(tmp_path / "package")
+    assert {name: content for name, content in made.items() if name not in SHARED} == files(template.folder)
+    assert {name: made[name] for name in SHARED} == files(FOLDER / "common")
+    assert made["LICENSE"] == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_copy_has_its_name_everywhere(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    template = TEMPLATES[kind]
+    printed = new(kind, "odd-name2")
+    made = files(tmp_path / "agentrig-odd-name2")
+    everything = "\n".join(f"{name}\n{content.decode()}" for name, content in made.items())
+    assert not re.search(f"{template.name}|{snake(template.name)}|\\[\\[[=%#]", everything)
+    assert everything.count("odd-name2") + everything.count("odd_name2") == sum(
+        name.count(form) + content.decode().count(form)
+        for name, content in files(template.folder).items()
+        for form in (template.name, snake(template.name))
+    )
+    project = tomllib.loads(made["pyproject.toml"].decode())
+    assert project["project"]["entry-points"]["agentrig"] == {"odd-name2": "agentrig_odd_name2"}
+    assert project["project"]["name"] == "agentrig-odd-name2"
+    assert set(made) > {"README.md", "LICENSE", "tests/test_odd_name2.py", "src/agentrig_odd_name2/__init__.py"}
+    lines = made["src/agentrig_odd_name2/__init__.py"].decode().splitlines()
+    assert len(lines) < 120, "a few dozen lines"
+    # README has the same commands as the message at the end.
+    (block,) = re.findall(r"```bash\n(.*?)```", made["README.md"].decode(), re.S)
+    told = [line.partition("  # ")[0].strip() for line in printed.splitlines() if line.startswith("  ")]
+    assert told == ["cd agentrig-odd-name2", *block.splitlines()]
+    # What a longer name does to the form of the code is the same as in this repository.
+    monkeypatch.chdir(ROOT)
+    check = [sys.executable, "-m", "ruff", "check", "--no-cache", "--ignore", "I001,D103"]
+    done = subprocess.run([*check, str(tmp_path / "agentrig-odd-name2")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_copy_in_one_file_is_a_plugin(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = f"odd_{kind}.py"
+    printed = new(kind, "odd-name3", "--here", file)
+    assert f"--plugin {file}" in printed
+    assert [p.name for p in tmp_path.iterdir()] == [file]
+    (plugin,) = [p for p in load(files=[file]).plugins if p.name == f"odd_{kind}"]
+    assert [(c.kind, c.spec.name) for c in plugin.components] == [(kind, "odd-name3")]
+
+
+def test_the_wheel_of_agentrig_has_the_templates(tmp_path: Path) -> None:
+    """What git has of them, and nothing that was made beside."""
+    from hatchling.builders.wheel import WheelBuilder
+
+    builder = WheelBuilder(str(ROOT))
+    shipped = {str(f.distribution_path) for f in builder.recurse_included_files()}
+    listed = subprocess.run(
+        ["git", "ls-files", "src/agentrig/templates"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    wanted = {name.removeprefix("src/") for name in listed}
+    assert len(wanted) > 4 * len(TEMPLATES)
+    assert {name for name in shipped if name.startswith("agentrig/templates/")} == wanted
