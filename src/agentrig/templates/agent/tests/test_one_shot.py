@@ -1,12 +1,19 @@
-"""Tests `one-shot`."""
+"""Runs the checks of `agentrig.testing` on `one-shot`, and a test of its own."""
 
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from agentrig_one_shot import Agent, Config
 
+from agentrig.testing import Check, checks
 from agentrig.testing.scripted import ScriptedServer
+
+
+@pytest.mark.parametrize("check", checks("agent", "one-shot", tasks="mini-sql"), ids=str)
+def test_the_contract(check: Check) -> None:
+    check()
 
 
 def test_the_schema_is_in_the_prompt(scripted_server: ScriptedServer, tmp_path: Path) -> None:

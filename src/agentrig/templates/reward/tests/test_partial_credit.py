@@ -11,7 +11,7 @@ from agentrig import Outcome, Task
 from agentrig.testing import Check, checks
 
 
-@pytest.mark.parametrize("check", checks("reward", "partial-credit"), ids=str)
+@pytest.mark.parametrize("check", checks("reward", "partial-credit", tasks="mini-sql"), ids=str)
 def test_the_contract(check: Check) -> None:
     check()
 
