@@ -77,12 +77,38 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f' Did you mean "{close[0]}"?' if close else ""
 
 
-def place_of(error: BaseException) -> str:
-    """Return ` (FILE:LINE in FUNCTION)`: the last frame of a traceback that is in the user's own code, or ''."""
+def own_file(filename: str, *, installed: bool = False) -> bool:
+    """Whether a file is a user's own code: not Python's library, not agentrig's core, and no installed package.
+
+    Args:
+        filename: As a frame has it.
+        installed: Whether installed packages count too, as for the author of a plugin.
+    """
+    if filename.startswith("<") or filename.startswith((_CORE, *_MACHINERY)):
+        return False
+    if filename.startswith(_INSTALLED):
+        return installed
+    return not filename.startswith(_STDLIB)
+
+
+def place_of(error: BaseException, *, installed: bool = False) -> str:
+    """Return ` (FILE:LINE in FUNCTION)`: the last frame of a traceback that is in the user's own code, or ''.
+
+    Args:
+        error: What was raised.
+        installed: Whether an installed package is meant if no frame is the user's: then its first frame, for the last
+            ones may be those of a library that it uses.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(_OTHERS)]
+    own = [f for f in frames if own_file(f.filename)]
+    if not own and installed:
+        own = [f for f in frames if own_file(f.filename, installed=True)]
+        own = [f for f in own if f.filename == own[0].filename]
     return f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno} in {own[-1].name})" if own else ""
 
 
-_OTHERS = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, os.path.dirname(__file__), "<")
-"""Paths of code that is not the user's: Python's library, installed packages and agentrig itself."""
+_STDLIB = sysconfig.get_path("stdlib")
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+_CORE = os.path.dirname(__file__) + os.sep
+_MACHINERY = tuple(os.path.join(path, name) for path in _INSTALLED for name in ("pluggy", "attr", "attrs"))
+"""Paths of code that is not the user's: Python's library, installed packages, agentrig, and what calls plugins."""

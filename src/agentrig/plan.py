@@ -64,6 +64,7 @@ class Plan:
         runners: The config object of the kind `runners`; a command may have changed it.
         reasons: Kind to why `auto` chose this component, for those that it chose and gives a reason for.
         observers: The observers that `[observer]` names, each with its config object, in that order.
+        autos: The kinds whose component `auto` chooses: hardware, server, both or none.
         requires: The plugins that `[plugins] require` names; all of them are there.
     """
 
@@ -76,6 +77,7 @@ class Plan:
     reasons: Mapping[str, str] = attrs.field(factory=dict)
     observers: observing.Observers = ()
     requires: Sequence[str] = ()
+    autos: Sequence[str] = ()
 
     def build(self, kind: str) -> Any:
         """Build the selected component of a kind; its heavy imports happen here.
@@ -338,6 +340,7 @@ def resolve(
         reasons=reasons,
         observers=observing.selected(merged[observing.SECTION], registry, elsewhere),
         requires=tuple(plugins.require),
+        autos=tuple(auto_keys),
     )
 
 

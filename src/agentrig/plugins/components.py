@@ -39,6 +39,7 @@ class PluginInfo:
         status: `ok`, `failed` (see `error`; other plugins still work) or `blocked` (never imported).
         origin: The module, or the file, that it was loaded from.
         declared: The range of agentrig that its distribution requires; '' if it names none.
+        lethal: Whether a trial refused it: its import would end, or hold up, every process.
         observes: The hooks `on_*` that it implements itself: every run calls them.
     """
 
@@ -51,6 +52,7 @@ class PluginInfo:
     components: Sequence[Component] = ()
     observes: Sequence[str] = ()
     declared: str = ""
+    lethal: bool = False
 
     @property
     def unsuited(self) -> str:

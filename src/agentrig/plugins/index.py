@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import AgentrigError
+from agentrig.plugins import caches
 
 REGISTRY = "https://pypi.org"
 """The registry that is asked by default."""
@@ -30,9 +30,7 @@ NAMES = {"Accept": "application/vnd.pypi.simple.v1+json, text/html;q=0.5"}
 
 def refreshed() -> Path:
     """Return where `refresh` writes: `plugins.json` in `$AGENTRIG_CACHE`, or in the user's cache folder."""
-    own = os.environ.get("AGENTRIG_CACHE")
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (Path(own) if own else caches / "agentrig") / "plugins.json"
+    return caches.folder() / "plugins.json"
 
 
 def read() -> dict[str, Any]:
@@ -155,10 +153,7 @@ def plain(text: Any) -> str:
 
 def _write(file: Path, text: str) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f"{file.name}.{os.getpid()}.part")
-        part.write_text(text, "utf-8")
-        part.replace(file)
+        caches.write(file, text)
     except OSError as error:
         raise AgentrigError(
             f"{file} cannot be written: {error.strerror}; set AGENTRIG_CACHE to another folder"

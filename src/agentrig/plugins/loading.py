@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import pluggy
 
 from agentrig.errors import PluginError, place_of
 from agentrig.lightning_import import skip_litellm
-from agentrig.plugins import hookspecs
+from agentrig.plugins import hookspecs, trial
 from agentrig.plugins.components import Component, PluginInfo
+from agentrig.plugins.files import load_file as load_file
 from agentrig.plugins.ranges import declared as declared_range
 from agentrig.plugins.ranges import outside
 from agentrig.plugins.registry import BLOCK_VARIABLE, Registry, _misspelled, _specs
@@ -48,13 +46,38 @@ def blocked_names(block: Iterable[str] = ()) -> set[str]:
     return {n.strip() for n in (*os.environ.get(BLOCK_VARIABLE, "").split(","), *block) if n.strip()}
 
 
-def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict: bool = False) -> Registry:
+def _cure(name: str, distribution: str) -> str:
+    """Return what to do about a plugin that a trial refused."""
+    gone = "" if distribution in ("file", "unknown") else f", uninstall it (pip uninstall {distribution})"
+    again = "" if distribution == "file" else "; `agentrig plugins` tries it again"
+    return f"It was not imported. Mend it{gone} or block it ({BLOCK_VARIABLE}={name}){again}"
+
+
+def _disagreement(origin: str, error: BaseException) -> str:
+    """Return what to do if an entry point names a module, or an object in it, that its package lacks; else ''."""
+    module, _, attribute = origin.partition(":")
+    lacks = isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}.")
+    if lacks or (isinstance(error, AttributeError) and attribute and not place_of(error, installed=True)):
+        return f'. The entry point says "{origin}", and the package lacks it: mend one of them, and reinstall it'
+    return ""
+
+
+def load(
+    *,
+    block: Iterable[str] = (),
+    files: Iterable[str | Path] = (),
+    strict: bool = False,
+    tries: bool = True,
+    retry: bool = False,
+) -> Registry:
     """Find and load all plugins.
 
     Args:
         block: Plugin or distribution names that are not imported; `AGENTRIG_BLOCK` adds to them.
         files: Python files that are plugins too (a user's own agent in one file).
         strict: Raise for the first plugin that fails, or that is made for another agentrig, instead of continuing.
+        tries: Whether new plugins are first tried in a process of their own (`agentrig.plugins.trial`).
+        retry: Whether plugins that a trial refused before are tried again.
 
     Raises:
         PluginError: With `strict`, or when one of `files` cannot be loaded.
@@ -90,13 +113,20 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
         if name in blocked or dist in blocked:
             plugins.append(info("blocked"))
             return
+        lethal = origin in refused
         try:
+            if lethal:
+                raise PluginError(f"{refused[origin]}. {_cure(name, dist)}")
             if manager.has_plugin(name):
                 raise PluginError(f'another plugin is also called "{name}"; rename one of the entry points')
             declared = made_for()
             if strict and (unsuited := info("ok").unsuited):
                 raise PluginError(f"{unsuited}, or leave --strict-plugins out")
-            manager.register(importer(), name=name)
+            module = importer()
+            twin = manager.get_name(module)
+            if twin is not None:
+                raise PluginError(f'it is the same object as plugin "{twin}" ({origin}); leave one entry point out')
+            manager.register(module, name=name)
             unknown = _misspelled(manager, name)
             if unknown:
                 raise PluginError(unknown)
@@ -106,15 +136,22 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
         except (Exception, SystemExit) as error:  # SystemExit: a script without a main guard exits on import
             if manager.get_plugin(name) is not None and not any(p.name == name for p in plugins):
                 manager.unregister(name=name)
-            text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}{place_of(error)}"
+            place = place_of(error, installed=True)
+            text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}{place}"
+            text += _disagreement(origin, error)
             if strict or required:
                 raise PluginError(f"plugin {name} ({dist} {version}, {origin}) failed to load: {text}") from error
             log.debug("plugin %s failed to load", name, exc_info=True)
             if outside(declared):
                 text += f" (it is made for agentrig{declared}, and this is {outside(declared)})"
-            plugins.append(info("failed", error=text))
+            plugins.append(info("failed", error=text, lethal=lethal))
 
-    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda e: (e.name != "core", e.name)):
+    points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda e: (e.name != "core", e.name))
+    files = list(files)
+    places = [(p.name, p.value) for p in points if not {p.name, p.dist.name if p.dist else ""} & blocked]
+    places += [(Path(f).stem, str(Path(f))) for f in files if Path(f).stem not in blocked]
+    refused = trial.refused(places, retry=retry) if tries else {}
+    for point in points:
         dist = point.dist
         add(
             point.name,
@@ -129,31 +166,3 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
         path = Path(file)
         add(path.stem, "file", "-", str(path), lambda path=path: load_file(path), required=True)  # type: ignore[misc]
     return Registry(manager, plugins)
-
-
-def load_file(path: Path) -> ModuleType:
-    """Import a Python file as a plugin module; the same file is imported once per process.
-
-    Raises:
-        PluginError: There is no such file.
-    """
-    path = path.expanduser().resolve()
-    if not path.is_file():
-        raise PluginError(f"there is no file {path}")
-    name = f"agentrig_file_{path.stem}"
-    loaded = sys.modules.get(name)
-    if loaded is not None and loaded.__file__ == str(path):
-        return loaded
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise PluginError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # for modules beside it; last, so that they do not hide standard modules
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -14,9 +16,13 @@ from agentrig.errors import LookupFailed, PluginError, nearest, place_of
 from agentrig.plugins import hookspecs
 from agentrig.plugins.building import defined_at
 from agentrig.plugins.components import Component, PluginInfo
+from agentrig.plugins.ranges import OURS
 from agentrig.plugins.specs import KINDS, Spec
 
 BLOCK_VARIABLE = "AGENTRIG_BLOCK"
+
+MOST = 1000
+"""Components that one hook may give."""
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Spec)
@@ -70,6 +76,7 @@ class Registry:
                 lines.append(f"  plugin {p.name} ({p.distribution} {p.version}) failed to load: {p.error}")
             elif p.status == "blocked":
                 lines.append(f"  plugin {p.name} ({p.distribution} {p.version}) is blocked")
+        lines += [f"  {line}" for line in _without_entry_point({p.distribution for p in self.plugins})]
         raise LookupFailed("\n".join(lines))
 
     def reference(self, component: Component) -> str:
@@ -135,6 +142,17 @@ class Registry:
                 log.log(level, "observer %s failed in %s", name, hook, exc_info=True)
 
 
+def _without_entry_point(plugins: Collection[str]) -> Iterator[str]:
+    """Yield a line for each installed package that requires agentrig and is no plugin, though its name is not known."""
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"]
+        if name not in plugins and OURS.search((distribution.read_text("METADATA") or "").partition("\n\n")[0]):
+            yield (
+                f"package {name} {distribution.version} requires agentrig, and is no plugin: it has no entry point in the"
+                ' group "agentrig". Add [project.entry-points.agentrig] to its pyproject.toml, and install it again'
+            )
+
+
 def _a(kind: str) -> str:
     if kind == "runners":
         return kind
@@ -178,13 +196,15 @@ def _specs(function: Callable[[], Any], kind: str, hook: str) -> list[Spec]:
     try:
         given = function()
         several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
-        specs = list(given) if several else None
+        specs = list(itertools.islice(given, MOST + 1)) if several else None
     except Exception as error:
-        place = place_of(error)
+        place = place_of(error, installed=True)
         raise PluginError(f"{hook if place else where} raised {type(error).__name__}: {error}{place}") from error
     if specs is None:
         got = f"one {type(given).__name__} by itself" if isinstance(given, Spec) else repr(given)[:80]
         raise PluginError(f"{where} returned {got}; {cure}")
+    if len(specs) > MOST:
+        raise PluginError(f"{hook} gave more than {MOST} components: does it ever end?{defined_at(function)}")
     for spec in specs:
         if not isinstance(spec, KINDS[kind]):
             own = spec.hook if isinstance(spec, Spec) else None
@@ -193,6 +213,8 @@ def _specs(function: Callable[[], Any], kind: str, hook: str) -> list[Spec]:
             raise PluginError(f"{hook} {got}{hint}{defined_at(function)}")
         if not attrs.has(spec.config):
             raise PluginError(f"{kind} {spec.name}: config must be an attrs class, not {spec.config!r}")
+        if not isinstance(spec.summary, str):
+            raise PluginError(f"{kind} {spec.name}: summary must be text, not {spec.summary!r:.80}")
         if not callable(getattr(spec, "build", print)):  # a recipe has none
             raise PluginError(f"{kind} {spec.name}: build must be a function that takes the config")
     return specs

@@ -237,6 +237,6 @@ def agent_plan(plan: Plan) -> AgentPlan:
         name=plan.registry.reference(plan.components["agent"]),
         config=attrs.asdict(plan.configs["agent"]),
         files=tuple(plan.run.plugins),
-        block=tuple(plan.run.block),
+        block=(*plan.run.block, *(p.name for p in plan.registry.plugins if p.lethal)),
         environment=(*spec.environment, *plan.runners.environment),
     )

@@ -158,7 +158,7 @@ class RolloutEngine:
             # Rewards that the agent itself gave to its calls hold only if the last of them is the rollout's reward.
             own = rollout.value in (rollout.outcome.answer, rollout.outcome.own_reward)
             triplets = tuple(t if own and t.reward is not None else attrs.evolve(t, reward=rollout.value) for t in kept)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             outcome = Outcome(failure="adapter-error", message=words_of(error) + place_of(error))
             return attrs.evolve(rollout, outcome=outcome, score=None)
         return attrs.evolve(rollout, triplets=triplets)

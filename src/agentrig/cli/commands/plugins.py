@@ -34,7 +34,7 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
     from agentrig.plugins.loading import load
 
     with stdout_to_stderr():
-        registry = load(files=files, strict=strict_plugins)
+        registry = load(files=files, strict=strict_plugins, retry=ctx.invoked_subcommand is None)
     ctx.obj = registry
     if ctx.invoked_subcommand is not None:
         return
