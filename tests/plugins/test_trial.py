@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,7 +54,7 @@ LETHAL = {
         "its register_rewards calls os._exit(0) (toy_hook.py:6 in register_rewards), which would end every command",
     ),
 }
-"""Plugins that end the interpreter or never return, and what is said of each."""
+"""Plugins that end the interpreter or never return, and the start of each message."""
 
 
 def test_plugins_that_end_or_hold_up_the_interpreter_are_named_and_left_out(
@@ -200,10 +199,8 @@ def test_a_hook_without_an_end_and_a_summary_that_is_no_text(site: Path) -> None
     install(site, "toy-endless", head + forever)
     install(site, "toy-rubbish", head + "    yield RewardSpec(name='x', summary=b'\\0', build=print)\n")
     registry = load()
-    assert re.match(
-        r"register_rewards gave more than 1000 components: does it ever end\? \(toy_endless.py:2\)",
-        error(registry, "toy-endless"),
-    )
+    said = "register_rewards gave more than 1000 components: does it ever end? (toy_endless.py:2)"
+    assert error(registry, "toy-endless") == said
     assert "summary must be text, not b'\\x00'" in error(registry, "toy-rubbish")
 
 

@@ -148,8 +148,8 @@ def _without_entry_point(plugins: Collection[str]) -> Iterator[str]:
         name = distribution.metadata["Name"]
         if name not in plugins and OURS.search((distribution.read_text("METADATA") or "").partition("\n\n")[0]):
             yield (
-                f"package {name} {distribution.version} requires agentrig, and is no plugin: it has no entry point in the"
-                ' group "agentrig". Add [project.entry-points.agentrig] to its pyproject.toml, and install it again'
+                f"package {name} {distribution.version} requires agentrig, and is no plugin: it has no entry point in "
+                'the group "agentrig". Add [project.entry-points.agentrig] to its pyproject.toml, and install it again'
             )
 
 
