@@ -45,7 +45,7 @@ class Domain:
 
 
 DOMAINS = {
-    "json-repair": Domain(recipe="json-repair", warmup=("--labels", "500", "--parameters", "3e5", "--passes", "7")),
+    "json-repair": Domain(recipe="json-repair", warmup=("--labels", "200", "--parameters", "3e5", "--passes", "15")),
 }
 
 
