@@ -154,7 +154,7 @@ def test_rollouts_are_at_most_one_version_behind_and_say_so(run: Path) -> None:
 
 
 def test_rollouts_run_while_the_step_before_is_learned(run: Path) -> None:
-    """Each batch begins before the step before ends, and ends before that step's weights are served."""
+    """With max_staleness = 1 a batch begins before the step before ends, and ends before its weights are served."""
     events = told(run)
     for step in (2, 4):
         (end,) = (i for i, event in enumerate(events) if event[1:4] == ("step", "", step - 1))

@@ -142,6 +142,11 @@ def clipped(ratio: float, advantage: float) -> Any:
     return lambda settings: learn(settings, given=off_policy(ratio, advantage)).figures[0]["clip_fraction"]
 
 
+def stale(settings: Settings) -> float:
+    """Return the loss of samples with advantage 1 and importance weight 3, at ratio 1."""
+    return learn({"max_staleness": 1, **settings}, given=off_policy(3.0, 1.0)).figures[0]["loss"]
+
+
 def credit(settings: Settings) -> list[float]:
     """Return the advantages of four rollouts with the rewards 0, 0, 0 and 4: mean 1, deviation 2."""
     rollouts = [
@@ -236,6 +241,7 @@ TABLE = {
     ),
     "clip_low": Flip(a=0.2, b=0.6, look=clipped(0.5, -1.0), shows=lambda a, b: (a, b) == (1.0, 0.0)),
     "clip_high": Flip(a=0.28, b=1.0, look=clipped(1.6, 1.0), shows=lambda a, b: (a, b) == (1.0, 0.0)),
+    "rollout_is_threshold": Flip(a=2.0, b=4.0, look=stale, shows=lambda a, b: (a, b) == (close(-2.0), close(-3.0))),
     "kl_loss_coef": Flip(
         a=0.0, b=10.0, look=far_from_start, shows=lambda a, b: not a[0] and b[0] and b[1] < 0.9 * a[1]
     ),
