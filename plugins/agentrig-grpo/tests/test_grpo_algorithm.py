@@ -22,6 +22,7 @@ from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunSt
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Rollout
+from agentrig.testing import check_algorithm, checks
 
 TARGET = 42
 CPU = Cpu(config=CpuConfig(threads=1))
@@ -173,21 +174,23 @@ def test_a_model_learns_through_the_whole_loop(model_dir, tmp_path):
         assert endpoint.sampling["temperature"] == 0.0
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(model_dir, tmp_path):
-    config = config_of(model_dir, steps=4, save_every=2, validate_every=0, lr=1e-3)
-    whole, first = FakeSession(tmp_path / "whole"), FakeSession(tmp_path / "first", stop_after=2)
-    Grpo(config).run(whole)
-    Grpo(config).run(first)
-    assert [c[0] for c in first.calls].count("end") == 2
-    assert ("report", "after", 2) not in first.calls
-    second = FakeSession(tmp_path / "second", checkpoint=first.saved[2], first_step=3)
-    Grpo(config).run(second)
-    assert ("report", "before", 0) not in second.calls
-    lines = [*first.lines, *second.lines]
-    for ours, theirs in zip(whole.lines, lines, strict=True):
-        for figure in ("step", "trained_tokens", "loss", "weight_change", "entropy"):
-            assert ours[figure] == pytest.approx(theirs[figure], rel=1e-4, abs=1e-6), figure
-    assert second.reports["after"] == whole.reports["after"]
+BANDIT = {"lr": 1e-2, "tasks_per_step": 4, "group_size": 6, "max_tokens": 2, "validate_every": 0}
+COSTLY = ("keys-read", "serves", "solves")
+
+
+def test_the_kit():
+    names = [check.name for check in checks("algorithm", "grpo")]
+    only = [name for name in names if name.partition(".")[2] not in COSTLY]
+    report = check_algorithm("grpo", settings=BANDIT, only=only, overrides=["hardware.threads=1"])
+    assert {r.status for r in report.results} == {"passed"}, report
+
+
+@pytest.mark.slow
+def test_the_whole_kit_with_adapters_and_the_bandit_to_its_optimum():
+    settings = {**BANDIT, "tasks_per_step": 6, "group_size": 8}
+    more = {"learns": 16, "variants": [{"lora_rank": 4}], "overrides": ["hardware.threads=1"]}
+    report = check_algorithm("grpo", settings=settings, only=COSTLY, **more)
+    assert {r.status for r in report.results} == {"passed"}, report
 
 
 def test_a_checkpoint_that_is_cut_off_is_named_before_anything_starts(model_dir, tmp_path):

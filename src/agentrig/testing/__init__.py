@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from agentrig.testing.adapter import check_adapter
 from agentrig.testing.agent import check_agent
+from agentrig.testing.algorithm import check_algorithm
 from agentrig.testing.checks import Check, CheckFailed, ChecksFailed, CheckSkipped, Report, Result
 from agentrig.testing.hardware import check_hardware
 from agentrig.testing.kit import check, checks
@@ -24,6 +25,7 @@ __all__ = [
     "check",
     "check_adapter",
     "check_agent",
+    "check_algorithm",
     "check_hardware",
     "check_reward",
     "check_server",

@@ -92,6 +92,15 @@ class Policy:
         """Return the text of tokens, without special ones."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    def best(self, prompt: Sequence[int], most: int) -> list[int]:
+        """Return the likeliest tokens after a prompt, up to the end of the answer or `most` of them."""
+        answer: list[int] = []
+        while len(answer) < most:
+            answer.append(int(self._logp([*prompt, *answer], [0], 1.0)[0].argmax()))
+            if answer[-1] == self.tokenizer.eos_token_id:
+                break
+        return answer
+
     def logprobs(self, prompt: Sequence[int], answer: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Return the log-probability of each token of an answer, from softmax(logits / temperature)."""
         found = self._logp(prompt, answer, temperature)
