@@ -22,7 +22,7 @@ class BanditTasks:
     """Twenty-four pulls to train with, eight of each other split."""
 
     splits: Sequence[str] = ("train", "validation", "test")
-    roles: Mapping[str, str] = {"train": "train", "validation": "validation", "report": "test"}  # noqa: RUF012  (the contract's form)
+    roles: Mapping[str, str] = {"train": "train", "validation": "validation", "report": "test"}
 
     def load(self, split: str) -> Sequence[Task]:
         """Return the tasks of a split."""
