@@ -118,6 +118,7 @@ def test_a_constant_reward() -> None:
     assert "step 1: all 2 rollouts got the reward 0, so every advantage is zero" in message
     assert "'SELECT 2'" in message
     assert "easier tasks" in message
+    assert "`agentrig warmup` makes one for your own tasks" in message
     assert "agentrig dev" in message
 
 

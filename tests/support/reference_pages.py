@@ -19,6 +19,7 @@ DISTRIBUTIONS = {"agentrig", *(folder.name for folder in ROOT.glob("plugins/agen
 
 MODULES = (
     "tasks", "agents", "endpoints", "rewards", "traces", "adapters", "rollouts", "algorithms", "servers", "pools",
+    "demonstrations",
     "ledger", "observers", "findings", "hardware.contract", "hardware.memory", "figures", "settings", "secrets",
     "errors", "lightning", "plugins.specs", "plugins.hookspecs", "plan",
 )  # fmt: skip

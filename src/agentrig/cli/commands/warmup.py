@@ -195,8 +195,7 @@ def _measured(when: str, found: Any, labels: Any) -> str:
 def _shown(words: Sequence[str], options: dict[str, Any]) -> str:
     """Return the words and options that select the configuration, to be typed again."""
     shown = [*words]
-    for name in ("files",):
-        shown += [part for file in options[name] for part in ("--plugin", file)]
+    shown += [part for file in options["files"] for part in ("--plugin", file)]
     shown += [
         part
         for name, value in options.items()
