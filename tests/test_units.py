@@ -40,7 +40,7 @@ def test_the_gold_is_what_the_tools_say(plan: Plan) -> None:
     for task in plan.build("tasks").load("test"):
         private = task.private
         number, unit = private["gold"].split()
-        assert calculate(private["expression"]) == number
+        assert calculate(private["expression"], unit) == f"{number} {unit}"
         assert factor(private["big"], private["small"]) in private["expression"]
         assert unit in (private["big"], private["small"])
 
@@ -51,13 +51,14 @@ def test_the_gold_is_what_the_tools_say(plan: Plan) -> None:
         ("factor", {"big": "feet", "small": "inches"}, "12"),
         ("factor", {"big": "inches", "small": "feet"}, "error: inches feet"),
         ("factor", {"big": "feet"}, "error: wrong arguments"),
-        ("calculate", {"expression": "(3+4)*12/7"}, "12"),
-        ("calculate", {"expression": "1/0"}, "error"),
-        ("calculate", {"expression": "9**9**9"}, "error"),
-        ("calculate", {"expression": "__import__('os')"}, "error"),
-        ("calculate", {"expression": "(" * 50}, "error"),
-        ("calculate", {"expression": "9" * 61}, "error"),
-        ("calculate", {"expression": 3}, "error: text expected"),
+        ("calculate", {"expression": "(3+4)*12/7", "unit": "feet"}, "12 feet"),
+        ("calculate", {"expression": "1/0", "unit": "feet"}, "error"),
+        ("calculate", {"expression": "9**9**9", "unit": "feet"}, "error"),
+        ("calculate", {"expression": "__import__('os')", "unit": "feet"}, "error"),
+        ("calculate", {"expression": "(" * 50, "unit": "feet"}, "error"),
+        ("calculate", {"expression": "9" * 61, "unit": "feet"}, "error"),
+        ("calculate", {"expression": 3, "unit": "feet"}, "error: text expected"),
+        ("calculate", {"expression": "3"}, "error: wrong arguments"),
         ("add", {}, "error: no tool add"),
     ],
 )
@@ -86,9 +87,9 @@ def test_demonstrations_use_both_tools_and_are_right(plan: Plan) -> None:
     labels = choose_labels(plan, 12, seed=0)
     found = demonstrate(plan, labels.tasks)
     assert found.rejected == []
-    assert len(found.turns) == 3 * 12
+    assert len(found.turns) == 2 * 12
     names = [call["name"] for turn in found.turns for call in turn.reply.tool_calls]
     assert names == ["factor", "calculate"] * 12
-    last = found.turns[2]
-    assert [m["role"] for m in last.messages] == ["user", "assistant", "tool", "assistant", "tool"]
+    last = found.turns[1]
+    assert [m["role"] for m in last.messages] == ["user", "assistant", "tool"]
     assert [t["function"]["name"] for t in last.tools] == ["factor", "calculate"]

@@ -1,4 +1,4 @@
-"""The agent `units`: lets the model use its tools until it answers in words."""
+"""The agent `units`: lets the model use its tools until the calculator has the answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrig_units.tools import TOOLS, use
 class AgentConfig:
     """Settings of the agent."""
 
-    turns: int = setting(4, help="how often it asks the model at most", ge=1, le=10)
+    turns: int = setting(3, help="how often it asks the model at most", ge=1, le=10)
 
 
 @lru_cache(maxsize=8)
@@ -30,7 +30,7 @@ def client_of(base_url: str, api_key: str) -> Any:
 
 
 def convert(task_input: Mapping[str, Any], endpoint: Endpoint, *, turns: int) -> str:
-    """Return the model's first reply without a call of a tool; '' if it never stops calling."""
+    """Return the calculator's first result, or the model's first reply without a call; '' if there is neither."""
     messages: list[Any] = [{"role": "user", "content": task_input["question"]}]
     client = client_of(endpoint.base_url, endpoint.api_key)
     for _ in range(turns):
@@ -48,15 +48,16 @@ def convert(task_input: Mapping[str, Any], endpoint: Endpoint, *, turns: int) ->
         messages.append(message.model_dump(exclude_none=True))
         for call in message.tool_calls:
             result = use(call.function.name, call.function.arguments)
+            if call.function.name == "calculate" and not result.startswith("error"):
+                return result
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return ""
 
 
 def demonstrate(task: Task, call: Call) -> Reply:
-    """Return the right reply to a call: look the factor up, calculate, then answer."""
+    """Return the right reply to a call: look the factor up, then calculate."""
     private = task.private
     if call.turn == 0:
         return Reply(tool_calls=[{"name": "factor", "arguments": {"big": private["big"], "small": private["small"]}}])
-    if call.turn == 1:
-        return Reply(tool_calls=[{"name": "calculate", "arguments": {"expression": private["expression"]}}])
-    return Reply(content=f"{call.text} {private['gold'].split()[1]}")
+    arguments = {"expression": private["expression"], "unit": private["gold"].split()[1]}
+    return Reply(tool_calls=[{"name": "calculate", "arguments": arguments}])

@@ -17,12 +17,10 @@ FACTORS: Mapping[tuple[str, str], int] = {
     ("hours", "minutes"): 60,
     ("minutes", "seconds"): 60,
     ("feet", "inches"): 12,
-    ("yards", "feet"): 3,
     ("miles", "furlongs"): 8,
     ("stones", "pounds"): 14,
     ("pounds", "ounces"): 16,
     ("gallons", "quarts"): 4,
-    ("quarts", "pints"): 2,
     ("pints", "gills"): 4,
 }
 """How many of the second unit are one of the first."""
@@ -66,7 +64,7 @@ WORDINGS: Mapping[str, Sequence[str]] = {
 }
 """Kind of question to its wordings."""
 
-SIZES: Mapping[str, int] = {"train": 1600, "validation": 128, "test": 400}
+SIZES: Mapping[str, int] = {"train": 1400, "validation": 128, "test": 400}
 
 
 @attrs.frozen(kw_only=True)

@@ -28,7 +28,7 @@ def _tool(name: str, *parameters: str) -> dict[str, Any]:
 
 TOOLS: Sequence[Mapping[str, Any]] = (
     _tool("factor", "big", "small"),
-    _tool("calculate", "expression"),
+    _tool("calculate", "expression", "unit"),
 )
 """The tools, in the form of OpenAI's chat completions."""
 
@@ -40,15 +40,15 @@ def factor(big: str, small: str) -> str:
     return str(FACTORS[big, small])
 
 
-def calculate(expression: str) -> str:
-    """Return the value of an expression of numbers, + - * / and parentheses."""
+def calculate(expression: str, unit: str) -> str:
+    """Return the value of an expression of numbers, + - * / and parentheses, with its unit."""
     try:
         if len(expression) > LONGEST:
             raise ValueError
         value = _value(ast.parse(expression, mode="eval").body)
     except (ValueError, SyntaxError, ZeroDivisionError, OverflowError, RecursionError):
         return "error"
-    return f"{value:g}" if abs(value) < 1e6 else str(value)
+    return f"{value:g} {unit[:LONGEST]}"
 
 
 def _value(node: ast.AST) -> Any:
