@@ -1,4 +1,4 @@
-"""The example domain `units`: its tasks, tools, reward, and its agent with real calls of tools on the embedded server."""
+"""The example domain `units`: its tasks, tools, reward, and the demonstrations of its agent."""
 
 from __future__ import annotations
 

@@ -101,6 +101,7 @@ class WarmUpPlan:
         passes: Over the demonstrations.
         minutes: Training ends after this time, even if passes are left.
         lr: Greatest learning rate; 0 for one by the model's width.
+        tokens_per_batch: Tokens of one optimizer step, beginnings that replies share counted once; 0 to choose it.
         seed: Of the weights and of the order.
         threads: Of torch.
     """
@@ -114,6 +115,7 @@ class WarmUpPlan:
     passes: float = 20.0
     minutes: float = 3.0
     lr: float = 0.0
+    tokens_per_batch: int = 0
     seed: int = 0
     threads: int = 1
 

@@ -45,6 +45,21 @@ class Domain:
 
 
 DOMAINS = {
+    "units": Domain(
+        recipe="units",
+        warmup=(
+            "--labels",
+            "1000",
+            "--parameters",
+            "6e5",
+            "--passes",
+            "10",
+            "--lr",
+            "4e-3",
+            "--tokens-per-batch",
+            "1024",
+        ),
+    ),
     "json-repair": Domain(recipe="json-repair", warmup=("--labels", "200", "--parameters", "3e5", "--passes", "15")),
 }
 

@@ -36,10 +36,12 @@ def test_a_new_model_learns_its_demonstrations_in_one_thread(tmp_path: Path) -> 
         found = made(tmp_path / "a", passes=300.0, lr=5e-3)
         assert torch.get_num_threads() == 1
         short = [made(tmp_path / name, passes=3.0).losses for name in ("b", "c")]
+        steps = [made(tmp_path / f"{n}", passes=1.0, tokens_per_batch=n).steps for n in (40, 1000)]
     finally:
         torch.set_num_threads(threads)
     assert found.losses[-1] < 0.1 < found.losses[0]
     assert short[0] == short[1]
+    assert steps[0] > steps[1] == 1
     assert (found.context, found.parameters < 250_000) == (512, True)
     model, tokenizer = checkpoint.load_model(tmp_path / "a"), checkpoint.load_tokenizer(tmp_path / "a")
     # The server reads the same prompt as the warm-up.

@@ -68,8 +68,8 @@ def register_recipes() -> Iterable[RecipeSpec]:
             "algorithm": {
                 "use": "grpo",
                 "model": "models/units",
-                "steps": 40,
-                "tasks_per_step": 48,
+                "steps": 50,
+                "tasks_per_step": 64,
                 "group_size": 4,
                 "max_tokens": 48,
                 "lr": 3e-4,

@@ -76,7 +76,7 @@ def make_start(config: GrpoConfig, plan: WarmUpPlan, turns: Sequence[Turn], log:
         examples,
         epochs=plan.passes,
         lr=plan.lr or (2e-3 if plan.model == "new" else 1e-3) * min(1.0, 128 / width),
-        tokens_per_batch=int(min(8192, max(longest, 256, tokens * plan.passes / STEPS))),
+        tokens_per_batch=plan.tokens_per_batch or int(min(8192, max(longest, 256, tokens * plan.passes / STEPS))),
         seed=plan.seed,
         max_seconds=60 * plan.minutes,
         log=log,

@@ -85,6 +85,13 @@ from agentrig.cli.options import configured, make_plan, stdout_to_stderr
 @click.option(
     "--lr", type=click.FloatRange(0), default=0.0, metavar="RATE", help="Learning rate; by the model's width."
 )
+@click.option(
+    "--tokens-per-batch",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Tokens of one optimizer step: fewer for more, smaller steps; chosen if it is left out.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the labels, the weights and the order.")
 @click.option(
     "--threads",
@@ -122,7 +129,7 @@ def warmup(
     from agentrig.demonstrations import WarmUpPlan
     from agentrig.errors import ConfigError
 
-    own = {name: options.pop(name) for name in ("tokenizer", "vocabulary", "context", "minutes", "passes", "lr")}
+    own = {name: options.pop(name) for name in _PLANNED}
     own |= {"parameters": int(options.pop("parameters")), "threads": options.pop("threads")}
     given = _shown(words, options)
     if model != "new":
@@ -141,6 +148,10 @@ def warmup(
         click.echo(json.dumps(done, indent=2))
     if not done["ready"]:
         raise SystemExit(1)
+
+
+_PLANNED = ("tokenizer", "vocabulary", "context", "minutes", "passes", "lr", "tokens_per_batch")
+"""Options that go to the plan of the warm-up as they are."""
 
 
 def _make(plan: Any, wanted: Any, n: int, *, gold: str, repeats: int, measured: bool) -> dict[str, Any]:
