@@ -415,8 +415,8 @@ def test_actors_get_the_variables_that_their_agent_declares(ray_cluster, monkeyp
 
 
 def test_the_keys_of_runners_place_them(ray_cluster):
+    from agentrig_ray.pool import RayPool
     from agentrig_verl.algorithm import Verl
-    from agentrig_verl.pool import RayPool
     from agentrig_verl.settings import VerlConfig
 
     from agentrig.runners.jobs import AgentPlan

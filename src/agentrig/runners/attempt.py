@@ -14,9 +14,9 @@ from typing import Any
 
 from agentrig.agents import Agent, Judged, Outcome
 from agentrig.endpoints import without_proxy
-from agentrig.errors import AgentFailure, place_of
+from agentrig.errors import AgentFailure, AgentrigError, place_of
+from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
-from agentrig.runners.jobs import Job, Result
 from agentrig.text import cut, storable, words_of
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,22 @@ KIND = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 ANSWER_LIMIT = 10_000_000
 """Longest answer, in characters of JSON."""
+
+
+def build_agent(plan: AgentSource) -> tuple[Agent | None, str]:
+    """Build a runner's agent; return it and '', or None and why it cannot be built. Nothing is raised.
+
+    What records its calls is imported here, so that this does not count towards a rollout's deadline.
+    """
+    try:
+        from agentrig.tracing.recording import install
+
+        install()
+        return plan.build(), ""
+    except BaseException as error:
+        own = isinstance(error, AgentrigError)
+        text = storable(str(error)) if own else f"no runner can start: {words_of(error)}"
+        return None, text + hint(text)
 
 
 def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = None) -> Result:

@@ -230,11 +230,15 @@ class BasePool(abc.ABC, Generic[W]):
             "with runners.n=1 to see where"
         )
 
+    def _check_built(self, now: float) -> None:
+        """Raise `AgentrigError` if a runner takes too long to build its agent."""
+        if any(not w.ready and now - w.created > READY_S for w in self._workers):
+            raise AgentrigError(self._not_built())
+
     def _enforce_deadlines(self) -> list[Result]:
         failed = []
         now = time.monotonic()
-        if any(not w.ready and now - w.created > READY_S for w in self._workers):
-            raise AgentrigError(self._not_built())
+        self._check_built(now)
         for worker in list(self._workers):
             overdue = [j for j, (_, started) in worker.jobs.items() if now - started > self._deadline_s]
             if not overdue:

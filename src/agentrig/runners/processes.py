@@ -22,13 +22,12 @@ import attrs
 
 from agentrig.errors import AgentrigError
 from agentrig.pools import AgentSource, Job, Result
-from agentrig.processes.confine import BASE, confine, declared, hint, withheld
+from agentrig.processes.confine import BASE, confine, declared, withheld
 from agentrig.processes.ends import SIGNALS
 from agentrig.processes.families import MARK, end_families, end_own_family, lead
 from agentrig.processes.forks import SAFE_PATH_KEPT, start_process
-from agentrig.runners.attempt import packed, running_loop
+from agentrig.runners.attempt import build_agent, packed, running_loop
 from agentrig.runners.pools import BasePool, Worker
-from agentrig.text import storable, words_of
 
 log = logging.getLogger(__name__)
 
@@ -49,18 +48,12 @@ def worker_main(
     pipe: Connection, plan: AgentSource, threads: int, environment: Mapping[str, str], absent: Sequence[str]
 ) -> None:
     """Run in a runner process: build the agent, then run the jobs from the pipe until it closes."""
-    from agentrig.tracing.recording import install
-
     own_family()
     threading.Thread(target=_leave_with_run, name="run", daemon=True).start()
     confine(plan.environment, environment, absent)
-    try:
-        install()  # here, so that its imports do not count towards a rollout's deadline
-        agent = plan.build()
-    except BaseException as error:
-        own = isinstance(error, AgentrigError)
-        text = storable(str(error)) if own else f"no runner can start: {words_of(error)}"
-        pipe.send(("failed", text + hint(text)))
+    agent, why = build_agent(plan)
+    if agent is None:
+        pipe.send(("failed", why))
         leave_no_family()
     pipe.send(("ready", os.getpid()))
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()

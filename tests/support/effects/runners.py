@@ -72,3 +72,15 @@ TABLE = {
     "retries": TROUBLE.flip("retries", 0, 2, lambda seen: seen[1], lambda a, b: (a, b) == (1, 3)),
     **dict.fromkeys(("store", "store_token", "lease_s"), Elsewhere(LATE, OTHERS)),
 }
+
+RAY = "plugins/agentrig-ray/tests/test_ray_pool.py"
+RAY_TABLE = {
+    **dict.fromkeys(
+        ("cpus", "resources", "wait_s"),
+        Elsewhere(f"{RAY}::test_a_cluster_without_room_is_explained", "it needs a Ray cluster"),
+    ),
+    **dict.fromkeys(
+        ("address", "runtime_env", "logs"),
+        Elsewhere(f"{RAY}::test_the_keys_reach_ray", "it is what Ray is called with"),
+    ),
+}

@@ -24,6 +24,7 @@ TABLES: Mapping[str, Mapping[str, Flip | Elsewhere]] = {
     "plugins": {
         "require": Elsewhere("tests/plugins/test_ranges.py::test_a_run_file_requires_plugins", "it needs packages"),
     },
+    "runners.ray": runners.RAY_TABLE,
     "agent.langgraph-sql": agent.TABLE,
     **tasks.TABLES,
     **hardware.TABLES,

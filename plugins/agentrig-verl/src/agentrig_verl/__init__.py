@@ -32,6 +32,7 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         hardware=("cuda", "ascend"),
         workload=workload,
         hub=hub,
+        runners=True,
         checks=(
             check_symbols,
             check_settings,

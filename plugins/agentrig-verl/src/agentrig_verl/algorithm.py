@@ -17,6 +17,7 @@ from agentrig import AgentrigError, Endpoint
 from agentrig.algorithms import Session
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware
+from agentrig.pools import MakePool
 from agentrig.renamed import former_names
 from agentrig.runners.jobs import AgentPlan
 from agentrig_verl import schema, sharing, symbols
@@ -42,9 +43,15 @@ class Verl:
     config: VerlConfig
     _pool: PlacedPool | None = None
 
-    def pool(self, plan: AgentPlan, **settings: Any) -> PlacedPool:
-        """Return the runners' pool. The runners start after `run` has joined Ray."""
-        self._pool = PlacedPool(plan, **settings)
+    def pool(self, plan: AgentPlan, *, make: MakePool | None = None, **settings: Any) -> PlacedPool:
+        """Return the runners' pool. The runners start after `run` has joined Ray.
+
+        Args:
+            plan: The agent.
+            make: Makes the runners that `[runners] use` names; None: `algorithm.runners` says where they run.
+            **settings: The limits.
+        """
+        self._pool = PlacedPool(plan, make=make, **settings)
         return self._pool
 
     def run(self, session: Session) -> None:

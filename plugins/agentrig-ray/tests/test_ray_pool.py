@@ -1,0 +1,236 @@
+"""The pool on a real Ray cluster of this machine: what a run relies on, nodes that join and nodes that leave."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import psutil
+import pytest
+from agentrig_ray import cluster
+from agentrig_ray.actor import Place
+from agentrig_ray.pool import NODES_LOST, RayPool
+
+from agentrig import Endpoint
+from agentrig.errors import AgentrigError, ConfigError
+from agentrig.plan import resolve
+from agentrig.pools import Job, Result
+from agentrig.run.setup import make_pool
+from agentrig.runners.jobs import AgentPlan
+
+TOY = str(Path(__file__).resolve().parents[3] / "tests" / "support" / "toy_plugin.py")
+CHILDREN = str(Path(__file__).with_name("ray_children.py"))
+NOWHERE = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+
+
+@pytest.fixture
+def start(nodes: Any) -> Iterator[Callable[..., RayPool]]:
+    made = []
+
+    def make(agent: str = "toy", files: Sequence[str] = (TOY,), config: Any = None, **options: Any) -> RayPool:
+        plan = AgentPlan(name=agent, config=config or {}, files=tuple(files))
+        limits = {"n": 2, "threads": 2, "deadline_s": 60.0, "retries": 1, "cpus": 1.0}
+        pool = RayPool(plan, **{"address": nodes.address, **limits, **options})
+        made.append(pool)
+        return pool
+
+    yield make
+    for pool in made:
+        pool.close()
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    from model_server import model_server
+
+    with model_server() as server:
+        yield Endpoint(base_url=server.url, model="toy-model", token_ids=True)
+
+
+def submit(pool: RayPool, endpoint: Endpoint, *todo: str, marker: str = "", first: int = 0) -> None:
+    for i, do in enumerate(todo, first):
+        pool.submit(Job(id=f"job-{i}", input={"number": i, "do": do, "marker": marker}, endpoint=endpoint))
+
+
+def drain(pool: RayPool, n: int, *, timeout_s: float = 60.0) -> list[Result]:
+    """Return n results; if more come, those too."""
+    found: list[Result] = []
+    end = time.monotonic() + timeout_s
+    while len(found) < n and time.monotonic() < end:
+        found += pool.poll(0.1)
+    return found + pool.poll(0.1)
+
+
+def wait_until(done: Callable[[], bool], pool: RayPool) -> None:
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end
+        pool.poll(0.1)
+
+
+def waiting(address: str) -> list[dict[str, float]]:
+    """Return what Ray tells its autoscaler that it has no room for."""
+    from ray._raylet import GcsClient
+    from ray.autoscaler.v2.sdk import get_cluster_resource_state
+
+    state = get_cluster_resource_state(GcsClient(address))
+    return [
+        dict(found.request.resources_bundle) for found in state.pending_resource_requests for _ in range(found.count)
+    ]
+
+
+def test_a_node_that_joins_takes_work_and_one_that_leaves_loses_none(
+    start: Callable[..., RayPool], nodes: Any, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """With `retries=0`: a rollout that is lost with its node starts again, and that does not count."""
+    pool = start(n=3, retries=0)
+    assert pool.build_first(60)
+    pool.start()
+    wait_until(lambda: len(pool.nodes) == 2, pool)
+    submit(pool, endpoint, *["slow"] * 4)
+    wait_until(lambda: any(a.jobs for a in pool._workers), pool)
+    assert pool.room == 0, "the third runner waits for a node: there is room on two"
+    assert len(drain(pool, 4)) == 4
+    assert waiting(nodes.address) == [{"CPU": 1.0}], "what Ray's autoscaler reads"
+    late = nodes.add_node(num_cpus=1)
+    wait_until(lambda: len(pool.nodes) == 3, pool)
+    assert pool.room == 6
+    (new,) = [a for a in pool._workers if a.place and a.place.node == late.node_id]
+    submit(pool, endpoint, *["slow"] * 6, first=10)
+    wait_until(lambda: len(new.jobs) == 2, pool)
+    nodes.remove_node(late, allow_graceful=False)
+    results = drain(pool, 6)
+    assert Counter(r.id for r in results) == {f"job-{i}": 1 for i in range(10, 16)}
+    assert {r.outcome.answer for r in results} == {"odd"}
+    assert pool.replaced == 1
+    assert pool.pending == 0
+
+
+def test_failures_are_typed_and_a_dead_or_stuck_runner_is_replaced(
+    start: Callable[..., RayPool], endpoint: Endpoint, tmp_path: Path
+) -> None:
+    pool = start(deadline_s=4.0, threads=1)
+    submit(pool, endpoint, "", "typed", "raise", "die-once", "die", "hang", marker=str(tmp_path))
+    found = {r.id: r.outcome for r in drain(pool, 6)}
+    assert {i: found[f"job-{i}"].failure for i in range(6)} == {
+        0: None, 1: "no-plan", 2: "agent-error", 3: None, 4: "runner-died", 5: "deadline",
+    }  # fmt: skip
+    assert "the runner died 2 times" in found["job-4"].message
+    assert pool.replaced == 4
+
+
+def test_what_an_agent_started_ends_with_its_runner(start: Callable[..., RayPool]) -> None:
+    pool = start("children", files=(CHILDREN,), n=1)
+    pool.submit(Job(id="a", input={}, endpoint=NOWHERE))
+    (result,) = drain(pool, 1)
+    child = psutil.Process(result.outcome.answer)
+    assert child.ppid() == 1, "it has detached itself"
+    pool.close()
+    _, alive = psutil.wait_procs([child], timeout=5)
+    assert alive == []
+    pool.close()
+
+
+def test_an_agent_that_cannot_be_built_says_so_at_once(start: Callable[..., RayPool]) -> None:
+    pool = start("toy-broken", config={"how": "raise"}, n=1)
+    with pytest.raises(AgentrigError, match="toy-broken cannot be built"):
+        pool.build_first(60)
+
+
+def test_a_node_without_the_plugins_file_gets_it(
+    start: Callable[..., RayPool], endpoint: Endpoint, tmp_path: Path
+) -> None:
+    here = tmp_path / "only_here.py"
+    shutil.copy(TOY, here)
+    pool = start(files=(str(here),), n=1)
+    here.unlink()
+    submit(pool, endpoint, "")
+    assert [r.outcome.answer for r in drain(pool, 1)] == ["odd"]
+
+
+def test_a_loopback_address_is_not_given_to_another_node(start: Callable[..., RayPool], endpoint: Endpoint) -> None:
+    pool = start(n=1)
+    assert pool.build_first(60)
+    (actor,) = pool._workers
+    assert actor.place is not None
+    assert actor.place.ip == pool._here
+    actor.place = Place(actor.place.node, "10.9.8.7")  # as Ray reports it for a runner on another machine
+    reachable = attrs.evolve(endpoint, base_url="http://10.0.0.5:8000/v1")
+    assert pool._send(actor, Job(id="a", input={}, endpoint=reachable))
+    pool.submit(Job(id="b", input={}, endpoint=endpoint))
+    with pytest.raises(AgentrigError, match=r"only this machine reaches, and a runner is on the node 10\.9\.8\.7"):
+        pool.poll(0.1)
+
+
+def test_a_cluster_without_room_is_explained(start: Callable[..., RayPool]) -> None:
+    pool = start(n=1, cpus=64.0, resources={"runner": 1.0}, wait_s=0.5)
+    with pytest.raises(AgentrigError, match=r"no runner has had a place \(64 CPUs, 1 runner\) .* within 0.5 s"):
+        drain(pool, 1)
+
+
+def test_a_rollout_that_takes_nodes_down_fails_at_last(start: Callable[..., RayPool]) -> None:
+    from ray.exceptions import NodeDiedError
+
+    pool = start(n=1, retries=0)
+    job = Job(id="a", input={}, endpoint=NOWHERE)
+    for times in range(NODES_LOST + 1):
+        actor = pool._spawn()
+        pool._workers.append(actor)
+        actor.ready, actor.place, actor.jobs = True, Place("a node that left", "10.9.8.7"), {"a": (job, 0.0)}
+        failed = pool._died(actor, NodeDiedError("gone"))
+        assert [r.outcome.failure for r in failed] == (["runner-died"] if times == NODES_LOST else [])
+        pool._waiting.clear()
+
+
+def test_the_keys_reach_ray(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`address`, `logs` and `runtime_env`, in what Ray is called with; the others have tests of their own."""
+    import ray
+
+    asked: dict[str, Any] = {}
+
+    class Asked(Exception):
+        pass
+
+    def remote(runner: type) -> Any:
+        return SimpleNamespace(options=lambda **options: asked.update(options) or exec_raise())
+
+    def exec_raise() -> None:
+        raise Asked
+
+    keys = {"address": "h:1", "cpus": 2.0, "resources": {"a": 1.0}, "wait_s": 9.0, "logs": True}
+    overrides = [f"runners.{name}={value}" for name, value in keys.items() if not isinstance(value, dict | bool)]
+    overrides += ["runners.resources.a=1", "runners.logs=true", 'runners.runtime_env.env_vars={A="b"}']
+    plan = resolve("toy", overrides=overrides, uses={"runners": "ray"}, files=[TOY])
+    pool = make_pool(plan)
+    assert isinstance(pool, RayPool)
+    monkeypatch.setattr(cluster, "join", lambda address, *, logs: asked.update(address=address, logs=logs) or False)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.1")
+    monkeypatch.setattr(ray, "remote", remote)
+    with pytest.raises(Asked):
+        pool.start()
+    assert (asked["address"], asked["logs"]) == ("h:1", True)
+    assert asked["runtime_env"] == {"env_vars": {"A": "b"}}
+    assert (asked["num_cpus"], asked["resources"], pool._wait_s) == (2.0, {"a": 1.0}, 9.0)
+
+
+def test_addresses_that_cannot_be_joined_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    if ray.is_initialized():
+        ray.shutdown()
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9 does not answer"):
+        cluster.join("127.0.0.1:9")
+    with pytest.raises(ConfigError, match="ray job submit"):
+        cluster.join("ray://127.0.0.1:10001")
+    assert "ray start --head" in str(cluster.refused("auto", ConnectionError("none")))
+    refusal = ConnectionError("no")
+    refusal.__cause__ = ray.exceptions.AuthenticationError("InvalidAuthToken")
+    assert "RAY_AUTH_MODE=token" in str(cluster.refused("10.0.0.1:6379", refusal))
