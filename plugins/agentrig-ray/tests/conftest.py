@@ -19,7 +19,9 @@ def nodes() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     logging.getLogger("ray").setLevel(logging.ERROR)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    head = {"num_cpus": 1, "include_dashboard": False}
+    # Nodes join in other threads too, where no signal handler can be set.
+    cluster = Cluster(initialize_head=True, shutdown_at_exit=False, head_node_args=head)
     try:
         cluster.add_node(num_cpus=1)
         yield cluster
