@@ -25,6 +25,6 @@ def test_the_schema_is_in_the_prompt(scripted_server: ScriptedServer, tmp_path: 
         {"database": database, "question": "Which models?"}, scripted_server.endpoint()
     )
     assert answer == "SELECT model FROM bike"
-    (body,) = scripted_server.bodies
+    (body,) = scripted_server.bodies()
     assert body["messages"][0]["content"] == "table bike: model price\nWhich models?"
     assert body["max_tokens"] == 7
