@@ -191,7 +191,33 @@ def api() -> str:
     return "\n".join(lines)
 
 
+def kit() -> str:
+    """Return the page of the kit's checks."""
+    from reference import described
+
+    from agentrig.testing.kit import CHECKED, table_of
+    from agentrig.testing.play import TABLE as PLAY
+
+    lines = [
+        "# Checks of the kit",
+        "",
+        "Every check of `agentrig.testing`, why it matters, and what to do if it fails. A failure says the same, and",
+        "what was seen. [Test a plugin](../how-to/test-a-plugin.md) says how to run them. This page is made from the",
+        "code.",
+        "",
+    ]
+    for table in (*(table_of(kind) for kind in CHECKED), PLAY):
+        own = table.kind in CHECKED
+        how = f"check_{table.kind}(subject, settings=..., only=..., OPTION=...)" if own else "agentrig validate"
+        lines += [f"## {table.kind}", "", f"`{how}`", ""]
+        lines += rows(("check", "why it matters", "what to do"), [(f"`{c.name}`", c.why, c.cure) for c in table])
+        options = [(f"`{name}`", text) for name, text in described(table.bench).items()]
+        lines += rows(("option", "meaning"), options) if own and options else []
+    return "\n".join(lines)
+
+
 PAGES = {
+    ROOT / "docs" / "reference" / "checks.md": kit,
     ROOT / "docs" / "reference" / "command-line.md": command_line,
     ROOT / "docs" / "reference" / "configuration.md": configuration,
     ROOT / "docs" / "reference" / "api.md": api,

@@ -109,44 +109,6 @@ def test_unknown_kinds_checks_and_options_name_the_nearest() -> None:
         checks("reward", FINE, task_n=3)
 
 
-TESTS = """
-import pytest
-from agentrig.testing import CheckSkipped, checks
-
-@pytest.mark.parametrize("check", checks("reward", "mine.py:fine", only=["loads"]), ids=str)
-def test_reward(check):
-    check()
-
-def test_skips():
-    raise CheckSkipped("there is nothing to judge")
-
-def test_server(scripted_server):
-    import httpx
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    scripted_server.script = "hello"
-    reply = httpx.post(scripted_server.url + "/chat/completions", json=body).json()
-    assert reply["choices"][0]["message"]["content"] == "hello"
-"""
-PLUGIN = """
-from agentrig import RewardSpec, Score, hookimpl
-
-@hookimpl
-def register_rewards():
-    yield RewardSpec(name="fine", summary="Always 1.", build=lambda config: lambda task, outcome, budget_s: Score.ok(1))
-"""
-
-
-def test_pytest_finds_the_plugin_by_its_entry_point(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(PLUGIN)
-    (tmp_path / "test_mine.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-v", "-rs", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-    done = subprocess.run([*command, "test_mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "test_reward[reward.loads] PASSED" in done.stdout
-    assert "there is nothing to judge" in done.stdout
-    assert "2 passed, 1 skipped" in done.stdout
-
-
 def test_no_command_imports_the_kit() -> None:
     code = "import sys, agentrig.cli.groups, agentrig.plugins.loading as l; l.load(); print([m for m in sys.modules if "
     done = subprocess.run(

@@ -36,6 +36,7 @@ class Group(NearestGroup):
         "new": ("new:new", "Start a component of your own, from a template."),
         "plugins": ("plugins:plugins_", "List the plugins and what each brings."),
         "doctor": ("doctor:doctor", "Find what would keep a recipe from running here."),
+        "validate": ("validate:validate", "Check what a plugin brings, and play its agent on a dozen tasks."),
         "data": ("data:data", "Make or check the files of a task set."),
         "replay": ("replay:replay", "Repeat one stored step of a run, and say where it differs."),
         "report": ("report:report", "Rebuild the report of a run, or compare several."),

@@ -130,7 +130,7 @@ def write_run(
     """Write a run directory whose accuracy rises from about 0.3 by `lift`."""
     draw = random.Random(seed)
     run = RunDirectory(path)
-    config = {
+    config: dict[str, dict[str, Any]] = {
         "run": {"name": path.name, "seed": seed, "failure_limit": 0.25, "audit": audit},
         "tasks": {"use": "mini-sql"},
         "agent": {"use": "langgraph-sql", "max_turns": 3, "table_info_truncate": 2048},

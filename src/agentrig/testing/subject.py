@@ -151,6 +151,8 @@ def subject_of(kind: str, given: Any, settings: Any = None) -> Subject:
     Raises:
         ConfigError: There is no such kind.
     """
+    if isinstance(given, Subject):
+        return given
     if kind not in KINDS:
         raise ConfigError(f'there is no kind "{kind}"; kinds: {", ".join(KINDS)}')
-    return given if isinstance(given, Subject) else Subject(kind=kind, given=given, settings=settings)
+    return Subject(kind=kind, given=given, settings=settings)

@@ -1,0 +1,82 @@
+"""`agentrig validate`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from agentrig.cli.options import measured_server, stdout_to_stderr
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[NAME | PACKAGE | FILE.py] [section.key=value …]")
+@click.option("--tasks", metavar="NAME", help="The task set for an agent or a reward; by default its plugin's own.")
+@click.option("--reward", metavar="NAME", help="The reward for an agent's trial; by default its plugin's own.")
+@click.option("--adapter", metavar="NAME", help="The adapter for the trial; by default all calls are kept.")
+@click.option("--script", metavar="TEXT", help="What the scripted model says; by default right answers and nonsense.")
+@click.option("--endpoint", metavar="URL", help="Play the trial with a real model: an OpenAI-compatible server (…/v1).")
+@click.option("--model", metavar="NAME", help="The server's model; its first by default.")
+@click.option("--tasks-n", type=click.IntRange(1, 1000), default=12, show_default=True, help="Tasks of a trial.")
+@click.option("--only", multiple=True, metavar="CHECK", help="Run only this check, and what it needs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def validate(
+    words: Sequence[str],
+    script: str | None,
+    endpoint: str | None,
+    model: str | None,
+    tasks_n: int,
+    only: Sequence[str],
+    as_json: bool,
+    **uses: str | None,
+) -> None:
+    """Check what a plugin brings, and play its agent on a dozen tasks; nothing is learned.
+
+    Without a name it takes the package in the current folder. Exit status 0 only if no check failed.
+
+    \b
+    agentrig validate my_agent.py
+    agentrig validate my-agent --tasks my-tasks --reward my-reward
+    agentrig validate agentrig-spider --json
+    """
+    from agentrig.plan import parse_override
+    from agentrig.testing.validating import Asked, targets, validated
+
+    word = words[0] if words and "=" not in words[0] else None
+    settings: dict[str, dict[str, Any]] = {}
+    for text in words[1:] if word else words:
+        section, key, value = parse_override(text)
+        settings.setdefault(section, {})[key] = value
+    with stdout_to_stderr():
+        found = validated(
+            targets(word),
+            Asked(
+                uses={kind: name for kind, name in uses.items() if name},
+                settings=settings,
+                script=script,
+                endpoint=measured_server(endpoint, model, None) if endpoint else None,
+                tasks_n=tasks_n,
+                only=only or None,
+            ),
+        )
+    if as_json:
+        click.echo(json.dumps(found.as_dict(), indent=2))
+    else:
+        for report in found.reports:
+            click.echo(f"{report}\n")
+        for figures in found.trials:
+            click.echo(_shown(figures))
+    if not found.ok:
+        raise SystemExit(1)
+
+
+def _shown(figures: Mapping[str, Any]) -> str:
+    """Return the figures of a trial as lines."""
+    lines = [f"What would be trained of {figures['agent']}"]
+    for name, value in figures.items():
+        if name != "agent":
+            text = ", ".join(f"{k} {v}" for k, v in value.items()) or "none" if isinstance(value, Mapping) else value
+            lines.append(f"  {name.replace('_', ' '):<28} {text}")
+    return "\n".join(lines)

@@ -1,0 +1,261 @@
+"""A trial of an agent with its tasks, its reward and an adapter: what would be trained, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import attrs
+
+from agentrig.adapters import Adapter, Triplet
+from agentrig.agents import Outcome
+from agentrig.endpoints import Endpoint
+from agentrig.pools import Job
+from agentrig.rewards import Score
+from agentrig.tasks import Task
+from agentrig.testing.agent import AgentBench, Play
+from agentrig.testing.checks import CheckFailed, CheckSkipped
+from agentrig.testing.reward import RewardBench
+from agentrig.testing.scripted import Reply
+from agentrig.testing.subject import subject_of
+from agentrig.testing.table import Table
+
+FORMS = ("{}", "Answer: {}", "```\n{}\n```", "### ANSWER: {} ###", "### {} ###", "<answer>{}</answer>", "\\boxed{{{}}}")
+"""How a model may write a right answer; the agent reads one of these."""
+
+NONSENSE = "lorem ipsum"
+"""What a model says that knows nothing."""
+
+FAILURES = 0.25
+"""Share of failed rollouts at which a run stops (`run.failure_limit`)."""
+
+STEP = 128
+"""Rollouts in the step whose costs are stated: 16 tasks, 8 rollouts each."""
+
+
+@attrs.frozen(kw_only=True)
+class Trial:
+    """One rollout, scored and adapted.
+
+    Attributes:
+        play: The rollout.
+        said: What the scripted model says: `gold`, `nonsense` or `script`; `model` for a real one.
+        score: None for a rollout that failed.
+        triplets: What would be trained.
+    """
+
+    play: Play
+    said: str
+    score: Score | None
+    triplets: Sequence[Triplet]
+
+
+@attrs.define(kw_only=True, eq=False, slots=False)
+class PlayBench(AgentBench):
+    """What the checks of a trial share; `AgentBench` has the other options.
+
+    Attributes:
+        reward: The reward: its name, `FILE.py:name`, its spec, or itself.
+        reward_settings: Its keys.
+        adapter: The adapter.
+        adapter_settings: Its keys.
+        gold: The key of `private` with the right answer, or a function of the task; None to find it.
+        endpoint: A real model's server; None for the scripted one.
+    """
+
+    tasks_n: int = 12
+    script: Any = None
+    reward: Any
+    reward_settings: Any = None
+    adapter: Any = "agent-match"
+    adapter_settings: Any = None
+    gold: Any = None
+    endpoint: Endpoint | None = None
+
+    @cached_property
+    def judge(self) -> RewardBench:
+        """Scores answers as a run does."""
+        return RewardBench(
+            subject=subject_of("reward", self.reward, self.reward_settings),
+            tasks=self.rows,
+            tasks_n=len(self.rows),
+            gold=self.gold,
+        )
+
+    @cached_property
+    def adapt(self) -> Adapter:
+        """The adapter, built."""
+        adapter: Adapter = subject_of("adapter", self.adapter, self.adapter_settings).made
+        return adapter
+
+    def job(self, task: Task) -> Job:
+        """Return a job of a task, for the real model if there is one."""
+        job = super().job(task)
+        return attrs.evolve(job, endpoint=self.endpoint) if self.endpoint else job
+
+    def trial(self, task: Task, said: str, script: Any) -> Trial:
+        """Play, score and adapt a task."""
+        play = self.alone(task, script)
+        outcome: Outcome = play.result.outcome
+        if outcome.failure is not None:
+            return Trial(play=play, said=said, score=None, triplets=())
+        (score,) = self.judge.judged([(task, outcome.answer)])
+        return Trial(play=play, said=said, score=score, triplets=tuple(self.adapt(play.result.trace)))
+
+    @cached_property
+    def right(self) -> list[str]:
+        """What a model says that knows each task's answer.
+
+        Raises:
+            CheckSkipped: The right answers are not known.
+        """
+        return [gold if isinstance(gold, str) else json.dumps(gold) for gold in self.judge.golds]
+
+    @cached_property
+    def form(self) -> str:
+        """The form of a right answer that the agent reads; the first if it reads none."""
+        task, right = self.rows[0], self.right[0]
+        low = _value(self.trial(task, "nonsense", NONSENSE))
+        found = (f for f in FORMS if _value(self.trial(task, "gold", Reply(text=f.format(right)))) > low)
+        return next(found, FORMS[0])
+
+    @cached_property
+    def trials(self) -> list[Trial]:
+        """Every task: with the real model, with the script, or once with its answer and once with nonsense."""
+        if self.endpoint is not None:
+            return [self.trial(task, "model", None) for task in self.rows]
+        if self.script is not None:
+            return [self.trial(task, "script", self.script) for task in self.rows]
+        try:
+            right = [self.form.format(text) for text in self.right]
+        except CheckSkipped:
+            return [self.trial(task, "nonsense", NONSENSE) for task in self.rows]
+        found = [self.trial(task, "gold", Reply(text=text)) for task, text in zip(self.rows, right, strict=True)]
+        return [*found, *(self.trial(task, "nonsense", NONSENSE) for task in self.rows)]
+
+    def values(self, said: str) -> list[float]:
+        """Return the rewards of the rollouts in which the model said this."""
+        return [t.score.value for t in self.trials if t.said == said and t.score and t.score.value is not None]
+
+    def figures(self) -> dict[str, Any]:
+        """Return what would be trained, and what it costs, as JSON values."""
+        trials = self.trials
+        n = max(1, len(trials))
+        calls = [c.attributes for t in trials for c in t.play.result.trace.llm_calls()]
+        sampled = sum(len(c.get("response_token_ids") or ()) for c in calls)
+        asked = sum(len(c.get("prompt_token_ids") or ()) for c in calls)
+        trained = Counter(triplet.node or "(no node)" for t in trials for triplet in t.triplets)
+        said = list(dict.fromkeys(t.said for t in trials))
+        failures = Counter(t.play.failure for t in trials if t.play.failure)
+        seconds = sum(t.play.result.duration_s for t in trials)
+        return {
+            "agent": str(self.subject),
+            "reward": str(self.judge.subject),
+            "adapter": str(self.adapter),
+            "rollouts": len(trials),
+            "failures": dict(failures),
+            "reward_mean": {s: _mean(self.values(s)) for s in said},
+            "calls_per_rollout": round(len(calls) / n, 2),
+            "trained_calls_per_rollout": round(trained.total() / n, 2),
+            "trained_by_node": dict(trained),
+            "prompt_tokens_per_rollout": round(asked / n, 1),
+            "response_tokens_per_rollout": round(sampled / n, 1),
+            "trained_tokens_per_rollout": round(sum(len(x.response_ids) for t in trials for x in t.triplets) / n, 1),
+            "seconds_per_rollout": round(seconds / n, 3),
+            f"step_of_{STEP}": {
+                "calls": round(len(calls) / n * STEP),
+                "prompt_tokens": round(asked / n * STEP),
+                "response_tokens": round(sampled / n * STEP),
+            },
+        }
+
+
+TABLE = Table("play", PlayBench, builds=False)
+check = TABLE.check
+
+
+@check(
+    "parts",
+    why="A run with these parts does not start.",
+    cure="Mend what the message names: the tasks, the reward or the adapter.",
+)
+def parts(bench: PlayBench) -> None:
+    """Tasks, reward and adapter are found and built."""
+    _ = bench.rows, bench.judge.made, bench.adapt
+
+
+@check(
+    "rollouts",
+    why="Failed rollouts are left out of training, and more than 25% of them stop the run.",
+    cure="See the checks of the agent above; `agentrig dev` shows such a rollout with its spans.",
+    needs=["parts"],
+)
+def rollouts(bench: PlayBench) -> None:
+    """At most a quarter of the rollouts fail."""
+    failed = [t for t in bench.trials if t.play.failure]
+    if len(failed) > FAILURES * len(bench.trials):
+        raise CheckFailed(f"{len(failed)} of {len(bench.trials)} rollouts failed; the first: {failed[0].play.says()}")
+
+
+@check(
+    "scored",
+    why="An `invalid` score leaves the rollout out, as if the environment had failed.",
+    cure="Let the agent return what the reward reads (its type, its form), or change the reward.",
+    needs=["rollouts"],
+)
+def scored(bench: PlayBench) -> None:
+    """The reward can read what the agent answers."""
+    for trial in bench.trials:
+        if trial.score is not None and trial.score.status == "invalid":
+            reason = trial.score.details.get("reason")
+            answer = trial.play.result.outcome.answer
+            raise CheckFailed(f"task {trial.play.task.id}, answer {answer!r:.80}: the score is invalid ({reason})")
+
+
+@check(
+    "readable",
+    why="Right answers earn nothing: there is nothing to learn from.",
+    cure="Compare the agent's answer with what the reward expects. If it needs several replies, give a script.",
+    needs=["scored"],
+)
+def readable(bench: PlayBench) -> None:
+    """A model that says the right answers gets more reward than one that says nonsense."""
+    right, nonsense = bench.values("gold"), bench.values("nonsense")
+    if not right:
+        raise CheckSkipped("no right answers were played: they are not known, or there is a script or a real model")
+    if not math.fsum(right) / len(right) > math.fsum(nonsense) / max(1, len(nonsense)):
+        first = next(t for t in bench.trials if t.said == "gold")
+        raise CheckFailed(
+            f"the model said the right answer of each task, and the mean reward was {_mean(right)}; with nonsense "
+            f"it was {_mean(nonsense)}. Task {first.play.task.id}: the agent answered "
+            f"{first.play.result.outcome.answer!r:.80}"
+        )
+
+
+@check(
+    "trains",
+    why="No call would be trained: the run stops in its first step.",
+    cure='Set `adapter.match` to a regular expression that finds one of these names; `adapter.match=""` keeps all.',
+    needs=["rollouts"],
+)
+def trains(bench: PlayBench) -> None:
+    """The adapter keeps calls of the agent."""
+    if not any(t.triplets for t in bench.trials):
+        traces = [t.play.result.trace for t in bench.trials]
+        nodes = sorted({node for trace in traces for call in trace.llm_calls() for node in trace.nodes(call)})
+        calls = sum(len(trace.llm_calls()) for trace in traces)
+        raise CheckFailed(
+            f"of {calls} calls the adapter keeps none; the calls are under: {', '.join(nodes) or 'no node'}"
+        )
+
+
+def _value(trial: Trial) -> float:
+    return trial.score.value if trial.score and trial.score.value is not None else -math.inf
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(math.fsum(values) / len(values), 4) if values else None

@@ -1,0 +1,205 @@
+"""Validates plugins as `agentrig validate` does: the kit on every component, and a trial of each agent."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.endpoints import Endpoint
+from agentrig.errors import ConfigError, LookupFailed, nearest
+from agentrig.plugins.loading import load
+from agentrig.testing.checks import Report, Result
+from agentrig.testing.elsewhere import EndedElsewhere, elsewhere
+from agentrig.testing.kit import CHECKED, table_of
+from agentrig.testing.play import TABLE as PLAY
+from agentrig.testing.subject import subject_of
+from agentrig.testing.table import Table
+
+UNPLAYABLE = {"agent.loads", "agent.starts", "agent.calls-endpoint", "agent.answers", "play.loads", "play.parts"}
+"""Checks without which an agent is not played."""
+
+LOADS_S = 30.0
+"""Seconds that all plugins may take to load."""
+
+
+@attrs.frozen(kw_only=True)
+class Target:
+    """A component to validate, by what finds it."""
+
+    kind: str
+    given: str
+
+
+@attrs.frozen(kw_only=True)
+class Asked:
+    """What to validate with.
+
+    Attributes:
+        uses: Kind to name: the task set, reward and adapter for agents and rewards that do not bring them.
+        settings: Kind to keys, as the sections of a run file.
+        script: What the scripted model says; None for right answers and nonsense.
+        endpoint: A real model for the trial.
+        tasks_n: Tasks of a trial.
+        only: Names of checks, with their kind (`agent.sampling`); None for all.
+    """
+
+    uses: Mapping[str, str] = attrs.field(factory=dict)
+    settings: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    script: str | None = None
+    endpoint: Endpoint | None = None
+    tasks_n: int = 12
+    only: Sequence[str] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Validation:
+    """What was found.
+
+    Attributes:
+        reports: One for each component, and one for each trial.
+        trials: The figures of each trial.
+    """
+
+    reports: Sequence[Report]
+    trials: Sequence[Mapping[str, Any]]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed."""
+        return all(report.ok for report in self.reports)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        reports = [
+            {"kind": r.kind, "subject": r.subject, "ok": r.ok, "results": [attrs.asdict(x) for x in r.results]}
+            for r in self.reports
+        ]
+        return {"ok": self.ok, "reports": reports, "trials": list(self.trials)}
+
+
+def targets(word: str | None) -> list[Target]:
+    """Return the components that a name, a distribution, a file, or the package in the current folder brings.
+
+    Raises:
+        LookupFailed: There is none; the message names the nearest.
+        ConfigError: No word, and no package in the current folder.
+    """
+    word = word or _here()
+    path, colon, name = word.rpartition(":")
+    file = path if colon and path.endswith(".py") else word if word.endswith(".py") else ""
+    wanted = name if file == path and colon else ""
+    try:
+        found = elsewhere(_listed, str(Path(file).resolve()) if file else "", deadline_s=LOADS_S)
+    except EndedElsewhere as error:
+        raise LookupFailed(f"{file or 'an installed plugin'} cannot be loaded: {error}") from error
+    if file:
+        own = [t for t in found if t[0] == "file" and wanted in ("", t[3])]
+        hits = [Target(kind=kind, given=f"{file}:{own_name}") for _, _, kind, own_name in own]
+    else:
+        own = [t for t in found if word in (t[0], t[1], t[3])]
+        hits = [Target(kind=kind, given=own_name) for _, _, kind, own_name in own]
+    checked = [hit for hit in hits if hit.kind in CHECKED]
+    if not checked:
+        known = [*{t[0] for t in found}, *(t[3] for t in found)]
+        brings = (
+            f"brings only {', '.join(sorted({h.kind for h in hits}))}, which the kit does not check" if hits else ""
+        )
+        raise LookupFailed(
+            f"{word} {brings or 'is no component, no distribution with components, and no file of a plugin'}."
+            f"{'' if hits else nearest(word, known)}\n  agentrig plugins lists what is installed"
+        )
+    return checked
+
+
+def validated(found: Sequence[Target], asked: Asked) -> Validation:
+    """Run the checks of each component, and a trial of each agent that has tasks and a reward."""
+    reports: list[Report] = []
+    trials: list[Mapping[str, Any]] = []
+    beside = {target.kind: target.given for target in reversed(found)}
+    uses = {**beside, **asked.uses}
+    for target in found:
+        options: dict[str, Any] = {}
+        if target.kind in ("agent", "reward"):
+            options = {"tasks": uses.get("tasks"), "tasks_settings": asked.settings.get("tasks")}
+        if target.kind == "agent" and asked.script is not None:
+            options["script"] = asked.script
+        table = table_of(target.kind)
+        only = _chosen(table, asked.only)
+        settings = asked.settings.get(target.kind)
+        report: Report = table.check_all(target.given, settings, only, False, options)
+        if report.results:
+            reports.append(report)
+        plays = target.kind == "agent" and "reward" in uses and _chosen(PLAY, asked.only) != []
+        if plays and not {r.check for r in report.failed} & UNPLAYABLE:
+            report, figures = _trial(target, uses, asked)
+            reports.append(report)
+            trials += [figures] if figures else []
+    return Validation(reports=reports, trials=trials)
+
+
+def _chosen(table: Table[Any], only: Sequence[str] | None) -> list[str] | None:
+    """Return the names of a table's checks among those that were asked for; None for all.
+
+    Raises:
+        ConfigError: A check that no table has.
+    """
+    if only is None:
+        return None
+    every = [d.name for known in (*(table_of(kind) for kind in CHECKED), PLAY) for d in known]
+    for word in only:
+        if word not in every:
+            raise ConfigError(f'there is no check "{word}".{nearest(word, every)} docs/reference/checks.md lists them')
+    return [d.name for d in table if d.name in only]
+
+
+def _trial(target: Target, uses: Mapping[str, str], asked: Asked) -> tuple[Report, Mapping[str, Any] | None]:
+    """Play the agent with its tasks and reward; return the report, and the figures if it could be played."""
+    adapter = uses.get("adapter", "agent-match")
+    settings = asked.settings.get("adapter", {"match": ""} if adapter == "agent-match" else None)
+    bench = PLAY.open(
+        subject_of("agent", target.given, asked.settings.get("agent")),
+        None,
+        {
+            "tasks": uses.get("tasks"),
+            "tasks_settings": asked.settings.get("tasks"),
+            "tasks_n": asked.tasks_n,
+            "reward": uses["reward"],
+            "reward_settings": asked.settings.get("reward"),
+            "adapter": adapter,
+            "adapter_settings": settings,
+            "script": asked.script,
+            "endpoint": asked.endpoint,
+        },
+    )
+    try:
+        results: list[Result] = [check.result() for check in PLAY.made(bench, _chosen(PLAY, asked.only))]
+        figures = bench.figures() if not {r.check for r in results if r.status == "failed"} & UNPLAYABLE else None
+    finally:
+        bench.close()
+    return Report(kind="play", subject=str(bench.subject), results=results), figures
+
+
+def _listed(file: str) -> list[tuple[str, str, str, str]]:
+    """Return distribution, plugin, kind and name of every component, in the other process."""
+    registry = load(files=[file] if file else [])
+    broken = [p for p in registry.plugins if p.status == "failed" and p.origin == file]
+    if broken:
+        raise LookupFailed(f"{file}: {broken[0].error}")
+    return [(c.distribution, c.plugin, c.kind, c.spec.name) for p in registry.plugins for c in p.components]
+
+
+def _here() -> str:
+    """Return the name of the package in the current folder."""
+    file = Path("pyproject.toml")
+    if not file.is_file():
+        raise ConfigError(
+            "say what to validate: a component's name, a package, a FILE.py, or run it in a package's folder"
+        )
+    name = tomllib.loads(file.read_text("utf-8")).get("project", {}).get("name")
+    if not isinstance(name, str):
+        raise ConfigError("pyproject.toml names no project: say what to validate")
+    return name

@@ -1,0 +1,82 @@
+"""`agentrig validate`: a whole domain, six planted mistakes, and input that names nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agentrig.cli.entry import main
+
+FILE = str(Path(__file__).parent / "domain.py")
+
+
+def validate(*words: str) -> Result:
+    return CliRunner().invoke(main, ["validate", *words])
+
+
+def test_a_domain_is_validated_and_its_costs_are_shown() -> None:
+    result = validate(FILE, "--json", "--tasks-n", "3")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [(r["kind"], r["ok"]) for r in found["reports"]] == [
+        ("tasks", True),
+        ("agent", True),
+        ("play", True),
+        ("reward", True),
+    ]
+    (trial,) = found["trials"]
+    assert trial["rollouts"] == 6
+    assert trial["reward_mean"] == {"gold": 1.0, "nonsense": 0.0}
+    assert trial["trained_by_node"] == {"solve": 6}
+    assert trial["calls_per_rollout"] == 1.0
+    assert trial["step_of_128"]["calls"] == 128
+    assert trial["prompt_tokens_per_rollout"] > trial["response_tokens_per_rollout"] > 0
+
+
+@pytest.mark.parametrize(
+    ("planted", "caught", "said"),
+    [
+        ("tasks.mistake=leaks", "tasks.gold-apart", 'private["answer"] is in the input of 6 of 6 tasks'),
+        ("reward.mistake=flat", "reward.tells-apart", "no higher values than those of other tasks; values seen: [1.0]"),
+        ("adapter.match=sovle", "play.trains", "the calls are under: solve"),
+        ("agent.mistake=elsewhere", "agent.calls-endpoint", "no call arrived at the endpoint"),
+        ("agent.mistake=cold", "agent.sampling", "a call has {'temperature': None"),
+        ("agent.mistake=chats", "play.readable", "the agent answered 'I think that it is"),
+    ],
+)
+def test_a_planted_mistake_is_red_with_the_right_words(planted: str, caught: str, said: str) -> None:
+    result = validate(FILE, planted, "--only", caught, "--tasks-n", "2")
+    assert result.exit_code == 1, result.output
+    assert f"failed   {caught}" in result.stdout
+    assert said in result.stdout
+    assert "what to do: " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("spider-exce", 'and no file of a plugin. Did you mean "spider-exec"?'),
+        ("nowhere.py", "there is no file"),
+        ("mini", "brings only recipe, which the kit does not check"),
+    ],
+)
+def test_what_cannot_be_validated_is_named(word: str, said: str) -> None:
+    result = validate(word)
+    assert result.exit_code == 1
+    assert said in result.stderr
+
+
+def test_a_check_that_does_not_exist_is_named() -> None:
+    result = validate(FILE, "--only", "agent.samplin")
+    assert result.exit_code == 1
+    assert 'there is no check "agent.samplin". Did you mean "agent.sampling"?' in result.stderr
+
+
+def test_a_file_that_ends_its_process_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text("import os\nos._exit(7)\n")
+    result = validate(str(tmp_path / "ends.py"))
+    assert result.exit_code == 1
+    assert "ends.py cannot be loaded: it ended its process (exit status 7)" in result.stderr
