@@ -11,6 +11,8 @@ from agentrig.testing.algorithm import check_algorithm
 from agentrig.testing.checks import Check, CheckFailed, ChecksFailed, CheckSkipped, Report, Result
 from agentrig.testing.hardware import check_hardware
 from agentrig.testing.kit import check, checks
+from agentrig.testing.observer import check_observer
+from agentrig.testing.recipe import check_recipe
 from agentrig.testing.reward import check_reward
 from agentrig.testing.server import check_server
 from agentrig.testing.tasks import check_tasks
@@ -27,6 +29,8 @@ __all__ = [
     "check_agent",
     "check_algorithm",
     "check_hardware",
+    "check_observer",
+    "check_recipe",
     "check_reward",
     "check_server",
     "check_tasks",

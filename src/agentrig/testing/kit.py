@@ -11,7 +11,17 @@ from agentrig.errors import ConfigError, nearest
 from agentrig.testing.checks import Check, Report
 from agentrig.testing.table import Table
 
-CHECKED: Sequence[str] = ("tasks", "agent", "reward", "adapter", "algorithm", "server", "hardware")
+CHECKED: Sequence[str] = (
+    "tasks",
+    "agent",
+    "reward",
+    "adapter",
+    "algorithm",
+    "server",
+    "hardware",
+    "observer",
+    "recipe",
+)
 """The kinds that have checks; the module of each is `agentrig.testing.KIND`, with its `TABLE`."""
 
 
