@@ -95,7 +95,7 @@ def _tokens(attributes: Mapping[str, Any]) -> str:
         counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
         text = f"{counts[0]} + {counts[1]} tokens, no ids" if None not in counts else "no token ids"
     finish = attributes.get("finish_reason")
-    return text if finish in (None, "stop") else f"{text}, ended by {finish}"
+    return text if finish in (None, "stop", "tool_calls") else f"{text}, ended by {finish}"
 
 
 def _call(branch: Tree, span: Span) -> None:
