@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from agentrig.cli import last_words
 from agentrig.cli.groups import Group
 
 
@@ -22,6 +23,7 @@ def main(verbose: bool) -> None:
     agentrig train mini --reward my-reward algorithm.lr=1e-4
     agentrig plugins                  list the components that you can choose from
     """
+    last_words.install()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a model's output can be printed in any terminal encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(

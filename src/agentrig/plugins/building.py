@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import AgentrigError, PluginError, place_of
+from agentrig.plugins.waiting import waiting_for
 
 if TYPE_CHECKING:
     from agentrig.plugins.components import Component
@@ -43,6 +44,9 @@ MADE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 """What `build` must return for each kind: a description and a check."""
 
 
+CURE = "Ctrl-C ends the command; a build should only import and make things ready"
+
+
 def built(component: Component, config: Any) -> Any:
     """Build a component.
 
@@ -53,11 +57,12 @@ def built(component: Component, config: Any) -> Any:
     who = f"the {component.kind} {spec.name}"
     plugin = f"\n  it comes from plugin {component.plugin} ({component.distribution} {component.version})"
     try:
-        made = spec.build(config)
+        with waiting_for(f"the build of {who} ({component.distribution} {component.version})", cure=CURE):
+            made = spec.build(config)
     except AgentrigError:
         raise
     except (Exception, SystemExit) as error:
-        where = place_of(error) or defined_at(spec.build)
+        where = place_of(error, installed=True) or defined_at(spec.build)
         raise PluginError(f"{who} cannot be built: {type(error).__name__}: {error}{where}{plugin}") from error
     wanted, right = MADE[component.kind]
     if not right(made):

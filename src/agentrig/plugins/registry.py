@@ -18,8 +18,11 @@ from agentrig.plugins.building import defined_at
 from agentrig.plugins.components import Component, PluginInfo
 from agentrig.plugins.ranges import OURS
 from agentrig.plugins.specs import KINDS, Spec
+from agentrig.plugins.waiting import waiting_for
 
 BLOCK_VARIABLE = "AGENTRIG_BLOCK"
+
+CURE = "The run waits for it: do slow work in a thread of its own, or leave this observer out"
 
 MOST = 1000
 """Components that one hook may give."""
@@ -135,7 +138,8 @@ class Registry:
         copies = {name: frozen(value) for name, value in arguments.items()}
         for name, function, argnames in watching:
             try:
-                function(*(copies[a] for a in argnames))
+                with waiting_for(f"{hook} of observer {name}", cure=CURE):
+                    function(*(copies[a] for a in argnames))
             except (Exception, SystemExit):  # sys.exit in an observer does not end the run either
                 self.observer_errors[name] += 1
                 level = logging.ERROR if self.observer_errors[name] == 1 else logging.DEBUG

@@ -17,6 +17,7 @@ from agentrig.correctness import Correctness
 from agentrig.errors import CheckpointDamaged, RunFileError
 from agentrig.observers import RunEnd, RunError
 from agentrig.plan import Plan
+from agentrig.plugins.auto_server import OWN
 from agentrig.plugins.building import built
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
@@ -76,17 +77,22 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     # Hardware first: its environment variables must be set before anything imports torch.
     hardware = ready_hardware(plan)
     ready_server(plan, hardware)
+
+    # Every component that the run names, before tasks are loaded or a model is started: the run fails here if one of
+    # them can't be built. The light ones are first; the agent is built in the first runner.
     plan.watch()
-
-    # Tasks.
-    splits = load_splits(plan)
-    warnings = [*gold_warnings(plan), *split_warnings(splits, plan.build("tasks"))]
-
-    # Reward and adapter, and the agent in the first runner: the run fails here if one of them can't be built.
+    tasks = plan.build("tasks")
     scorer = make_scorer(plan)
     audit = audit_scorer(plan) if plan.run.audit else None
     adapter = plan.build("adapter")
     pool = ending.enter_context(first_runner(plan, trains=True))
+    algorithm: Algorithm = plan.build("algorithm")
+    if plan.components["server"].spec.name != OWN:
+        plan.build("server")
+
+    # Tasks.
+    splits = load_splits(plan)
+    warnings = [*gold_warnings(plan), *split_warnings(splits, tasks)]
 
     from agentrig.run.session import RunSession  # imports Agent Lightning, which takes seconds
 
@@ -107,8 +113,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         ending.callback(run.release)
         run.write_json("manifest.json", facts)
 
-    # The algorithm, and the engine that runs its rollouts.
-    algorithm: Algorithm = plan.build("algorithm")
+    # The engine that runs the algorithm's rollouts.
     engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, serves=True)
 
     def begin_again() -> None:

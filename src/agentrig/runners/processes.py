@@ -6,6 +6,7 @@ This module does not use Agent Lightning: `runtime` moves rollouts from the stor
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import multiprocessing
 import os
@@ -49,6 +50,7 @@ def worker_main(
 ) -> None:
     """Run in a runner process: build the agent, then run the jobs from the pipe until it closes."""
     own_family()
+    faulthandler.enable(all_threads=False)  # the file and line at which an agent crashes this process
     threading.Thread(target=_leave_with_run, name="run", daemon=True).start()
     confine(plan.environment, environment, absent)
     agent, why = build_agent(plan)
