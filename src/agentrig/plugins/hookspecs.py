@@ -178,15 +178,16 @@ def register_servers() -> Iterable[ServerSpec]:
 
     Called:
         Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
-        nothing heavy here. `refusal` runs in the main process, once the hardware is known. `build` runs there when the
-        algorithm asks for its server; what it returns, and the methods of the server (`agentrig.servers.Server`), are
-        called in the thread `algorithm`.
+        nothing heavy here. `refusal` runs in the main process, once the hardware is known. `build` runs there before
+        tasks are loaded, and again when the algorithm asks for its server; what it returns, and the methods of the server
+        (`agentrig.servers.Server`), are called in the thread `algorithm`.
 
     If it raises:
         The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
         With `--strict-plugins`, or for a file given by `--plugin`, the command ends with the error. If `refusal`
-        raises, `auto` leaves this server out with a warning, and a run that names it does not start. If `build` or a
-        method of the server raises, the run ends with that error, in `error.json` and `on_run_error`.
+        raises, `auto` leaves this server out with a warning, and a run that names it does not start. If `build` raises,
+        the run does not start. If a method of the server raises, the run ends with that error, in `error.json` and
+        `on_run_error`.
 
     Example:
         ```python
