@@ -179,8 +179,8 @@ def register_servers() -> Iterable[ServerSpec]:
     Called:
         Once whenever plugins are loaded: in the main thread of each command, and of each runner process. Import
         nothing heavy here. `refusal` runs in the main process, once the hardware is known. `build` runs there before
-        tasks are loaded, and again when the algorithm asks for its server; what it returns, and the methods of the server
-        (`agentrig.servers.Server`), are called in the thread `algorithm`.
+        tasks are loaded, and again when the algorithm asks for its server; what it returns, and the methods of the
+        server (`agentrig.servers.Server`), are called in the thread `algorithm`.
 
     If it raises:
         The plugin fails to load, with all its components: `agentrig plugins` shows the error, and other plugins work.
