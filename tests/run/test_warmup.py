@@ -65,8 +65,10 @@ def test_each_rollout_gets_its_own_demonstrations() -> None:
             asked(clients[2], "wrong")
         with pytest.raises(BadRequestError, match="no reply to call 2: 'none'"):
             asked(clients[2], "none")
-        stranger = httpx.post(f"{endpoints[0].base_url}/chat/completions", json={})
-        assert stranger.status_code == 401
+        for key in ("none", "0-0", endpoints[0].api_key[:-2] + "-9"):
+            headers = {"Authorization": f"Bearer {key}"}
+            stranger = httpx.post(f"{endpoints[0].base_url}/chat/completions", json={}, headers=headers)
+            assert stranger.status_code == 401, key
         for client in clients:
             client.close()
     assert [len(c.turns) for c in conversations] == [2, 2, 1]
