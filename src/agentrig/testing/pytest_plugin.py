@@ -53,6 +53,16 @@ def recorded_traces() -> dict[str, Trace]:
     return recorded_traces()
 
 
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny random model with a tokenizer (`agentrig.testing.tiny_model`); skips without torch."""
+    for needed in ("torch", "transformers"):
+        pytest.importorskip(needed)
+    from agentrig.testing.tiny_model import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
 @pytest.fixture
 def scripted_server() -> Iterator[ScriptedServer]:
     """An OpenAI-compatible server that answers `ok`; set its `script` (`agentrig.testing.scripted`)."""

@@ -61,6 +61,14 @@ class TasksBench(Bench):
         """The contents of each split in another process."""
         return elsewhere(_loaded_there, self.subject.sendable(), self.names, deadline_s=ELSEWHERE_S)
 
+    @cached_property
+    def again(self) -> dict[str, dict[str, Sequence[Task]]]:
+        """The tasks of each split, loaded twice more; by how."""
+        return {
+            "loaded twice": self.load(self.made, self.names),
+            "built again, its splits loaded in the other order": self.load(self.subject.build(), self.names[::-1]),
+        }
+
     def load(self, made: Tasks, names: Sequence[str]) -> dict[str, Sequence[Task]]:
         """Load splits and check their rows, as a run does."""
         return {name: read_split(made, name, who=self.who) for name in names}
@@ -126,9 +134,8 @@ def roles(bench: TasksBench) -> None:
 )
 def same_twice(bench: TasksBench) -> None:
     """Loading again, and building again, gives the same tasks in the same order."""
-    _compare(bench, "loaded twice", {name: _contents(t) for name, t in bench.load(bench.made, bench.names).items()})
-    again = bench.load(bench.subject.build(), bench.names[::-1])
-    _compare(bench, "built again, its splits loaded in the other order", {n: _contents(t) for n, t in again.items()})
+    for how, found in bench.again.items():
+        _compare(bench, how, {name: _contents(tasks) for name, tasks in found.items()})
 
 
 @check(
@@ -140,12 +147,11 @@ def same_twice(bench: TasksBench) -> None:
 def stable_ids(bench: TasksBench) -> None:
     """Ids are the same when a split is loaded again, alone, and after other splits."""
     known = {name: [task.id for task in tasks] for name, tasks in bench.rows.items()}
-    for made, names in ((bench.made, bench.names), (bench.subject.build(), bench.names[::-1])):
-        found = {name: [task.id for task in tasks] for name, tasks in bench.load(made, names).items()}
+    for how, found in bench.again.items():
         for name, ids in known.items():
-            different = difference(ids, found[name])
+            different = difference(ids, [task.id for task in found[name]])
             if different:
-                raise CheckFailed(f"split {name}: the ids of a second load differ: {different}")
+                raise CheckFailed(f"split {name}, {how}: the ids differ: {different}")
 
 
 @check(
