@@ -23,6 +23,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "adapter": ("adapters.py", {}),
     "agent": ("agents.py", {"tasks_n": 2, "deadline_s": 3.0, "slow_s": 0.5}),
+    "runners": ("runners.py", {"start_s": 12.0}),
 }
 """The file of each kind's plugins (`fine`, and one named as each check), and the options of its checks."""
 NOT_HERE = {"reward.batch"}

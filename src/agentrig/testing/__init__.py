@@ -14,6 +14,7 @@ from agentrig.testing.kit import check, checks
 from agentrig.testing.observer import check_observer
 from agentrig.testing.recipe import check_recipe
 from agentrig.testing.reward import check_reward
+from agentrig.testing.runners import check_runners
 from agentrig.testing.server import check_server
 from agentrig.testing.tasks import check_tasks
 
@@ -32,6 +33,7 @@ __all__ = [
     "check_observer",
     "check_recipe",
     "check_reward",
+    "check_runners",
     "check_server",
     "check_tasks",
     "checks",

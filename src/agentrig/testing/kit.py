@@ -19,6 +19,7 @@ CHECKED: Sequence[str] = (
     "algorithm",
     "server",
     "hardware",
+    "runners",
     "observer",
     "recipe",
 )
