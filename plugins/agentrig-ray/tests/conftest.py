@@ -20,10 +20,10 @@ def nodes() -> Iterator[Any]:
 
     logging.getLogger("ray").setLevel(logging.ERROR)
     head = {"num_cpus": 1, "include_dashboard": False}
-    # Nodes join in other threads too, where no signal handler can be set.
-    cluster = Cluster(initialize_head=True, shutdown_at_exit=False, head_node_args=head)
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         cluster.add_node(num_cpus=1)
+        cluster._shutdown_at_exit = False  # of nodes that join: in other threads no signal handler can be set
         yield cluster
     finally:
         ray.shutdown()

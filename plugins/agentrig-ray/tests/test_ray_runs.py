@@ -92,3 +92,19 @@ def test_a_node_joins_at_step_3_and_one_is_killed_at_step_5(nodes: Any, tmp_path
 
         ray, processes = compared(make, nodes, tmp_path, steps=6, each=12)
     assert [{k: line[k] for k in SAME} for line in ray] == [{k: line[k] for k in SAME} for line in processes]
+
+
+@pytest.mark.slow
+def test_the_embedded_algorithm_learns_the_same_on_changing_nodes(nodes: Any, tmp_path: Path) -> None:
+    """The embedded server samples by prompt and seed, so only rollouts that were lost in a call may differ."""
+
+    def make(*own: str, runners: str) -> Plan:
+        more = ["algorithm.tasks_per_step=16", "algorithm.validate_every=0", "run.report_tasks=16", "hardware.use=cpu"]
+        more += ['run.block=["report"]', "server.use=embedded", "runners.n=3", "runners.threads=8"]
+        return resolve("mini", overrides=[*more, *own], uses={"runners": runners})
+
+    ray, processes = compared(make, nodes, tmp_path, steps=6, each=64)
+    for there, here in zip(ray, processes, strict=True):
+        limit = 0.02 if there["step"] < 5 else 0.15
+        assert abs(there["reward"] - here["reward"]) <= limit, (there["step"], there["reward"], here["reward"])
+        assert there["calls"]["trained"] + sum(there["calls"]["dropped"].values()) == there["calls"]["recorded"]
