@@ -23,6 +23,7 @@ from agentrig.plan import resolve
 from agentrig.pools import Job, Result
 from agentrig.run.setup import make_pool
 from agentrig.runners.jobs import AgentPlan
+from agentrig.testing import check_runners
 
 TOY = str(Path(__file__).resolve().parents[3] / "tests" / "support" / "toy_plugin.py")
 CHILDREN = str(Path(__file__).with_name("ray_children.py"))
@@ -219,6 +220,11 @@ def test_the_keys_reach_ray(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert (asked["address"], asked["logs"]) == ("h:1", True)
     assert asked["runtime_env"] == {"env_vars": {"A": "b"}}
     assert (asked["num_cpus"], asked["resources"], pool._wait_s) == (2.0, {"a": 1.0}, 9.0)
+
+
+def test_the_kit_finds_nothing(nodes: Any) -> None:
+    report = check_runners("ray", settings={"address": nodes.address, "cpus": 0.25}, ends_s=10.0)
+    assert [r.check for r in report.results if r.status != "passed"] == [], report
 
 
 def test_addresses_that_cannot_be_joined_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
