@@ -41,6 +41,8 @@ NOT_RUN = (
     (r"\b(train|doctor) npu\b|Ascend|torch_npu|vllm", "it needs an NPU and CANN"),
     (r"^python tests/benchmarks/verl_", "it needs a GPU"),
     (r"^pip install (\. |\./plugins)|^pip check", "it is part of an installation on an NPU"),
+    (r"brief-sql|one-query|^pip install -e|^pytest$|^cd \.\.$", "tests/docs/test_publish_it.py runs the page"),
+    (r"^python -m build", "tests/docs/test_publish_it.py runs it"),
     (r"^agentrig new ", "the package is there already; tests/test_wheels.py runs it"),
     (r"--resume runs/qwen", "it needs a run that was made on a GPU"),
     (r"modelscope|MODELSCOPE", "it needs a package and a model from a network"),
@@ -99,11 +101,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = list(sys.path)
     sys.path += map(str, ROOT.glob("examples/*/src"))  # for those that have several modules
     with chdir(folder):
-        new("reward", "my-reward")
+        for kind, name in (("reward", "my-reward"), ("reward", "brief-sql"), ("agent", "one-query")):
+            new(kind, name)
     for file in (
         *ROOT.glob("examples/*/src/*/__init__.py"),
         *ROOT.glob("src/agentrig/templates/*/src/*/__init__.py"),
-        *folder.glob("agentrig-my-*/src/*/__init__.py"),
+        *folder.glob("agentrig-*/src/*/__init__.py"),
     ):
         shutil.copyfile(file, folder / ".examples" / f"{file.parent.name}.py")
     for block in blocks():
@@ -113,6 +116,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             name = named[1] if named else PAGES_FILES.get(page, "")
             if name and not (folder / name).exists():
                 (folder / name).write_text(block.text)
+            if edited := re.match(r"# src/(\w+)/__init__.py\n", block.text):
+                (folder / ".examples" / f"{edited[1]}.py").write_text(block.text)
     database = folder / "spider" / "database" / "shop" / "shop.sqlite"
     database.parent.mkdir(parents=True)
     with sqlite3.connect(database) as connection:
@@ -144,6 +149,7 @@ def test_a_command_parses(command: Command, place: Path, monkeypatch: pytest.Mon
     check = {
         "agentrig": parse_agentrig,
         "make": parse_make,
+        "pytest": parse_pytest,
         "python": parse_python,
         "pip": parse_pip,
         "uv": parse_files,
@@ -156,7 +162,7 @@ def test_a_command_parses(command: Command, place: Path, monkeypatch: pytest.Mon
     check(list(words) if program in KNOWN else list(command.words))
 
 
-KNOWN = ("agentrig", "make", "python", "pip", "uv", "cd", "export", "source", ".", "modelscope")
+KNOWN = ("agentrig", "make", "pytest", "python", "pip", "uv", "cd", "export", "source", ".", "modelscope")
 
 
 def parse_agentrig(words: list[str]) -> None:
@@ -184,7 +190,8 @@ def parse_agentrig(words: list[str]) -> None:
 
 def resolved(words: list[str], options: dict[str, Any]) -> Plan:
     wanted = asked(words, options)
-    wanted["files"] = [*wanted["files"], *map(str, sorted(Path(".examples").resolve().glob("*.py")))]
+    examples = next(p for p in (Path(".examples"), Path("../.examples")) if p.is_dir())  # there after a `cd`
+    wanted["files"] = [*wanted["files"], *map(str, sorted(examples.resolve().glob("*.py")))]
     try:
         plan = resolve(**wanted)
         plan.build("hardware")
@@ -225,10 +232,17 @@ def parse_python(words: list[str]) -> None:
             assert f'"{word.partition("=")[0]}"' in text, f"{source} has no option {word}"
 
 
+def parse_pytest(words: list[str]) -> None:
+    """In the folder of a package with tests."""
+    assert words == []
+    assert Path("tests").is_dir()
+
+
 def parse_pip(words: list[str]) -> None:
     assert words[0] in ("install", "check")
     for word in words[1:]:
         if word.startswith("."):
+            word = word.partition("[")[0]
             assert (Path(word) / "pyproject.toml").is_file() or word == ".", f"there is no package in {word}"
         else:
             assert not word.startswith("agentrig"), f"{word} is on no index: name its folder"
