@@ -1,4 +1,4 @@
-"""Calls `hard-tasks` as a run does."""
+"""Runs the checks of `agentrig.testing` on `hard-tasks`, and a test of its own."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Every key of `five-minutes` is one that its components have."""
+"""Runs the checks of `agentrig.testing` on `five-minutes`, and a test of its own."""
+
+import pytest
 
 import pytest
 
