@@ -2,8 +2,6 @@
 
 import pytest
 
-import pytest
-
 from agentrig.plan import resolve
 from agentrig.testing import Check, checks
 
