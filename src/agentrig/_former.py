@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from agentrig.findings import Finding, Situation
 from agentrig.plan import Plan
-from agentrig.plugins.building import built
+from agentrig.plugins import composing
 from agentrig.plugins.specs import KINDS
 from agentrig.processes.ends import RunSignals, handling
 from agentrig.report.canvas import Colors
@@ -83,8 +83,8 @@ def accuracy_of(rollouts: Sequence[Rollout]) -> float | None:
 
 def audit_reward(plan: Plan) -> Any:
     """Return the reward that is only logged, with its default settings."""
-    component = plan.registry.find("reward", plan.run.audit)
-    return built(component, component.spec.config())
+    component, config = plan.audits[0]
+    return composing.build(component, config, plan.registry)[0]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from agentrig.errors import ConfigError, nearest
-from agentrig.plugins import auto_server, observing, own_runners
+from agentrig.plugins import auto_server, composing, observing, own_runners
 from agentrig.plugins.building import built
 from agentrig.plugins.required import check_required
 from agentrig.plugins.specs import RUN_KINDS
@@ -44,7 +44,9 @@ class RunSettings:
     correct_at: float | None = setting(
         None, help="an answer counts as correct if its reward is at least this; by default the reward decides"
     )
-    audit: str = setting("", help="a second reward that is logged at every step and not trained on")
+    audit: list[str] = setting(
+        list, one=True, help="further rewards that are logged at every step and not trained on; keys in [audit.NAME]"
+    )
     delivery: bool = setting(
         True, help="after every transfer of weights, prove that the model's server answers with them"
     )
@@ -66,6 +68,7 @@ class Plan:
         observers: The observers that `[observer]` names, each with its config object, in that order.
         autos: The kinds whose component `auto` chooses: hardware, server, both or none.
         requires: The plugins that `[plugins] require` names; all of them are there.
+        audits: The rewards that `run.audit` names, each with its config object, in that order.
     """
 
     recipe: str
@@ -78,6 +81,7 @@ class Plan:
     observers: observing.Observers = ()
     requires: Sequence[str] = ()
     autos: Sequence[str] = ()
+    audits: Sequence[tuple[Component, Any]] = ()
 
     def build(self, kind: str) -> Any:
         """Build the selected component of a kind; its heavy imports happen here.
@@ -85,7 +89,13 @@ class Plan:
         Raises:
             agentrig.errors.PluginError: Its `build` failed; the message names the plugin's file and line.
         """
+        if kind == "reward":
+            return self.reward()[0]
         return built(self.components[kind], self.config(kind))
+
+    def reward(self) -> tuple[Any, bool]:
+        """Build the reward with its parts; return it, and whether it is called with the trace. See `build`."""
+        return composing.build(self.components["reward"], self.config("reward"), self.registry)
 
     def config(self, kind: str) -> Any:
         """Return the config object of the selected component of a kind."""
@@ -109,6 +119,9 @@ class Plan:
             sections[observing.SECTION] = observing.written(self.observers, self.registry)
         if self.requires:
             sections["plugins"] = {"require": list(self.requires)}
+        named = {self.registry.reference(c): sources(attrs.asdict(config)) for c, config in self.audits}
+        if any(named.values()):
+            sections[composing.AUDIT] = {name: keys for name, keys in named.items() if keys}
         return sections
 
 
@@ -124,7 +137,7 @@ class PluginSettings:
 OWN_SECTIONS: Mapping[str, type] = {"run": RunSettings, "runners": RunnerSettings, "plugins": PluginSettings}
 """The sections with keys of agentrig's own; `[runners]` also has those of the runners that it names."""
 
-SECTIONS = ("run", *RUN_KINDS, observing.SECTION, "plugins")
+SECTIONS = ("run", *RUN_KINDS, observing.SECTION, composing.AUDIT, "plugins")
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
@@ -277,8 +290,7 @@ def resolve(
     if observers:
         merged[observing.SECTION]["use"] = list(dict.fromkeys([*observing.used(merged[observing.SECTION]), *observers]))
     run = structure(RunSettings, merged["run"], owner="a run", section="run", elsewhere=elsewhere)
-    if run.audit:
-        registry.use(registry.find("reward", run.audit))
+    audits = composing.audits(run.audit, merged[composing.AUDIT], registry, elsewhere)
 
     def select(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
         component = registry.find(kind, use)
@@ -304,6 +316,7 @@ def resolve(
             auto_keys[kind] = keys
         else:
             selected[kind] = select(kind, use, keys)
+    composing.parts_of(*selected["reward"], registry)
     runners: RunnerSettings = selected["runners"][1]
     if runners.n == 0 and not runners.store:
         raise ConfigError(
@@ -341,6 +354,7 @@ def resolve(
         observers=observing.selected(merged[observing.SECTION], registry, elsewhere),
         requires=tuple(plugins.require),
         autos=tuple(auto_keys),
+        audits=audits,
     )
 
 

@@ -12,6 +12,7 @@ from agentrig._moved import former
 from agentrig.agents import Outcome
 from agentrig.correctness import Correctness
 from agentrig.tasks import Task
+from agentrig.traces import Trace
 
 VALUE_LIMIT = 1e9
 """Largest absolute value of a score: its square, summed over a step, stays finite in 32-bit floats."""
@@ -90,13 +91,32 @@ class Score:
         return cls(status="timeout", value=value, details={"reason": reason, **details})
 
 
-Reward = Callable[[Task, Outcome, float], Score]
+Reward = Callable[[Task, Outcome, float], Score] | Callable[[Task, Outcome, float, Trace], Score]
 """What `RewardSpec.build` returns: called as `reward(task, outcome, budget_s)`.
 
 It is called only for outcomes without a failure, from several threads at once. It may also have a
 method `score_many(items: Sequence[tuple[Task, Outcome]], budget_s) -> Sequence[Score]`, which is
 then called with a whole batch instead (`budget_s` is per item). If a reward raises, or clearly
 exceeds its budget, the score is `invalid`.
+
+A reward whose spec says `sees_trace` gets the rollout's `agentrig.Trace` too: `reward(task, outcome, budget_s, trace)`,
+and the items of `score_many` are `(task, outcome, trace)`.
 """
+
+
+@attrs.frozen(kw_only=True)
+class Part:
+    """A reward inside another one, as `build(config, parts=…)` of a spec with `parts` gets it.
+
+    Attributes:
+        reward: What the inner spec's `build` returned.
+        correct_at: The inner spec's threshold of a correct answer.
+        sees_trace: Whether it is called with the trace too.
+    """
+
+    reward: Reward
+    correct_at: float | None = None
+    sees_trace: bool = False
+
 
 __getattr__ = former(__name__)

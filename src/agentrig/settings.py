@@ -37,6 +37,7 @@ def setting(
     secret: bool = False,
     former: str = "",
     former_values: Mapping[str, Any] | None = None,
+    one: bool = False,
 ) -> Any:
     """Declare one key of a component's config class, with its bounds.
 
@@ -56,6 +57,7 @@ def setting(
             a warning names the new one. If both names are set, the one that was set last applies. `section.name` if it
             was a key of another section.
         former_values: Earlier names of values, and their names now; accepted with a warning too.
+        one: For a list of texts: a single text is a list of that one, and an empty text an empty list.
 
     Returns:
         An `attrs.field`, to be used in a class decorated with `@attrs.frozen(kw_only=True)`.
@@ -71,7 +73,7 @@ def setting(
         checks.append(validator)
     bounds = {sign: b for sign, b in ((">=", ge), (">", gt), ("<=", le), ("<", lt)) if b is not None}
     metadata: dict[str, Any] = {"help": help, "choices": choices, "secret": secret, "bounds": bounds}
-    metadata |= {"former": former, "former_values": former_values or {}}
+    metadata |= {"former": former, "former_values": former_values or {}, "one": one}
     if callable(default) and default is not attrs.NOTHING:
         return attrs.field(factory=default, validator=checks, metadata=metadata)
     return attrs.field(default=default, validator=checks, metadata=metadata)
@@ -104,6 +106,8 @@ def structure(
         if fields[key].metadata.get("secret"):
             values[key] = _secret(value, f"[{section}] {key} of {owner}")
             continue
+        if fields[key].metadata.get("one") and isinstance(value, str):
+            value = [value] if value else []
         try:
             values[key] = _converter().structure(value, fields[key].type)
         except Exception as error:

@@ -41,10 +41,15 @@ class Prepared:
     scorer = Scorer(lambda task, outcome, budget_s: Score.ok(1.0), budget_s=5.0)
 
     def run(self, tasks: Sequence[Task], *, n: int, endpoint: Any, step: int, mode: Mode, **more: Any) -> list[Rollout]:
-        return [
+        found = [
             rollout_of(i, right=i % 3 > 0, mode=mode, step=step, failure="llm-error" if i == 7 else None)
             for i in range(n * len(tasks))
         ]
+        return [r if r.score is None else attrs.evolve(r, score=with_a_part(r.score)) for r in found]
+
+
+def with_a_part(score: Score) -> Score:
+    return attrs.evolve(score, components={"words": 3.0})
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +64,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     engine: Any = Prepared()
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
     session = RunSession(
-        plan=attrs.evolve(plan, run=attrs.evolve(plan.run, audit="length-is-odd")),
+        plan=plan,
         engine=engine,
         runtime=engine,
         run=run,
@@ -67,7 +72,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train_tasks=tasks,
         validation_tasks=tasks,
         report_tasks=tasks,
-        audit=strict,
+        audits={"length-is-odd": strict},
     )
     run.write_json("manifest.json", manifest(plan, hardware, {"report": ("test", tasks)}))
     session.validate(endpoint, step=0)
@@ -102,7 +107,7 @@ def test_the_report_reads_the_files_of_a_session(directory: Path):
     text = (directory / "report.html").read_text("utf-8")
     assert "length-is-odd" in text
     assert "of 30" in text  # where audit and reward disagree, of the training rollouts that were scored
-    assert "trained reward 1, audit 0" in text
+    assert "trained reward 1, length-is-odd 0" in text
 
 
 def test_report_and_display_import_nothing_heavy():

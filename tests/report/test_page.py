@@ -122,12 +122,13 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
 
 
 def test_every_part_of_the_page_is_there(page: Page):
-    expected = "Curves Results Checks Time, Agent names, Failures, Algorithm, Audit, Before and after, Run"
+    expected = "Curves Results Checks Time, Agent names, Failures, Algorithm, Parts of the reward, Audit, "
+    expected += "Before and after, Run"
     assert page.headings == re.split(r", | (?=Results|Checks|Time)", expected)
     assert ["check_query", "440", "0", "0.0%"] in page.rows
     assert ["write_query", "320", "300", "93.8%"] in page.rows
     assert ["llm-error", "0", "3", "0", "the model <server> did not answer"] in page.rows
-    assert [page.rows[-1][0], page.rows[-1][-1]] == ["spider-exec-strict", "20 of 317"]
+    assert [page.rows[-1][0], *page.rows[-1][-2:]] == ["spider-exec-strict", "20 of 317", "93.8%"]
 
 
 def test_rollouts_are_shown_side_by_side(page: Page):
@@ -254,7 +255,11 @@ def test_the_page_of_several_runs_is_written_beside_the_first_by_default(tmp_pat
 
 def test_rollouts_where_trained_and_audit_reward_disagree_are_shown(page: Page):
     assert page.text.count("step 20: trained reward") == 1
-    assert "audit 0.5 (reads no table)" in page.text
+    assert "spider-exec-strict 0.5 (reads no table)" in page.text
+
+
+def test_the_parts_of_a_reward_have_their_means(page: Page):
+    assert ["columns", "0.5", "0.5", "0.5"] in page.rows
 
 
 def test_compare_gives_plain_json_and_a_table_that_fits(tmp_path: Path, finished: Path):

@@ -111,6 +111,7 @@ def test_a_run_from_start_to_end(model: ModelServer, toy_plan: MakePlan, tmp_pat
     assert second["algorithm"]["number"] == 3.0
     assert first["audit"] == {"toy-parity": 0.5}
     assert first["audit_differs"] == 6
+    assert first["audits"] == {"toy-parity": {"n": 12, "mean": 0.5, "differs": 6, "agreement": 1.0, "invalid": 0}}
     assert first["time_s"]["update"] == 0.001
     assert first["tokens_per_s"] == pytest.approx(3 * first["rollouts_per_s"])
 

@@ -121,7 +121,7 @@ def session_in(folder: Path, *, logprobs: bool = False, adapter: Any = None) -> 
         train_tasks=TASKS,
         validation_tasks=[],
         report_tasks=[],
-        audit=None,
+        audits={},
     )
 
 

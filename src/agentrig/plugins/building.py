@@ -47,8 +47,8 @@ MADE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 CURE = "Ctrl-C ends the command; a build should only import and make things ready"
 
 
-def built(component: Component, config: Any) -> Any:
-    """Build a component.
+def built(component: Component, config: Any, **more: Any) -> Any:
+    """Build a component; `more` are further arguments of its `build`.
 
     Raises:
         PluginError: `build` raised, or returned the wrong thing; the message names plugin, file and line.
@@ -58,7 +58,7 @@ def built(component: Component, config: Any) -> Any:
     plugin = f"\n  it comes from plugin {component.plugin} ({component.distribution} {component.version})"
     try:
         with waiting_for(f"the build of {who} ({component.distribution} {component.version})", cure=CURE):
-            made = spec.build(config)
+            made = spec.build(config, **more)
     except AgentrigError:
         raise
     except (Exception, SystemExit) as error:

@@ -125,12 +125,19 @@ class RewardSpec(Spec):
     Attributes:
         correct_at: An answer with at least this value counts as correct, unless its score says otherwise
             (`Score.correct`); None for 1.0.
+        sees_trace: Whether it is called as `reward(task, outcome, budget_s, trace)`, with the rollout's trace.
+        parts: For a reward that is made of others: `parts(config)` returns a name for each of them, and its keys as in
+            a section `[reward]`: `use` and its settings. They are looked up, checked and built for it, and `build` is
+            called as `build(config, parts)`, with an `agentrig.rewards.Part` for each name. It raises ValueError for
+            a config that makes no sense.
     """
 
     kind: ClassVar[str] = "reward"
     hook: ClassVar[str] = "register_rewards"
-    build: Callable[[Any], Reward]
+    build: Callable[..., Reward]
     correct_at: float | None = None
+    sees_trace: bool = False
+    parts: Callable[[Any], Mapping[str, Mapping[str, Any]]] | None = None
 
 
 @attrs.frozen(kw_only=True)

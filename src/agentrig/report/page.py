@@ -91,6 +91,7 @@ def _view(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
         "nodes": _node_rows(run),
         "calls": calls.rows(run),
         "audit": _audit_rows(run),
+        "parts": _part_rows(run),
         "reward_disagreements": disagreements,
         "algorithm": _algorithm_rows(run),
         "pairs": pairs,
@@ -193,19 +194,41 @@ def _node_rows(run: RunData) -> list[tuple[str, int, int]]:
 
 
 def _audit_rows(run: RunData) -> list[dict[str, Any]]:
-    differ = [number(row.get("audit_differs")) for row in run.steps]
-    counted = [(d, _judged(r)) for d, r in zip(differ, run.steps, strict=True) if d is not None]
     trained = figures.mean(figures.series(run, "reward")[1])
-    return [
-        {
-            "name": name,
-            "mean": figures.mean(figures.series(run, "audit", name)[1]),
-            "trained": trained,
-            "differ": int(sum(d for d, _ in counted)) if counted else None,
-            "of": sum(n for _, n in counted),
-        }
-        for name in audits(run)
-    ]
+    return [{"name": name, "trained": trained, **_audit_row(run, name)} for name in audits(run)]
+
+
+def _audit_row(run: RunData, name: str) -> dict[str, Any]:
+    """Return an audit's figures over all steps; steps of earlier versions have no agreement."""
+    counted, agreed = [], []
+    for row in run.steps:
+        found = mapping(mapping(row.get("audits")).get(name))
+        differ, n = number(found.get("differs", row.get("audit_differs"))), number(found.get("n", _judged(row)))
+        if differ is not None and n is not None:
+            counted.append((differ, n))
+        share = number(found.get("agreement"))
+        if share is not None and n:
+            agreed.append((share * n, n))
+    of = sum(n for _, n in agreed)
+    return {
+        "mean": figures.mean(figures.series(run, "audit", name)[1]),
+        "differ": int(sum(d for d, _ in counted)) if counted else None,
+        "of": int(sum(n for _, n in counted)),
+        "agreement": sum(a for a, _ in agreed) / of if of else None,
+    }
+
+
+def _part_rows(run: RunData) -> list[dict[str, Any]]:
+    """Return each component of the scores: its mean in the first steps, in the last ones, and over all."""
+    names = dict.fromkeys(name for row in run.steps for name in mapping(row.get("reward_parts")))
+    rows = []
+    for name in names:
+        _, values = figures.series(run, "reward_parts", name)
+        if values:
+            few = max(1, min(figures.SMOOTHING, len(values) // 2))
+            ends = figures.mean(values[:few]), figures.mean(values[-few:])
+            rows.append({"name": str(name), "first": ends[0], "last": ends[1], "mean": figures.mean(values)})
+    return rows
 
 
 def _judged(step: Mapping[str, Any]) -> int:

@@ -176,7 +176,7 @@ def rollout_rows(
             yield decoded | {"mode": file.mode, "step": file.step}
 
 
-JSON_COLUMNS = frozenset({"components", "details", "input", "answer", "spans", "audit"})
+JSON_COLUMNS = frozenset({"components", "details", "input", "answer", "spans", "audit", "audits"})
 
 
 def _picked(rows: Sequence[dict[str, Any]], ids: Collection[str] | None) -> Iterator[dict[str, Any]]:

@@ -113,37 +113,51 @@ class RewardDisagreement:
     title: str
     answer: str
     trained: str
+    name: str
     audit: str
 
 
 def reward_disagreements(run: RunData, missing: list[str], *, limit: int = 6) -> list[RewardDisagreement]:
-    """Return the latest rollouts whose audit value differs from the one that was trained on.
+    """Return the latest rollouts whose value in an audit differs from the one that was trained on.
 
-    The Parquet column `audit` holds the audit reward's whole score as JSON.
+    The Parquet column `audits` holds the whole score of each audit as JSON. Files of earlier versions have one audit,
+    without its name, in the column `audit`.
     """
     found: list[RewardDisagreement] = []
     for file in reversed(run.of_mode("train")):
         ids = {
             str(row["id"])
-            for row in rollout_rows([file], ("id", "value", "audit"), missing=missing)
-            if row["audit"] and mapping(row["audit"]).get("value") != row["value"]
+            for row in rollout_rows([file], ("id", "value", "audit", "audits"), missing=missing)
+            if _differing(row) is not None
         }
-        for row in rollout_rows([file], ("id", "task_id", "value", "input", "answer", "audit"), ids=ids) if ids else ():
+        columns = ("id", "task_id", "value", "input", "answer", "audit", "audits")
+        for row in rollout_rows([file], columns, ids=ids) if ids else ():
             found.append(_reward_disagreement(row))
             if len(found) == limit:
                 return found
     return found
 
 
+def _differing(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the name and the score of the first audit with another value than the row's, or None."""
+    verdicts = mapping(row.get("audits")) or ({"audit": row["audit"]} if row.get("audit") else {})
+    for name, score in verdicts.items():
+        if mapping(score).get("value") != row["value"]:
+            return str(name), mapping(score)
+    return None
+
+
 def _reward_disagreement(row: Mapping[str, Any]) -> RewardDisagreement:
     title, _ = question(row)
+    name, score = _differing(row) or ("audit", {})
     answer = row["answer"] if isinstance(row["answer"], str) else json.dumps(row["answer"], ensure_ascii=False)
     return RewardDisagreement(
         step=row["step"],
         title=title,
         answer=cut(answer, TEXT_LIMIT),
         trained=f"{row['value']:g}" if number(row["value"]) is not None else "–",
-        audit=_verdict(mapping(row["audit"])),
+        name=name,
+        audit=_verdict(score),
     )
 
 

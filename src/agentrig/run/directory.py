@@ -139,7 +139,12 @@ class RunDirectory:
         return dict(found)
 
     def write_rollouts(
-        self, rollouts: Sequence[Rollout], *, mode: str, step: int, audits: Mapping[str, Score] | None = None
+        self,
+        rollouts: Sequence[Rollout],
+        *,
+        mode: str,
+        step: int,
+        audits: Mapping[str, Mapping[str, Score]] | None = None,
     ) -> None:
         """Write a step's rollouts as Parquet, without the private parts of tasks.
 
@@ -147,7 +152,7 @@ class RunDirectory:
             rollouts: All rollouts of a mode and step.
             mode: Their mode.
             step: Their step.
-            audits: Rollout id to the score of the audit reward, if there is one.
+            audits: Rollout id to the score of each audit, if there is one.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq

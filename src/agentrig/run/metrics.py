@@ -1,11 +1,15 @@
-"""Counts over a step's rollouts: failures and nodes."""
+"""Figures of a step's rollouts: failures, nodes, parts of rewards, and what the audits say."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Sequence
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from agentrig.figures import mean
+from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 
 log = logging.getLogger(__name__)
@@ -27,6 +31,42 @@ def count_nodes(rollouts: Sequence[Rollout]) -> dict[str, dict[str, int]]:
         for triplet in rollout.triplets:
             trained[triplet.node or "(no node)"] += 1
     return {"seen": dict(seen), "trained": dict(trained)}
+
+
+def component_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return the mean of each component of the scores, over the rollouts whose score has it."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout.score is not None and rollout.value is not None:
+            for name, value in rollout.score.components.items():
+                found[name].append(float(value))
+    return {name: statistics.fmean(values) for name, values in found.items()}
+
+
+def audit_figures(rollouts: Sequence[Rollout], audits: Mapping[str, Mapping[str, Score]], name: str) -> dict[str, Any]:
+    """Return what an audit says of a step, beside the reward that is trained on.
+
+    Args:
+        rollouts: Those that did not fail.
+        audits: Rollout id to the score of each audit.
+        name: The audit.
+
+    Returns:
+        `n`, how many it scored; `mean` of their values; `differs`, how many have another value than the reward's;
+        `agreement`, on how large a share of those that both judged correct or not they agree, or None; `invalid`, how
+        many it could not score.
+    """
+    pairs = [(audits[r.id][name], r) for r in rollouts if name in audits.get(r.id, {})]
+    scored = [(score, r) for score, r in pairs if score.value is not None]
+    values = [score.value for score, _ in scored if score.value is not None]
+    judged = [score.correct == r.correct for score, r in scored if score.correct is not None and r.correct is not None]
+    return {
+        "n": len(scored),
+        "mean": mean(values),
+        "differs": sum(score.value != r.value for score, r in scored),
+        "agreement": mean([float(same) for same in judged]) if judged else None,
+        "invalid": len(pairs) - len(scored),
+    }
 
 
 def reason_of(rollout: Rollout) -> str:

@@ -201,7 +201,7 @@ def rescored(rollouts: Sequence[Rollout], tasks: Mapping[str, Task], scorer: Sco
     """Run the reward again on the recorded outcomes, and compare."""
     judged = [r for r in rollouts if r.outcome.failure is None]
     there = [r for r in judged if tasks.get(r.task.id) is r.task]
-    scores = scorer([(r.task, r.outcome) for r in there])
+    scores = scorer([(r.task, r.outcome, r.trace) for r in there])
     off = [
         f"rollout {r.id}: {_said(r.score)} recorded, {_said(score)} now"
         for r, score in zip(there, scores, strict=True)
@@ -255,7 +255,7 @@ def _repeat(
         train_tasks=train_tasks,
         validation_tasks=(),
         report_tasks=(),
-        audit=None,
+        audits={},
         past=attrs.evolve(past, ended=True),  # its guards check this step only
     )
     difference, refused = None, ""

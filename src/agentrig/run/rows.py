@@ -38,9 +38,14 @@ def _verdict(score: Score) -> dict[str, Any]:
     }
 
 
-def row_of(r: Rollout, audit: Score | None = None) -> dict[str, Any]:
-    """Return a rollout as a row of the Parquet files, without its task's private part."""
-    score = r.score
+def row_of(r: Rollout, audits: Mapping[str, Score] | None = None) -> dict[str, Any]:
+    """Return a rollout as a row of the Parquet files, without its task's private part.
+
+    Args:
+        r: The rollout.
+        audits: The score of each audit, by name.
+    """
+    score, verdicts = r.score, {name: _verdict(audit) for name, audit in (audits or {}).items()}
     return {
         "id": r.id,
         "task_id": r.task.id,
@@ -54,7 +59,8 @@ def row_of(r: Rollout, audit: Score | None = None) -> dict[str, Any]:
         "correct": r.correct,
         "components": json_text(dict(score.components) if score else {}),
         "details": json_text(dict(score.details) if score else {}),
-        "audit": json_text(_verdict(audit)) if audit else None,
+        "audit": json_text(next(iter(verdicts.values()))) if verdicts else None,  # the first, as earlier versions had
+        "audits": json_text(verdicts) if verdicts else None,
         "input": json_text(dict(r.task.input)),
         "answer": json_text(r.outcome.answer),
         "own_reward": r.outcome.own_reward,
@@ -119,8 +125,9 @@ def _schema(pa: Any) -> Any:
     text, number, count = pa.string(), pa.float64(), pa.int64()
     types = {
         "id": text, "task_id": text, "group": text, "mode": text, "step": count, "failure": text, "message": text,
-        "status": text, "value": number, "correct": pa.bool_(), "components": text, "details": text, "audit": text,
-        "input": text, "answer": text, "own_reward": number, "start": number, "duration_s": number, "reward_s": number,
+        "status": text, "value": number, "correct": pa.bool_(), "components": text, "details": text,
+        "audit": text, "audits": text, "input": text, "answer": text, "own_reward": number, "start": number,
+        "duration_s": number, "reward_s": number,
         "version": count, "calls": count, "triplets": count, "prompt_tokens": count, "response_tokens": count,
         "spans": text,
     }  # fmt: skip

@@ -37,7 +37,7 @@ from agentrig.run.guards import (
 )
 from agentrig.run.ledger import Books, Ledger, totals
 from agentrig.run.lines import Lines
-from agentrig.run.metrics import count_failures, count_nodes
+from agentrig.run.metrics import audit_figures, component_means, count_failures, count_nodes
 from agentrig.run.past import Past
 from agentrig.run.setup import make_server
 from agentrig.run.trends import SOLVED, Guards
@@ -63,7 +63,7 @@ class RunSession:
         train_tasks: The training split.
         validation_tasks: The validation split.
         report_tasks: The held-out split.
-        audit: The reward that is only logged, or None.
+        audits: The rewards that are only logged, by name.
         past: The state that a resumed run continues from.
         begin: Called once the run has actually started.
     """
@@ -79,7 +79,7 @@ class RunSession:
         train_tasks: Sequence[Task],
         validation_tasks: Sequence[Task],
         report_tasks: Sequence[Task],
-        audit: Scorer | None,
+        audits: Mapping[str, Scorer],
         past: Past | None = None,
         begin: Callable[[], None] = lambda: None,
     ) -> None:
@@ -95,12 +95,12 @@ class RunSession:
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
         self._run = run
         self.validation_tasks, self._report_tasks = validation_tasks, report_tasks
-        self._audit = audit
+        self._audits = audits
         self._begin_run, self.begun = begin, False
         self._progress: dict[str, Any] = dict(past.progress)
         self.lines = Lines(past.lines)
         self._step_rollouts: list[Rollout] = []
-        self._step_audits: dict[str, Score] = {}
+        self._step_audits: dict[str, dict[str, Score]] = {}
         self._step_time: dict[str, float] = defaultdict(float)
         self._validated: Measurement | None = None
         self.measured: Measurement | None = None
@@ -294,7 +294,12 @@ class RunSession:
         self._step_time["rollout"] += waited_s - reward
 
     def store_rollouts(
-        self, rollouts: Sequence[Rollout], *, mode: Mode, step: int, audits: Mapping[str, Score] | None = None
+        self,
+        rollouts: Sequence[Rollout],
+        *,
+        mode: Mode,
+        step: int,
+        audits: Mapping[str, Mapping[str, Score]] | None = None,
     ) -> None:
         """Write a batch of rollouts into the run directory."""
         self._run.write_rollouts(rollouts, mode=mode, step=step, audits=audits)
@@ -453,14 +458,16 @@ class RunSession:
             "observer_errors": dict(self.plan.registry.observer_errors),
         }
 
-    def _audited(self, rollouts: Sequence[Rollout]) -> dict[str, Score]:
-        """Score the rollouts that did not fail with the audit reward; return rollout id to score."""
-        if self._audit is None:
+    def _audited(self, rollouts: Sequence[Rollout]) -> dict[str, dict[str, Score]]:
+        """Score the rollouts that did not fail with the audits; return rollout id to the score of each audit."""
+        if not self._audits:
             return {}
         start = time.perf_counter()
         valid = [r for r in rollouts if r.failure is None]
-        scores = self._audit([(r.task, r.outcome) for r in valid])
-        found = {r.id: score for r, score in zip(valid, scores, strict=True)}
+        found: dict[str, dict[str, Score]] = {r.id: {} for r in valid}
+        for name, audit in self._audits.items():
+            for r, score in zip(valid, audit([(r.task, r.outcome, r.trace) for r in valid]), strict=True):
+                found[r.id][name] = score
         self._step_audits |= found
         self._step_time["audit"] += time.perf_counter() - start
         return found
@@ -510,11 +517,14 @@ class RunSession:
         if self._validated is not None:
             line["validation_accuracy"] = self._validated.accuracy
             line["validation_reward"] = self._validated.reward
-        if self._audit is not None:
-            verdicts = [(self._step_audits[r.id].value, r.value) for r in valid if r.id in self._step_audits]
-            audited = [(audit, value) for audit, value in verdicts if audit is not None]
-            line["audit"] = {self.plan.run.audit: mean([audit for audit, _ in audited])}
-            line["audit_differs"] = sum(audit != value for audit, value in audited)
+        parts = component_means(valid)
+        if parts:
+            line["reward_parts"] = parts
+        if self._audits:
+            found = {name: audit_figures(valid, self._step_audits, name) for name in self._audits}
+            line["audit"] = {name: each["mean"] for name, each in found.items()}
+            line["audit_differs"] = next(iter(found.values()))["differs"]
+            line["audits"] = found
         return line
 
 

@@ -17,8 +17,8 @@ from agentrig.correctness import Correctness
 from agentrig.errors import CheckpointDamaged, RunFileError
 from agentrig.observers import RunEnd, RunError
 from agentrig.plan import Plan
+from agentrig.plugins import composing
 from agentrig.plugins.auto_server import OWN
-from agentrig.plugins.building import built
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
 from agentrig.run.directory import RunDirectory, run_name
@@ -83,7 +83,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     plan.watch()
     tasks = plan.build("tasks")
     scorer = make_scorer(plan)
-    audit = audit_scorer(plan) if plan.run.audit else None
+    audits = audit_scorers(plan)
     adapter = plan.build("adapter")
     pool = ending.enter_context(first_runner(plan, trains=True))
     algorithm: Algorithm = plan.build("algorithm")
@@ -138,7 +138,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         train_tasks=splits["train"][1],
         validation_tasks=splits["validation"][1],
         report_tasks=splits["report"][1],
-        audit=audit,
+        audits=audits,
         past=past,
         begin=begin_again if resume else lambda: None,
     )
@@ -194,12 +194,16 @@ def make_scorer(plan: Plan) -> Scorer:
     """Return the scorer for the plan's reward, with the plan's correctness rules."""
     spec: Any = plan.components["reward"].spec
     correctness = Correctness(run_at=plan.run.correct_at, reward_at=spec.correct_at)
-    return Scorer(plan.build("reward"), budget_s=plan.run.reward_budget_s, correctness=correctness)
+    reward, sees_trace = plan.reward()
+    return Scorer(reward, budget_s=plan.run.reward_budget_s, correctness=correctness, sees_trace=sees_trace)
 
 
-def audit_scorer(plan: Plan) -> Scorer:
-    """Return the scorer for the audit reward, with the reward's default settings."""
-    component = plan.registry.find("reward", plan.run.audit)
-    spec: Any = component.spec
-    correctness = Correctness(reward_at=spec.correct_at)
-    return Scorer(built(component, spec.config()), budget_s=plan.run.reward_budget_s, correctness=correctness)
+def audit_scorers(plan: Plan) -> dict[str, Scorer]:
+    """Return the scorers of the rewards that are only logged, by the names that the run has for them."""
+    found = {}
+    for component, config in plan.audits:
+        reward, sees_trace = composing.build(component, config, plan.registry)
+        rule = Correctness(reward_at=getattr(component.spec, "correct_at", None))
+        name = plan.registry.reference(component)
+        found[name] = Scorer(reward, budget_s=plan.run.reward_budget_s, correctness=rule, sees_trace=sees_trace)
+    return found

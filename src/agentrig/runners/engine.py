@@ -123,7 +123,7 @@ class RolloutEngine:
         scores = dict(
             zip(
                 (r.id for r in answered),
-                self.scorer([(waiting[r.id][0], r.outcome) for r in answered]),
+                self.scorer([(waiting[r.id][0], r.outcome, r.trace) for r in answered]),
                 strict=True,
             )
         )

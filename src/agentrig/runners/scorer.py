@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from agentrig.agents import Outcome
 from agentrig.correctness import Correctness
@@ -13,6 +14,7 @@ from agentrig.errors import place_of
 from agentrig.rewards import Reward, Score
 from agentrig.tasks import Task
 from agentrig.text import words_of
+from agentrig.traces import Trace
 
 GRACE_S = 1.0
 """Seconds by which a reward may exceed its budget before its score is `invalid`."""
@@ -33,25 +35,34 @@ class Scorer:
         budget_s: Seconds for one outcome.
         threads: How many outcomes are scored at once; they don't help a reward that holds the GIL.
         correctness: What counts as correct; returned scores have `correct` set.
+        sees_trace: Whether the reward is called with the rollout's trace too.
     """
 
     def __init__(
-        self, reward: Reward, *, budget_s: float, threads: int = 4, correctness: Correctness | None = None
+        self,
+        reward: Reward,
+        *,
+        budget_s: float,
+        threads: int = 4,
+        correctness: Correctness | None = None,
+        sees_trace: bool = False,
     ) -> None:
         self.correctness = correctness or Correctness()
         self._reward, self._budget_s, self._threads = reward, budget_s, threads
         self._own = bool(getattr(reward, "takes_own_reward", False))
-        self._many: Callable[[Sequence[tuple[Task, Outcome]], float], Sequence[Score]] | None = getattr(
+        self._many: Callable[[Sequence[tuple[Any, ...]], float], Sequence[Score]] | None = getattr(
             reward, "score_many", None
         )
+        self._sees_trace = sees_trace
 
-    def __call__(self, items: Sequence[tuple[Task, Outcome]]) -> list[Score]:
+    def __call__(self, rollouts: Sequence[tuple[Task, Outcome, Trace]]) -> list[Score]:
         """Score a batch; returns a score for each item, in their order. Never raises."""
+        items: list[tuple[Any, ...]] = [each if self._sees_trace else each[:2] for each in rollouts]
         judged = {i: item for i, item in enumerate(items) if self._own or _has_answer(item[1])}
         scores = dict(zip(judged, self._scores(list(judged.values())), strict=True))
         return [scores.get(i, NO_ANSWER).judged(self.correctness) for i in range(len(items))]
 
-    def _scores(self, items: Sequence[tuple[Task, Outcome]]) -> list[Score]:
+    def _scores(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         if not items:
             return []
         if self._many is not None:
@@ -69,7 +80,7 @@ class Scorer:
                 except queue.Empty:
                     return
                 started[i] = time.monotonic()
-                score = self._one(*items[i])
+                score = self._one(items[i])
                 if scores[i] is None:
                     scores[i] = score
 
@@ -87,7 +98,7 @@ class Scorer:
                     )  # the thread exceeds its time limit and can't be ended; continue without it
         return [s for s in scores if s is not None]
 
-    def _batch(self, items: Sequence[tuple[Task, Outcome]]) -> list[Score]:
+    def _batch(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         found: list[Score] = []
 
         def work() -> None:
@@ -107,9 +118,10 @@ class Scorer:
             return [Score.invalid(reason)] * len(items)
         return found
 
-    def _one(self, task: Task, outcome: Outcome) -> Score:
+    def _one(self, item: tuple[Any, ...]) -> Score:
+        task, outcome, *trace = item
         try:
-            score = self._reward(task, outcome, self._budget_s)
+            score = self._reward(task, outcome, self._budget_s, *trace)
         except BaseException as error:
             return _raised(error)
         if isinstance(score, Score):

@@ -24,6 +24,10 @@ from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.samples import TASKS_N, difference, some_tasks
 from agentrig.testing.subject import Subject
 from agentrig.testing.table import Bench, Table
+from agentrig.traces import Trace
+
+NO_CALLS = Trace(rollout_id="kit", spans=())
+"""What a reward that sees the trace gets: nothing was played."""
 
 GOLD_KEYS = ("gold", "answer", "solution", "target", "expected", "label", "sql", "query", "output")
 """Keys of `private` that hold the right answer, if a check is not told: the first of them that a task has."""
@@ -111,8 +115,15 @@ class RewardBench(Bench):
             budget_s=self.budget_s,
             threads=threads,
             correctness=correctness,
+            sees_trace=self.sees_trace,
         )
-        return scorer([(task, Outcome(answer=answer)) for task, answer in items])
+        return scorer([(task, Outcome(answer=answer), NO_CALLS) for task, answer in items])
+
+    @property
+    def sees_trace(self) -> bool:
+        """Whether the reward is called with a trace; here it is one without calls."""
+        spec = self.subject.spec
+        return bool(spec is not None and spec.sees_trace)
 
     @cached_property
     def plain(self) -> list[tuple[Task, Any]]:
@@ -227,8 +238,8 @@ def batch(bench: RewardBench) -> None:
     """`score_many`, if there is one, gives what single calls give, in order."""
     if getattr(bench.made, "score_many", None) is None or not callable(bench.made):
         raise CheckSkipped("it has no score_many beside its single call")
-    many = Scorer(bench.made, budget_s=bench.budget_s)
-    found = many([(task, Outcome(answer=answer)) for task, answer in bench.plain])
+    many = Scorer(bench.made, budget_s=bench.budget_s, sees_trace=bench.sees_trace)
+    found = many([(task, Outcome(answer=answer), NO_CALLS) for task, answer in bench.plain])
     _compare(bench, "one by one and by score_many", found)
 
 
@@ -427,8 +438,8 @@ def _single(reward: Any) -> Reward:
     if not callable(reward):
         return reward  # type: ignore[no-any-return]
 
-    def single(task: Task, outcome: Outcome, budget_s: float) -> Score:
-        found: Score = reward(task, outcome, budget_s)
+    def single(task: Task, outcome: Outcome, budget_s: float, *trace: Trace) -> Score:
+        found: Score = reward(task, outcome, budget_s, *trace)
         return found
 
     return single

@@ -187,9 +187,9 @@ def write_run(
             for i in range(16)
         ]
         # audit and reward disagree on one rollout of the last step
-        audits = {r.id: r.score for r in rollouts if r.score is not None} if audit else {}
+        audits = {r.id: {audit: r.score} for r in rollouts if r.score is not None} if audit else {}
         if audit and step == steps:
-            audits[rollouts[3].id] = Score(status="ok", value=0.5, details={"reason": "reads no table"})
+            audits[rollouts[3].id] = {audit: Score(status="ok", value=0.5, details={"reason": "reads no table"})}
         run.write_rollouts(rollouts, mode="train", step=step, audits=audits)
         valid = [r for r in rollouts if r.failure is None]
         reward = sum(r.value or 0.0 for r in valid) / len(valid)
@@ -218,6 +218,10 @@ def write_run(
         if audit:
             line["audit"] = {audit: max(0.0, reward - 0.08)}
             line["audit_differs"] = 1
+            line["audits"] = {
+                audit: {"n": len(valid), "mean": max(0.0, reward - 0.08), "differs": 1, "agreement": 0.9375}
+            }
+            line["reward_parts"] = {"rows": reward, "columns": 0.5}
         if step % 8 == 0 or step == steps:
             line["validation_accuracy"], _ = measure("validation", step, 30)
         run.append_metrics(line)

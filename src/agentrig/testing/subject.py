@@ -13,6 +13,7 @@ import attrs
 import cloudpickle
 
 from agentrig.errors import ConfigError, LookupFailed
+from agentrig.plugins import composing
 from agentrig.plugins.building import built
 from agentrig.plugins.components import Component
 from agentrig.plugins.loading import load
@@ -124,6 +125,8 @@ class Subject:
             agentrig.errors.AgentrigError: It cannot be found or built; the message names plugin, file and line.
         """
         config = self.config
+        if self.component is not None and self.kind == composing.KIND:
+            return composing.build(self.component, config, self.registry)[0]
         return self.given if self.component is None else built(self.component, config)
 
     @cached_property

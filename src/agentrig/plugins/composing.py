@@ -1,0 +1,117 @@
+"""Rewards that are made of others: their parts are looked up, checked and built like a section `[reward]`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentrig.errors import ConfigError, nearest
+from agentrig.plugins.building import built
+from agentrig.plugins.specs import RewardSpec
+from agentrig.rewards import Part
+from agentrig.settings import structure
+
+if TYPE_CHECKING:
+    from agentrig.plugins.components import Component
+    from agentrig.plugins.registry import Registry
+    from agentrig.rewards import Reward
+
+KIND = RewardSpec.kind
+
+Parts = Mapping[str, tuple["Component", Any]]
+"""Name to the component of a part, and its config object."""
+
+AUDIT = "audit"
+"""The section with the settings of the rewards in `run.audit`: a table for each."""
+
+
+def parts_of(component: Component, config: Any, registry: Registry, *, section: str = KIND) -> Parts:
+    """Return the parts of a reward, with checked settings; nothing for one that has none.
+
+    Args:
+        component: The reward.
+        config: Its config object.
+        registry: Where parts are looked up.
+        section: The section of its keys, for messages.
+
+    Raises:
+        ConfigError: The parts make no sense, or one has wrong keys.
+        LookupFailed: There is no such reward.
+    """
+    spec: Any = component.spec
+    if spec.parts is None:
+        return {}
+    try:
+        named = spec.parts(config)
+    except ValueError as error:
+        raise ConfigError(f"[{section}] {spec.name}: {error}") from error
+    found = {}
+    for name, keys in named.items():
+        where = f"{section}.parts.{name}"
+        keys = dict(keys)
+        inner = registry.find(KIND, keys.pop("use", name))
+        registry.use(inner)
+        settings: Any = structure(
+            inner.spec.config, keys, owner=f"{inner.spec.name} ({inner.distribution} {inner.version})", section=where
+        )
+        parts_of(inner, settings, registry, section=where)
+        found[name] = inner, settings
+    return found
+
+
+def build(component: Component, config: Any, registry: Registry) -> tuple[Reward, bool]:
+    """Build a reward with its parts; return it, and whether it is called with the trace.
+
+    Raises:
+        PluginError: One of them cannot be built.
+    """
+    spec: Any = component.spec
+    if spec.parts is None:
+        return built(component, config), spec.sees_trace
+    parts = {}
+    for name, (inner, settings) in parts_of(component, config, registry).items():
+        reward, sees_trace = build(inner, settings, registry)
+        correct_at = getattr(inner.spec, "correct_at", None)
+        parts[name] = Part(reward=reward, correct_at=correct_at, sees_trace=sees_trace)
+    sees = spec.sees_trace or any(part.sees_trace for part in parts.values())
+    return built(component, config, parts=parts), sees
+
+
+def audits(
+    names: list[str], tables: Mapping[str, Any], registry: Registry, elsewhere: Callable[[str], str]
+) -> tuple[tuple[Component, Any], ...]:
+    """Return the rewards in `run.audit`, each with its checked settings.
+
+    Args:
+        names: `run.audit`.
+        tables: The section `[audit]`: a table of settings for each of them that needs any.
+        registry: Where to look them up.
+        elsewhere: As in `agentrig.settings.structure`.
+
+    Raises:
+        ConfigError: A name is there twice, there are settings of a reward that is no audit, or settings are wrong.
+        LookupFailed: There is no such reward.
+    """
+    found: dict[str, tuple[Component, Any]] = {}
+    left = dict(tables)
+    for name in names:
+        component = registry.find(KIND, name)
+        reference = registry.reference(component)
+        if reference in found:
+            raise ConfigError(f"run.audit names {reference} twice; leave one of them out")
+        registry.use(component)
+        keys = left.pop(name, left.pop(reference, left.pop(component.spec.name, {})))
+        section = f"{AUDIT}.{component.spec.name}"
+        if not isinstance(keys, Mapping):
+            raise ConfigError(f"[{AUDIT}] {name} = {keys!r}: write {section}.KEY=VALUE")
+        owner = f"{name} ({component.distribution} {component.version})"
+        config: Any = structure(component.spec.config, keys, owner=owner, section=section, elsewhere=elsewhere)
+        parts_of(component, config, registry, section=section)
+        found[reference] = component, config
+    if left:
+        key = next(iter(left))
+        raise ConfigError(
+            f"[{AUDIT}.{key}] has settings of a reward that is no audit of this run.{nearest(key, names)}\n"
+            f"  Name it too: run.audit={[*names, key]!r}".replace("'", '"')
+        )
+    return tuple(found.values())
