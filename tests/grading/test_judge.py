@@ -54,7 +54,7 @@ def test_a_grade_becomes_a_reward_with_its_reason_and_the_judge_sees_the_record_
 def test_it_sees_only_what_it_is_to_see_and_long_answers_are_cut_in_the_middle():
     with serving(ScriptedServer(grade(3))) as server:
         judged(server, "x" * (2 * ANSWER_LIMIT), {"not": "text"}, shows=["answer"])
-        shown = [json.loads(body["messages"][1]["content"]) for body in server.bodies]
+        shown = [json.loads(body["messages"][1]["content"]) for body in server.bodies()]
     assert all(list(each) == ["answer"] for each in shown)
     long, other = sorted((each["answer"] for each in shown), key=len, reverse=True)
     assert ANSWER_LIMIT < len(long) < ANSWER_LIMIT + 100
