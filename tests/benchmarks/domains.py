@@ -53,7 +53,7 @@ DOMAINS = {
             "--parameters",
             "6e5",
             "--passes",
-            "10",
+            "7",
             "--lr",
             "4e-3",
             "--tokens-per-batch",
@@ -66,7 +66,8 @@ DOMAINS = {
 
 def environment(folder: Path) -> dict[str, str]:
     """Return the environment in which Python finds this tree's packages and their entry points."""
-    trees = [ROOT, *sorted((ROOT / "plugins").glob("agentrig-*")), *sorted((ROOT / "examples").glob("agentrig-*"))]
+    parts = (*(ROOT / "plugins").glob("agentrig-*"), *(ROOT / "examples").glob("agentrig-*"))
+    trees = [ROOT, *sorted(part for part in parts if (part / "pyproject.toml").is_file())]
     for tree in trees:
         project = tomllib.loads((tree / "pyproject.toml").read_text("utf-8"))["project"]
         info = folder / f"{re.sub('[-.]+', '_', project['name'])}-{project['version']}.dist-info"

@@ -68,7 +68,7 @@ def register_recipes() -> Iterable[RecipeSpec]:
             "algorithm": {
                 "use": "grpo",
                 "model": "models/json-repair",
-                "steps": 110,
+                "steps": 88,
                 # Large groups: a document with several faults is seldom right at the start.
                 "tasks_per_step": 40,
                 "group_size": 8,
