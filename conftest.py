@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,18 @@ ROOT = Path(__file__).parent
 
 # Workers have more threads than the machine has cores. OpenMP's would wait by spinning, at the cost of the others.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.fixture(autouse=True)
+def own_plugin_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget the folders and modules of a test's plugin files: a command is a process of its own, a test is not."""
+    path, base = list(sys.path), str(tmp_path_factory.getbasetemp())
+    yield
+    if sys.path != path:
+        sys.path[:] = [folder for folder in sys.path if folder in path or not folder.startswith(base)]
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None) or "").startswith(base):
+                del sys.modules[name]
 
 
 def is_alone(item: pytest.Item) -> bool:

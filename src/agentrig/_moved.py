@@ -213,7 +213,10 @@ ENDED: Mapping[tuple[str, str], str] = {
     ("agentrig.doctor.place", "open_files"): "resource.getrlimit(resource.RLIMIT_NOFILE)[0] gives it",
     ("agentrig.plugins", "REGISTER_HOOKS"): "agentrig.plugins.specs.KINDS has the specs, each with its hook",
     ("agentrig.report.canvas", "STAND_INS"): "the page's SVG is made from a drawing in the colours LIGHT",
-    ("agentrig.run", "audit_reward"): "agentrig.run.training.audit_scorer builds it together with its scorer",
+    (
+        "agentrig.run",
+        "audit_reward",
+    ): "agentrig.run.training.audit_scorers builds the audits with their scorers",
     ("agentrig.run", "interrupt_stops"): "agentrig.processes.ends.RunSignals handles the signals of a run",
     ("agentrig.session", "accuracy_of"): "agentrig.algorithms.Measurement.of counts what is correct",
     ("agentrig_spider.rewards.sandbox", "START_S"): "a worker's start now has the query's own deadline",

@@ -158,11 +158,12 @@ def test_a_command_parses(command: Command, place: Path, monkeypatch: pytest.Mon
         "source": parse_source,
         ".": parse_activate,
         "modelscope": parse_modelscope,
+        "ray": parse_ray,
     }.get(program, parse_script)
     check(list(words) if program in KNOWN else list(command.words))
 
 
-KNOWN = ("agentrig", "make", "pytest", "python", "pip", "uv", "cd", "export", "source", ".", "modelscope")
+KNOWN = ("agentrig", "make", "pytest", "python", "pip", "uv", "cd", "export", "source", ".", "modelscope", "ray")
 
 
 def parse_agentrig(words: list[str]) -> None:
@@ -271,6 +272,12 @@ def parse_activate(words: list[str]) -> None:
     folder, _, rest = words[0].partition("/")
     assert rest == "bin/activate"
     assert f"VENV := {folder}\n" in (ROOT / "Makefile").read_text()
+
+
+def parse_ray(words: list[str]) -> None:
+    from ray.scripts.scripts import cli
+
+    cli.commands[words[0]].make_context(f"ray {words[0]}", words[1:])
 
 
 def parse_modelscope(words: list[str]) -> None:

@@ -126,11 +126,48 @@ def test_a_judge_that_is_down_or_slow_is_invalid_within_the_budget():
     assert "cannot be reached" in down.details["reason"]
 
 
-def test_requests_run_at_the_same_time_up_to_the_limit():
-    with serving(ScriptedServer(Reply(text=grade(1), delay_s=0.2))) as server:
-        start = time.perf_counter()
-        judged(server, *(f"answer {i}" for i in range(12)), concurrency=12)
-        assert time.perf_counter() - start < 1.2
+def test_a_budget_of_calls_and_a_limit_of_requests_at_once():
+    now, most = [0], [0]
+
+    def slow(body):
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        time.sleep(0.1)
+        now[0] -= 1
+        return grade(1)
+
+    answers = [f"answer {i}" for i in range(6)]
+    with serving(ScriptedServer(slow)) as server:
+        judged(server, *answers, concurrency=2)
+        assert most == [2]
+        judged(server, *answers, concurrency=6)
+        assert most[0] > 2
+        scores = judged(server, *answers, max_calls=4)
+    assert [s.status for s in scores].count("invalid") == 2
+
+
+def test_each_key_changes_what_the_judge_is_asked_or_what_its_grade_is(tmp_path):
+    file = tmp_path / "rubric.txt"
+    file.write_text("From a file.")
+    with serving(ScriptedServer(grade(5))) as server, serving(ScriptedServer(grade(2))) as other:
+
+        def one(**keys):
+            server.requests.clear()
+            (score,) = judged(server, "a", **keys)
+            return score, server.bodies()[0] if server.requests else None
+
+        score, body = one()
+        assert (score.value, score.correct, body["model"]) == (0.5, False, "judge-1")
+        assert one(base_url=other.url)[0].value == 0.2
+        assert one(model="judge-2")[1]["model"] == "judge-2"
+        assert "Short ones only." in one(rubric="Short ones only.")[1]["messages"][0]["content"]
+        assert "From a file." in one(rubric="", rubric_file=str(file))[1]["messages"][0]["content"]
+        assert one(low=4.0)[0].value == pytest.approx(1 / 6)
+        assert one(high=5.0)[0].value == 1.0
+        assert one(correct_at=0.5)[0].correct is True
+        assert "question" not in one(shows=["answer"])[1]["messages"][1]["content"]
+        assert "response_format" in body
+        assert "response_format" not in one(structured=False)[1]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The reward `weighted`: parts with settings of their own, one that decides accuracy, and what is wrong in words."""
+"""The reward `weighted`: parts with settings of their own, one that decides accuracy, and messages."""
 
 from __future__ import annotations
 

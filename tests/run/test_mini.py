@@ -184,10 +184,10 @@ def test_gradients_that_are_not_finite_end_a_run_at_the_second_of_them(
     from agentrig_grpo import algorithm
 
     class Poisoned(algorithm.Learner):
-        def update(self, samples: Any, *, step: int) -> Any:
+        def update(self, samples: Any, *, step: int, **more: Any) -> Any:
             if step >= 2:
                 next(iter(self.trained.values())).register_hook(lambda gradient: gradient * float("nan"))
-            return super().update(samples, step=step)
+            return super().update(samples, step=step, **more)
 
     monkeypatch.setattr(algorithm, "Learner", Poisoned)
     overrides = [f"run.directory={tmp_path}/runs", "run.name=a", "algorithm.steps=5", "hardware.use=cpu", *TINY]

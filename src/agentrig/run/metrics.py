@@ -44,7 +44,7 @@ def component_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def audit_figures(rollouts: Sequence[Rollout], audits: Mapping[str, Mapping[str, Score]], name: str) -> dict[str, Any]:
-    """Return what an audit says of a step, beside the reward that is trained on.
+    """Return the figures of an audit in a step, beside the reward that is trained on.
 
     Args:
         rollouts: Those that did not fail.

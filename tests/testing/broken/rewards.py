@@ -49,7 +49,7 @@ def random_for_wrong(task, outcome, budget_s):
 
 def hashes(task, outcome, budget_s):
     right = value(task, outcome.answer)
-    return Score.ok(right if right == 1 else right / (1 + hash(task.id) % 5))
+    return Score.ok(right if right == 1 else right / (1 + hash(task.id) % 1009))
 
 
 class Shared:
