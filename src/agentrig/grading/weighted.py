@@ -24,7 +24,6 @@ class Weighted:
         self._parts = parts
         self._weights = weights(config)
         self._primary = config.primary or next(iter(parts))
-        self._sees_trace = any(part.sees_trace for part in parts.values())
         self.takes_own_reward = any(getattr(part.reward, "takes_own_reward", False) for part in parts.values())
 
     def score_many(self, items: Sequence[tuple[Any, ...]], budget_s: float) -> list[Score]:
