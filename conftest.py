@@ -22,7 +22,8 @@ def own_plugin_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     path, base = list(sys.path), str(tmp_path_factory.getbasetemp())
     yield
     if sys.path != path:
-        sys.path[:] = [folder for folder in sys.path if folder in path or not folder.startswith(base)]
+        places = (base, str(ROOT / "examples"))
+        sys.path[:] = [folder for folder in sys.path if folder in path or not folder.startswith(places)]
         for name, module in list(sys.modules.items()):
             if str(getattr(module, "__file__", None) or "").startswith(base):
                 del sys.modules[name]
