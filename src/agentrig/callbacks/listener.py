@@ -1,0 +1,157 @@
+"""The listener: one port of this process, with an address and a key for each rollout that is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import attrs
+
+from agentrig.errors import AgentrigError
+
+BODY_LIMIT = 16 << 20
+"""Most bytes of a request's body."""
+
+ARRIVAL_S = 60.0
+"""Longest time in seconds that a request's body may take to arrive."""
+
+MOST = 1024
+"""Most requests at once."""
+
+ANY_HOST = ("0.0.0.0", "::")
+
+Take = Callable[[Any], tuple[int, Mapping[str, Any]]]
+"""Gets the JSON value of a request, in the listener's thread; returns the reply's status and JSON object."""
+
+
+@attrs.define(eq=False)
+class Door:
+    """An address that is open until `close`.
+
+    Attributes:
+        url: Where to post.
+        key: What to send as the bearer token, for this address alone.
+    """
+
+    url: str
+    key: str = attrs.field(repr=False)
+    _path: str = attrs.field(repr=False)
+    _listener: Listener = attrs.field(repr=False)
+
+    def close(self) -> None:
+        """Refuse whatever comes from now on with status 410."""
+        self._listener._doors.pop(self._path, None)
+
+
+class Listener:
+    """Takes JSON that is posted to open addresses; everything else is refused, with a reply that says why.
+
+    Args:
+        host: The address to listen on.
+        name: The host's name in URLs, for clients that reach it by another one; empty for `host`.
+
+    Raises:
+        AgentrigError: It cannot listen there.
+    """
+
+    _shared: dict[tuple[int, str, str], Listener] = {}  # noqa: RUF012  (by process too: a fork inherits no thread)
+    _starting = threading.Lock()
+
+    def __init__(self, host: str = "127.0.0.1", name: str = "") -> None:
+        import uvicorn
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((host, 0), family=family)
+        except OSError as error:
+            raise AgentrigError(
+                f"no callbacks can be taken: this machine cannot listen on {host} ({error.strerror or error}); name "
+                "an address of this machine"
+            ) from None
+        reached = name or (socket.gethostname() if host in ANY_HOST else host)
+        self.url = f"http://{f'[{reached}]' if ':' in reached else reached}:{self._socket.getsockname()[1]}"
+        self._doors: dict[str, tuple[str, Take]] = {}
+        app = Starlette(routes=[Route("/{path:path}", self._post, methods=["POST"])])
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", ws="none", limit_concurrency=MOST
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name="callbacks", daemon=True
+        )
+        self._thread.start()
+
+    @classmethod
+    def shared(cls, host: str = "127.0.0.1", name: str = "") -> Listener:
+        """Return this process's listener for a host; the first call starts it, and it ends with the process."""
+        with cls._starting:
+            place = (os.getpid(), host, name)
+            if place not in cls._shared:
+                cls._shared[place] = cls(host, name)
+            return cls._shared[place]
+
+    def open(self, path: str, take: Take, key: str = "") -> Door:
+        """Open an address.
+
+        Args:
+            path: Its path, without a leading slash. It is no secret.
+            take: Gets what comes with the right key.
+            key: The key; empty for a new one.
+
+        Raises:
+            ValueError: It is open already.
+        """
+        if path in self._doors:
+            raise ValueError(f"the callback {path} is open already")
+        key = key or secrets.token_urlsafe(24)
+        self._doors[path] = (key, take)
+        return Door(f"{self.url}/{quote(path)}", key, path, self)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    async def _post(self, request: Any) -> Any:
+        from starlette.responses import JSONResponse
+
+        status, reply = await self._handled(request)
+        # After a refusal the rest of the body is not read.
+        return JSONResponse(dict(reply), status, headers={"connection": "close"} if status >= 400 else None)
+
+    async def _handled(self, request: Any) -> tuple[int, Mapping[str, Any]]:
+        door = self._doors.get(request.path_params["path"])
+        if door is None:
+            return _refused(410, "no rollout is under way at this address: it has ended, or the address is wrong")
+        key, take = door
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
+            return _refused(401, "this address asks for its own key: send `Authorization: Bearer KEY`")
+        body = bytearray()
+        try:
+            async with asyncio.timeout(ARRIVAL_S):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > BODY_LIMIT:
+                        return _refused(413, f"the body is longer than {BODY_LIMIT >> 20} MiB")
+            value = json.loads(body)
+        except TimeoutError:
+            return _refused(408, f"the body took longer than {ARRIVAL_S:g} s")
+        except (ValueError, RecursionError) as error:
+            return _refused(400, f"the body is no JSON: {error}")
+        return take(value)
+
+
+def _refused(status: int, why: str) -> tuple[int, Mapping[str, Any]]:
+    return status, {"error": why}

@@ -1,0 +1,140 @@
+"""Callbacks over real HTTP: the first answer counts, and what is no answer, or has no key, is refused in words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from agentrig.agents import Judged
+from agentrig.callbacks import Answer, Callback, Listener, listener
+from agentrig.errors import AgentFailure, AgentrigError
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Listener]:
+    own = Listener()
+    yield own
+    own.close()
+
+
+def post(callback: Callback, value: object, **more: str) -> tuple[int, dict]:
+    content = value if isinstance(value, bytes) else json.dumps(value).encode()
+    headers = {"Authorization": f"Bearer {callback.key}", **more}
+    reply = httpx.post(callback.url, content=content, headers=headers, timeout=10)
+    return reply.status_code, reply.json()
+
+
+def test_the_first_answer_counts_the_same_again_is_no_error_and_another_is_refused(here: Listener) -> None:
+    with Callback("r1", listener=here) as callback:
+        assert (callback.wait(0.0), callback.arrived) == (None, None)
+        assert post(callback, {"answer": [1, "é"], "reward": 1}) == (200, {"accepted": True})
+        assert post(callback, {"answer": [1, "é"], "reward": 1.0}) == (200, {"accepted": True})
+        assert callback.repeated == 0
+        status, reply = post(callback, {"answer": 2})
+        assert (status, callback.repeated) == (409, 1)
+        assert "only the first one counts" in reply["error"]
+        first = callback.wait(5.0)
+    assert first is not None
+    assert first.judged() == Judged(answer=[1, "é"], reward=1.0)
+    assert post(callback, {"answer": 1})[0] == 410
+
+
+def test_rollouts_have_keys_of_their_own(here: Listener) -> None:
+    with Callback("r1", listener=here) as one, Callback("r1", attempt=2, listener=here) as two:
+        assert one.key != two.key
+        assert one.key not in one.url + repr(one._door)
+        assert post(one, {"answer": 1}, Authorization=f"Bearer {two.key}")[0] == 401
+        assert post(one, {"answer": 1}, Authorization="Basic x")[0] == 401
+        assert post(two, {"answer": 2})[0] == 200
+        assert one.arrived is None
+
+
+def test_a_sender_is_told_what_is_wrong_and_may_try_again(here: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "BODY_LIMIT", 1 << 20)
+    with Callback("r1", listener=here) as callback:
+        assert post(callback, b"{")[0] == 400
+        assert "no JSON" in post(callback, b"\xff")[1]["error"]
+        assert post(callback, b"[" * 100_000)[0] == 400
+        assert post(callback, {"anwser": 1})[1]["error"].startswith(
+            'an answer has no key "anwser". Did you mean "answer"?'
+        )
+        assert post(callback, b'"' + b"x" * (2 << 20) + b'"')[0] == 413
+        assert "anwser" in callback.refused
+        assert callback.arrived is None
+        assert post(callback, {"failure": "no-key", "message": "the search refused"})[0] == 200
+        with pytest.raises(AgentFailure, match="the search refused") as failure:
+            callback.wait(5.0).judged()  # type: ignore[union-attr]
+        assert failure.value.kind == "no-key"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(7, [], {}, {"message": "x"}, {"answer": 1, "failure": "x"}, {"failure": "two words"}, {"failure": 1}),
+        *({"reward": True}, {"reward": "1"}, {"answer": 1, "reward": float("inf")}, {"reward": float("nan")}),
+    ],
+    ids=repr,
+)
+def test_what_is_no_answer(value: object) -> None:
+    with pytest.raises(ValueError, match="an answer is"):
+        Answer.read(value)
+
+
+def test_an_answer_may_be_null_or_only_a_reward() -> None:
+    assert Answer.read({"answer": None}).judged() == Judged()
+    assert Answer.read({"reward": 0.5}).judged() == Judged(reward=0.5)
+
+
+def test_an_async_agent_waits_without_its_thread(here: Listener) -> None:
+    async def waits() -> Answer:
+        with Callback("r1", listener=here) as callback:
+            threading.Timer(0.05, post, (callback, {"answer": "late"})).start()
+            async with asyncio.timeout(10):
+                return await callback.answer()
+
+    assert asyncio.run(waits()).answer == "late"
+
+
+def test_a_sender_that_drips_or_hangs_up_does_not_hold_up_others(
+    here: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "ARRIVAL_S", 0.2)
+    with Callback("slow", listener=here) as slow, Callback("quick", listener=here) as quick:
+        at = urlsplit(slow.url)
+        head = f"POST {at.path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {slow.key}\r\nContent-Length: 1000\r\n\r\n"
+        with socket.create_connection((at.hostname, at.port), timeout=10) as dripping:
+            dripping.sendall(head.encode() + b"{")
+            assert post(quick, {"answer": 1})[0] == 200
+            assert dripping.recv(1000).startswith(b"HTTP/1.1 408")
+        with socket.create_connection((at.hostname, at.port), timeout=10) as gone:
+            gone.sendall(head.encode() + b"{")
+        assert post(slow, {"answer": "after all"})[0] == 200
+
+
+def test_a_host_that_is_not_this_machines_is_named() -> None:
+    with pytest.raises(AgentrigError, match=r"cannot listen on 192\.0\.2\.1"):
+        Listener("192.0.2.1")
+
+
+def test_the_name_by_which_others_reach_this_host_is_in_the_address() -> None:
+    own = Listener(name="host.docker.internal")
+    try:
+        with Callback("r/1", attempt=3, listener=own) as callback:
+            assert callback.url.startswith("http://host.docker.internal:")
+            assert callback.url.endswith("/rollouts/r/1/attempts/3/answer")
+            here = callback.url.replace("host.docker.internal", "127.0.0.1")
+            sent = httpx.post(here, json={"answer": 1}, headers={"Authorization": f"Bearer {callback.key}"}, timeout=10)
+            assert sent.status_code == 200
+    finally:
+        own.close()
+
+
+def test_a_process_has_one_listener_for_a_host() -> None:
+    assert Listener.shared() is Listener.shared()
