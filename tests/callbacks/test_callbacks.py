@@ -1,4 +1,4 @@
-"""Callbacks over real HTTP: the first answer counts, and what is no answer, or has no key, is refused in words."""
+"""Callbacks over real HTTP: the first answer counts, and what is no answer, or has no key, is refused with a reason."""
 
 from __future__ import annotations
 

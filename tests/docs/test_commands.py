@@ -51,6 +51,7 @@ NOT_RUN = (
     (r"make_mini\.py", "it takes an hour"),
     (r"^cd plugins/agentrig-grpo/training", "nothing of its block is run"),
     (r"^agentrig warmup|algorithm\.model=models/", "it takes minutes; tests/run/test_warmup.py makes a model"),
+    (r"agent\.url=", "it needs a service; tests/docs/test_service_page.py runs that of the page"),
     (r"verl_spider/", "it needs Spider and a GPU"),
     (r"embedded_mini\.toml", "it takes an hour; docs/benchmarks.md has its figures"),
     (r"^agentrig data spider", "Spider's download is not included; test_spider_convert.py converts a copy of its form"),

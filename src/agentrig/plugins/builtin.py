@@ -6,10 +6,12 @@ import pkgutil
 from collections.abc import Iterable
 from typing import Any
 
-from agentrig import HardwareSpec, Outcome, RewardSpec, RunnersSpec, Score, ServerSpec, Task, hookimpl
+from agentrig import AgentSpec, HardwareSpec, Outcome, RewardSpec, RunnersSpec, Score, ServerSpec, Task, hookimpl
 from agentrig.errors import AgentrigError
 from agentrig.plugins import own_runners
 from agentrig.plugins.auto_server import OWN
+from agentrig.services.checks import check_service
+from agentrig.services.config import HttpConfig
 
 PROCESSES = "agentrig.runners.processes:Pool"
 """By name, as an entry point has it: runners load plugins, so no plugin is imported together with them."""
@@ -29,6 +31,24 @@ def cpu_spec() -> HardwareSpec:
         return Cpu(config=config)
 
     return HardwareSpec(name="cpu", summary="The host's processor: gloo, sdpa, fp32.", config=CpuConfig, build=build)
+
+
+@hookimpl
+def register_agents() -> Iterable[AgentSpec]:
+    """Register `http`."""
+
+    def http(config: Any) -> Any:
+        from agentrig.services.agent import HttpAgent
+
+        return HttpAgent(config)
+
+    yield AgentSpec(
+        name="http",
+        summary="A service of your own, which gets each task by HTTP.",
+        config=HttpConfig,
+        build=http,
+        checks=[check_service],
+    )
 
 
 def own(task: Task, outcome: Outcome, budget_s: float) -> Score:

@@ -1,0 +1,167 @@
+"""One rollout's exchange with a service: requests, tries, limits, and the failure that each fault becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Sequence
+
+import httpx
+
+from agentrig.callbacks import Answer
+from agentrig.errors import AgentFailure
+from agentrig.services.config import HttpConfig, key_headers
+from agentrig.text import cut
+
+BACKOFF_S = 0.2
+"""Seconds before the second try; each further one waits twice as long, or as long as the service's Retry-After says."""
+
+BUSY = (429, 503)
+"""Statuses of a service that has refused a request for the moment: it has not begun."""
+
+BETWEEN = (502, 504)
+"""Statuses of a proxy that has lost a request: the service may have it."""
+
+NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+"""Errors before the service can have got anything."""
+
+SHOWN = 500
+"""Characters of a reply that a message shows."""
+
+
+class Exchange:
+    """Sends one rollout's request until the service takes it.
+
+    What goes wrong is an `AgentFailure` with one of these kinds:
+
+    - `service-down`: it can't be reached, or its connection breaks, at the last try too;
+    - `service-error`: it answers with a status from 400 on;
+    - `service-redirect`: it answers with another address, which would get the rollout's key;
+    - `service-timeout`: it does not answer in time;
+    - `reply-too-long`: its reply has more than `reply_mb`;
+    - `bad-reply`: its reply is no answer.
+
+    Args:
+        config: The agent's keys.
+        tls: For https.
+        body: What is posted.
+        key: The idempotency key: the same for all tries of an attempt, and for no other attempt.
+        hidden: Keys that no message may show.
+
+    Attributes:
+        state: What it waits for, as text.
+    """
+
+    def __init__(
+        self, config: HttpConfig, tls: ssl.SSLContext, body: bytes, *, key: str, hidden: Sequence[str] = ()
+    ) -> None:
+        self._config, self._tls, self._body = config, tls, body
+        self._hidden = [word for word in hidden if len(word) >= 6]
+        own = {"content-type": "application/json", "accept-encoding": "identity", "idempotency-key": key}
+        self._headers = {**own, **key_headers(config)}
+        self.state = "not connected yet"
+
+    async def run(self) -> Answer | None:
+        """Return the answer of the reply, or None if the service will call back (status 202).
+
+        Raises:
+            AgentFailure: See the class.
+        """
+        connect = httpx.Timeout(None, connect=self._config.connect_s)
+        async with httpx.AsyncClient(verify=self._tls, timeout=connect, headers=self._headers) as client:
+            for attempt in range(self._config.retries + 1):
+                try:
+                    return await self._once(client)
+                except _Lost as lost:
+                    twice = not lost.never_began and not self._config.idempotent
+                    if twice or attempt == self._config.retries:
+                        why = "; it is not sent again, because agent.idempotent is false" if twice else ""
+                        raise self.failure(lost.kind, f"{lost}, {_times(attempt + 1)}{why}") from lost
+                    self.state = f"it waits to be sent again: the service {lost}"
+                    await asyncio.sleep(max(lost.wait_s, BACKOFF_S * 2**attempt))
+        raise AssertionError("the last try returns or raises")
+
+    async def _once(self, client: httpx.AsyncClient) -> Answer | None:
+        self.state = "the request is sent, and no reply has come"
+        try:
+            async with client.stream("POST", self._config.url, content=self._body) as reply:
+                self.state = "its reply has begun and has not ended"
+                return await self._read(reply)
+        except NEVER_SENT as error:
+            raise _Lost(f"cannot be reached: {_said(error)}", never_began=True) from error
+        except httpx.DecodingError as error:
+            raise self.failure("bad-reply", f"sends a reply that cannot be decoded: {_said(error)}") from error
+        except httpx.TransportError as error:
+            raise _Lost(f"broke the connection: {_said(error)}") from error
+
+    async def _read(self, reply: httpx.Response) -> Answer | None:
+        status = reply.status_code
+        if status >= 400 or status in (301, 302, 303, 307, 308):
+            self._refuse(reply, await self._text(reply, SHOWN * 4))
+        limit = self._config.reply_mb << 20
+        text = await self._text(reply, limit)
+        if len(text) > limit:
+            raise self.failure("reply-too-long", f"sends more than {self._config.reply_mb} MiB (agent.reply_mb)")
+        if status == 202:
+            self.state = "it has answered 202, and has not called back"
+            return None
+        try:
+            return Answer.read(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            shown = cut(text.decode("utf-8", "replace"), SHOWN)
+            raise self.failure("bad-reply", f"answers {status} with {shown!r}: {error}") from None
+
+    def _refuse(self, reply: httpx.Response, text: bytes) -> None:
+        """Raise what a status means that is no answer."""
+        status, location = reply.status_code, reply.headers.get("location", "nowhere")
+        shown = cut(text.decode("utf-8", "replace"), SHOWN)
+        if status < 400:
+            raise self.failure(
+                "service-redirect",
+                f"answers {status}: it moved to {location}. Name that address (agent.url): a rollout's keys go to no "
+                "other address than the one that you gave",
+            )
+        if status in BUSY or status in BETWEEN:
+            wait = reply.headers.get("retry-after", "")
+            raise _Lost(
+                f"answers {status} {shown!r}",
+                kind="service-error",
+                never_began=status in BUSY,
+                wait_s=float(wait) if wait.isdecimal() else 0.0,
+            )
+        cure = ": check the key of the service (agent.api_key)" if status in (401, 403) else ""
+        raise self.failure("service-error", f"answers {status} {shown!r}{cure}")
+
+    async def _text(self, reply: httpx.Response, limit: int) -> bytes:
+        """Return the reply's body; of a longer one somewhat more than the limit."""
+        text = bytearray()
+        async for chunk in reply.aiter_bytes():
+            text += chunk
+            if len(text) > limit:
+                break
+        return bytes(text)
+
+    def failure(self, kind: str, what: str) -> AgentFailure:
+        """Return the failure of this rollout; its message shows no key of the rollout."""
+        for word in self._hidden:
+            what = what.replace(word, "<the rollout's key>")
+        return AgentFailure(f"the service {self._config.url} {what}", kind=kind)
+
+
+class _Lost(Exception):
+    """A try that may succeed later; the text continues `the service`."""
+
+    def __init__(
+        self, what: str, *, kind: str = "service-down", never_began: bool = False, wait_s: float = 0.0
+    ) -> None:
+        super().__init__(what)
+        self.kind, self.never_began, self.wait_s = kind, never_began, wait_s
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _times(tries: int) -> str:
+    return "at the only try" if tries == 1 else f"{tries} times"
