@@ -14,6 +14,14 @@ import attrs
 from agentrig.errors import AgentrigError, nearest
 
 
+@attrs.frozen
+class GatewayAddress:
+    """A run's gateway: its URL, and the token with which a runner opens and closes rollouts there."""
+
+    url: str
+    token: str = attrs.field(repr=False)
+
+
 @attrs.frozen(kw_only=True)
 class Endpoint:
     """An OpenAI-compatible server and how to sample from it.
@@ -28,6 +36,8 @@ class Endpoint:
         token_ids: Whether the server takes the request field `return_token_ids`, as vLLM and
             agentrig's own server do. The tracer then asks for ids and log-probabilities with every
             call; without them nothing can be trained.
+        gateway: The gateway through which the agent calls this server; None for none. An agent never sees it: the
+            runner gives it an endpoint whose `base_url` and `api_key` are those of its rollout at the gateway.
     """
 
     base_url: str
@@ -36,6 +46,17 @@ class Endpoint:
     sampling: Mapping[str, Any] = attrs.field(factory=dict)
     headers: Mapping[str, str] = attrs.field(factory=dict)
     token_ids: bool = False
+    gateway: GatewayAddress | None = None
+
+    @property
+    def reached_at(self) -> str:
+        """The URL that an agent's machine must reach: the gateway's if there is one."""
+        return self.gateway.url if self.gateway is not None else self.base_url
+
+    @property
+    def way(self) -> tuple[str, str]:
+        """What is at `reached_at`, and the key of a run that sets where it listens, for messages."""
+        return ("gateway", "gateway.host") if self.gateway is not None else ("model's server", "server.host")
 
     def with_sampling(self, **fields: Any) -> Endpoint:
         """Return the same endpoint with these sampling fields added; they replace existing ones."""

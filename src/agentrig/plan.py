@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from agentrig.errors import ConfigError, nearest
+from agentrig.gateway.settings import GatewaySettings
 from agentrig.plugins import auto_server, composing, observing, own_runners
 from agentrig.plugins.building import built
 from agentrig.plugins.required import check_required
@@ -69,6 +70,7 @@ class Plan:
         autos: The kinds whose component `auto` chooses: hardware, server, both or none.
         requires: The plugins that `[plugins] require` names; all of them are there.
         audits: The rewards that `run.audit` names, each with its config object, in that order.
+        gateway: Section `[gateway]`.
     """
 
     recipe: str
@@ -82,6 +84,14 @@ class Plan:
     requires: Sequence[str] = ()
     autos: Sequence[str] = ()
     audits: Sequence[tuple[Component, Any]] = ()
+    gateway: GatewaySettings = GatewaySettings()
+
+    @property
+    def uses_gateway(self) -> bool:
+        """Whether agents call the model through the gateway."""
+        if self.gateway.use == "auto":
+            return getattr(self.components["agent"].spec, "calls", "tap") == "gateway"
+        return self.gateway.use == "on"
 
     def build(self, kind: str) -> Any:
         """Build the selected component of a kind; its heavy imports happen here.
@@ -115,6 +125,7 @@ class Plan:
         for kind in RUN_KINDS:
             use = self.registry.reference(self.components[kind])
             sections[kind] = {"use": use, **sources(attrs.asdict(self.config(kind)))}
+        sections["gateway"] = attrs.asdict(self.gateway)
         if self.observers:
             sections[observing.SECTION] = observing.written(self.observers, self.registry)
         if self.requires:
@@ -134,10 +145,15 @@ class PluginSettings:
     )
 
 
-OWN_SECTIONS: Mapping[str, type] = {"run": RunSettings, "runners": RunnerSettings, "plugins": PluginSettings}
+OWN_SECTIONS: Mapping[str, type] = {
+    "run": RunSettings,
+    "runners": RunnerSettings,
+    "gateway": GatewaySettings,
+    "plugins": PluginSettings,
+}
 """The sections with keys of agentrig's own; `[runners]` also has those of the runners that it names."""
 
-SECTIONS = ("run", *RUN_KINDS, observing.SECTION, composing.AUDIT, "plugins")
+SECTIONS = ("run", *RUN_KINDS, "gateway", observing.SECTION, composing.AUDIT, "plugins")
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
@@ -290,6 +306,7 @@ def resolve(
     if observers:
         merged[observing.SECTION]["use"] = list(dict.fromkeys([*observing.used(merged[observing.SECTION]), *observers]))
     run = structure(RunSettings, merged["run"], owner="a run", section="run", elsewhere=elsewhere)
+    gateway = structure(GatewaySettings, merged["gateway"], owner="a run", section="gateway", elsewhere=elsewhere)
     audits = composing.audits(run.audit, merged[composing.AUDIT], registry, elsewhere)
 
     def select(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
@@ -321,6 +338,12 @@ def resolve(
     if runners.n == 0 and not runners.store:
         raise ConfigError(
             "runners.n = 0 leaves nobody to run the agent: set runners.store (--store HOST:PORT), so that runners join"
+        )
+    spec: Any = selected["agent"][0].spec
+    if gateway.use == "off" and getattr(spec, "calls", "tap") == "gateway":
+        raise ConfigError(
+            f'[gateway] use = "off", but the calls of agent {spec.name} leave the runner\'s process: without the '
+            'gateway nobody records them. Leave it out: "auto" starts the gateway'
         )
     components: Mapping[str, Component] = {kind: component for kind, (component, _) in selected.items()}
     configs: Mapping[str, Any] = {kind: config for kind, (_, config) in selected.items()}
@@ -355,6 +378,7 @@ def resolve(
         requires=tuple(plugins.require),
         autos=tuple(auto_keys),
         audits=audits,
+        gateway=gateway,
     )
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -17,12 +20,28 @@ SHORTEST_MASKED = 6
 """Shorter secrets are not searched for in text: they would match ordinary words."""
 
 _masks: dict[str, str] = {}
+_changes = threading.RLock()
 
 
 def mask(secret: str, name: str) -> None:
     """Make `storable` replace this secret by a name."""
-    if len(secret) >= SHORTEST_MASKED:
-        _masks.setdefault(secret, name)
+    global _masks
+    if len(secret) < SHORTEST_MASKED:
+        return
+    with _changes:
+        _masks = {secret: name, **_masks}  # a new dict: another thread may be reading the former one
+
+
+@contextmanager
+def masked(secret: str, name: str) -> Iterator[None]:
+    """Make `storable` replace this secret by a name in this block, in all threads; an empty one changes nothing."""
+    global _masks
+    mask(secret, name)
+    try:
+        yield
+    finally:
+        with _changes:
+            _masks = {other: name for other, name in _masks.items() if other != secret}
 
 
 def storable(text: str) -> str:

@@ -22,6 +22,12 @@ SERVER = "agentrig.server"
 MISSED = "agentrig.missed"
 """Attribute of a rollout's root span: by library, the number of unrecorded connections to the run's server."""
 
+CUT = "agentrig.cut"
+"""Attribute of a rollout's root span: how many calls the gateway cut because the rollout had ended."""
+
+PARENT = "agentrig-parent"
+"""Header of a call to the gateway: the id of the span in which the call is made."""
+
 NODE = "langchain.chain.type"
 """Attribute with the name of the graph node or chain of a span."""
 
@@ -47,6 +53,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "input": "first chain, tool: its input, cut at 20,000 characters of JSON",
     "output": "chain, tool: its output, cut at the same length",
     MISSED: "rollout (the root): by library, the number of unrecorded connections to the run's server",
+    CUT: "rollout (the root): how many calls the gateway cut because the rollout had ended",
 }
 """The attributes of the tracer's spans: attribute to the kind of span and its meaning. Spans that an agent of Agent
 Lightning emits, or that its tracer records, have other attributes."""

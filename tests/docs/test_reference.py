@@ -164,6 +164,7 @@ def test_every_attribute_of_a_span_is_listed(model: ModelServer) -> None:
         RunnableLambda(lambda x: look.invoke({"table": x})).invoke("t")
         FakeListLLM(responses=["odd"]).invoke("?")
         requests.post(f"{model.url}/chat/completions", json={"messages": [{"content": "?"}]}, timeout=20)
+    recorder.join((), cut=1)
     seen = {name for span in recorder.trace().spans for name in span.attributes}
     assert seen == set(ATTRIBUTES)
 

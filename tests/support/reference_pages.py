@@ -162,7 +162,7 @@ def configuration() -> str:
         "keys of any component, those of other people's plugins included.",
         "",
     ]
-    for name in ("run", "plugins"):
+    for name in ("run", "gateway", "plugins"):
         lines += [f"## `[{name}]`", "", *rows(head, keys(OWN_SECTIONS[name]))]
     for kind, those in components().items():
         shared = keys(OWN_SECTIONS[kind]) if kind in OWN_SECTIONS else []

@@ -38,6 +38,9 @@ class LitAgentCall:
         judges: Whether the agent's number is its own reward only, and no answer.
     """
 
+    reads_own_trace = True
+    """Hooks and `answer` read the trace while the rollout runs: its calls are recorded here, not by the gateway."""
+
     def __init__(
         self,
         source: Any,

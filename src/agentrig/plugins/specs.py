@@ -49,6 +49,12 @@ def _sections(spec: RecipeSpec, attribute: attrs.Attribute[Any], settings: Any) 
             )
 
 
+def _recorded(spec: AgentSpec, attribute: attrs.Attribute[str], calls: Any) -> None:
+    """Reject anything but the two ways in which calls are recorded."""
+    if calls not in ("tap", "gateway"):
+        raise ValueError(f'AgentSpec {spec.name}: calls is {calls!r:.80}; write calls="tap" or calls="gateway"')
+
+
 @attrs.frozen(kw_only=True)
 class NoConfig:
     """The config class of a component without settings."""
@@ -106,6 +112,9 @@ class AgentSpec(Spec):
         demonstrate: `demonstrate(config)` returns what a right reply to each of this agent's calls is
             (`agentrig.demonstrations`), for `agentrig warmup`; None if the task set says it, or if each call is to be
             answered with the task's gold.
+        calls: Who records its calls to the model. `tap`: the runner, in its process. `gateway`: the run's gateway, for
+            an agent whose calls leave the runner's process: a program, a container, a service. `[gateway] use = "auto"`
+            starts the gateway for such an agent.
     """
 
     kind: ClassVar[str] = "agent"
@@ -116,6 +125,7 @@ class AgentSpec(Spec):
     environment: Sequence[str] = ()
     whole_rows: bool = False
     demonstrate: Callable[[Any], Demonstrate] | None = None
+    calls: str = attrs.field(default="tap", validator=_recorded)
 
 
 @attrs.frozen(kw_only=True)

@@ -25,7 +25,7 @@ from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.guards import warn_of_sampling
 from agentrig.run.metrics import count_failures
-from agentrig.run.setup import first_runner, make_engine, make_server, ready_hardware, ready_server
+from agentrig.run.setup import first_runner, gateway_of, make_engine, make_server, ready_hardware, ready_server
 from agentrig.run.splits import gold_warnings, load_split, split_of, task_set
 from agentrig.run.training import make_scorer
 from agentrig.tasks import Task
@@ -111,8 +111,8 @@ def evaluate(
     scorer = make_scorer(plan)
     adapter = plan.build("adapter")
     figures = _Figures()
-    with temporary_files(), first_runner(plan) as pool:  # before the model's server starts
-        engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, pool=pool)
+    with temporary_files(), first_runner(plan) as pool, gateway_of(plan) as gateway:  # before the model's server starts
+        engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
         engine.as_mode = as_mode
         serving: AbstractContextManager[Endpoint | Sequence[Endpoint]]
         if endpoint is not None:

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import attrs
 from agentrig.adapters import Adapter
 from agentrig.algorithms import Algorithm
 from agentrig.errors import ConfigError
+from agentrig.gateway.process import Gateway
 from agentrig.hardware import Hardware, select
 from agentrig.plan import Plan
 from agentrig.plugins import own_runners
@@ -103,6 +104,7 @@ def make_engine(
     algorithm: Algorithm | None = None,
     pool: RunnerPool | None = None,
     serves: bool = False,
+    gateway: Gateway | None = None,
 ) -> tuple[RolloutEngine, Runtime]:
     """Return the rollout engine and its runtime; imports Agent Lightning.
 
@@ -113,6 +115,7 @@ def make_engine(
         algorithm: May bring its own pool (see `Algorithm`).
         pool: The pool from `first_runner`; closed if the algorithm has its own.
         serves: Whether runners of other machines may join, if the plan says so.
+        gateway: The run's gateway, from `gateway_of`; None for none.
     """
     from agentrig.runners.engine import RolloutEngine
     from agentrig.runners.runtime import Runtime
@@ -124,7 +127,7 @@ def make_engine(
         pool = make_pool(plan, own)
     elif pool is None:
         pool = make_pool(plan)
-    runtime = Runtime(pool, joining(plan) if plan.runners.store and serves else None)
+    runtime = Runtime(pool, joining(plan) if plan.runners.store and serves else None, gateway)
     engine = RolloutEngine(
         runtime,
         scorer=scorer,
@@ -133,6 +136,11 @@ def make_engine(
         whole_rows=sees_gold(plan),
     )
     return engine, runtime
+
+
+def gateway_of(plan: Plan) -> AbstractContextManager[Gateway | None]:
+    """Return the plan's gateway as a context manager, not started; one that gives None if agents need none."""
+    return Gateway(plan.gateway) if plan.uses_gateway else nullcontext()
 
 
 def own_pool(plan: Plan, algorithm: Algorithm | None) -> MakePool | None:

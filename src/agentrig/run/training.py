@@ -24,7 +24,7 @@ from agentrig.processes.scratch import temporary_files
 from agentrig.run.directory import RunDirectory, run_name
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
-from agentrig.run.setup import first_runner, make_engine, ready_hardware, ready_server
+from agentrig.run.setup import first_runner, gateway_of, make_engine, ready_hardware, ready_server
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
 from agentrig.runners.roles import with_roles
 from agentrig.runners.scorer import Scorer
@@ -114,7 +114,10 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         run.write_json("manifest.json", facts)
 
     # The engine that runs the algorithm's rollouts.
-    engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, serves=True)
+    gateway = ending.enter_context(gateway_of(plan))
+    engine, runtime = make_engine(
+        plan, scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, serves=True, gateway=gateway
+    )
 
     def begin_again() -> None:
         runtime.wait_for_agent()

@@ -10,14 +10,21 @@ import pickle
 import re
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from agentrig.agents import Agent, Judged, Outcome
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentFailure, AgentrigError, place_of
+from agentrig.gateway.client import GatewayError, Visit
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
-from agentrig.text import cut, storable, words_of
+from agentrig.text import cut, masked, storable, words_of
+from agentrig.traces import Trace
+
+if TYPE_CHECKING:
+    from agentrig.tracing.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +63,37 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
         loop: The loop from `running_loop`, for an `async` agent. All its rollouts in a process share one loop,
             because a client is bound to the loop of its first call. None for a new loop.
     """
+    start, clock = time.time(), time.perf_counter()
+    address, visit = job.endpoint.gateway, None
+    if address is not None and not getattr(agent, "reads_own_trace", False):
+        visit = Visit(address, job.id)
+        try:
+            job = attrs.evolve(job, endpoint=visit.open(job.attempt, job.endpoint))
+        except GatewayError as error:
+            failed = Outcome(failure="llm-error", message=words_of(error))
+            return Result(id=job.id, outcome=failed, trace=Trace(rollout_id=job.id), start=start, duration_s=0.0)
+    with masked(job.endpoint.api_key if visit is not None else "", "<the rollout's key>"):
+        recorder, outcome = _called(agent, job, loop, visit)
+        trace = recorder.trace()
+    return Result(id=job.id, outcome=outcome, trace=trace, start=start, duration_s=time.perf_counter() - clock)
+
+
+def _called(
+    agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None, visit: Visit | None
+) -> tuple[Recorder, Outcome]:
+    """Call the agent and record its calls; those that went through the gateway are fetched there at the end."""
     from agentrig.tracing.recording import recording
 
-    without_proxy(job.endpoint.base_url)
-    start, clock = time.time(), time.perf_counter()
-    muted = bool(getattr(agent, "records_itself", False))
     endpoint = job.endpoint
-    with recording(job.id, token_ids=endpoint.token_ids, muted=muted, base_url=endpoint.base_url) as recorder:
+    without_proxy(endpoint.base_url)
+    muted = bool(getattr(agent, "records_itself", False))
+    with recording(
+        job.id,
+        token_ids=endpoint.token_ids,
+        muted=muted,
+        base_url=endpoint.base_url,
+        gateway=visit is not None,
+    ) as recorder:
         try:
             whole = getattr(agent, "run_job", None)
             answer = whole(job) if whole is not None else agent(job.input, job.endpoint)
@@ -74,9 +105,14 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
         except BaseException as error:  # BaseException: nothing else in this thread would handle a CancelledError
             outcome = _failed(error)
             recorder.fail(outcome.message)
-    return Result(
-        id=job.id, outcome=outcome, trace=recorder.trace(), start=start, duration_s=time.perf_counter() - clock
-    )
+    if visit is not None:
+        try:
+            calls = visit.close()
+            recorder.join(calls.spans, cut=calls.cut)
+        except GatewayError as error:
+            outcome = Outcome(failure="llm-error", message=f"the rollout's calls are lost: {words_of(error)}")
+            recorder.fail(outcome.message)
+    return recorder, outcome
 
 
 def _failed(error: BaseException) -> Outcome:

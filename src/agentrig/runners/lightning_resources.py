@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from agentrig.endpoints import Endpoint
+from agentrig.endpoints import Endpoint, GatewayAddress
 from agentrig.lightning_import import import_lightning
 from agentrig.runners.jobs import Job
 
@@ -38,7 +38,10 @@ def lightning_llm(endpoint: Endpoint, *, ours: bool = True) -> LLM:
         ours: Whether to store agentrig's extra fields in the sampling parameters. A user's agent must not get
             them: it may pass all sampling parameters to its client.
     """
-    extra = {OURS: {"headers": dict(endpoint.headers), "token_ids": endpoint.token_ids}} if ours else {}
+    own = {"headers": dict(endpoint.headers), "token_ids": endpoint.token_ids}
+    if endpoint.gateway is not None:
+        own["gateway"] = {"url": endpoint.gateway.url, "token": endpoint.gateway.token}
+    extra = {OURS: own} if ours else {}
     return LLM(
         endpoint=endpoint.base_url,
         model=endpoint.model,
@@ -63,6 +66,7 @@ def endpoint_of(resources: Mapping[str, Any], rollout_id: str, attempt_id: str) 
                 sampling=parameters,
                 headers=extra.get("headers", {}),
                 token_ids=extra.get("token_ids", True),
+                gateway=GatewayAddress(**extra["gateway"]) if "gateway" in extra else None,
             )
     return NOWHERE
 

@@ -9,8 +9,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
+import attrs
+
 from agentrig.agents import Outcome
 from agentrig.errors import AgentrigError, place_of
+from agentrig.gateway.process import Gateway
 from agentrig.lightning_import import import_lightning
 from agentrig.pools import RunnerPool
 from agentrig.runners.jobs import Result
@@ -22,7 +25,7 @@ from agentlightning import Runner  # noqa: E402, TID253  (this module is itself 
 from agentlightning import Span as LightningSpan  # noqa: E402, TID253
 from agentlightning.types import AttemptedRollout  # noqa: E402, TID253
 
-from agentrig.runners.lightning_resources import job_of  # noqa: E402
+from agentrig.runners.lightning_resources import NOWHERE, job_of  # noqa: E402
 from agentrig.runners.lightning_results import score_span  # noqa: E402
 from agentrig.runners.lightning_spans import final_reward, from_lightning, to_lightning  # noqa: E402
 from agentrig.runners.lightning_store import OWN_RUNNER, Arrival  # noqa: E402
@@ -55,6 +58,7 @@ class PoolRunner(Runner[Any]):
         silent_s: Seconds without a sign of life after which another runner counts as lost.
         how: Returns how another runner joins, for messages.
         still: Called about once in `CHECK_S`; raises if other runners can't reach the store any more.
+        gateway: The run's gateway. Every job's endpoint gets it, and calls of killed runners are fetched there.
     """
 
     def __init__(
@@ -67,7 +71,9 @@ class PoolRunner(Runner[Any]):
         silent_s: float,
         how: Callable[[], str],
         still: Callable[[], None],
+        gateway: Gateway | None = None,
     ) -> None:
+        self._gateway = gateway
         self._pool, self._finished, self._filed, self._broken = pool, finished, filed, broken
         self._store: Any = None
         self._attempts: dict[str, AttemptedRollout] = {}
@@ -134,7 +140,10 @@ class PoolRunner(Runner[Any]):
         resources = await self._store.get_resources_by_id(attempted.resources_id) if attempted.resources_id else None
         resources = resources or await self._store.get_latest_resources()
         self._attempts[attempted.rollout_id] = attempted
-        self._pool.submit(job_of(attempted, resources))
+        job = job_of(attempted, resources)
+        if self._gateway is not None and job.endpoint is not NOWHERE:
+            job = attrs.evolve(job, endpoint=attrs.evolve(job.endpoint, gateway=self._gateway.address))
+        self._pool.submit(job)
 
     async def _finish(self, result: Result) -> None:
         """Judge and file a result of the pool."""
@@ -171,6 +180,8 @@ class PoolRunner(Runner[Any]):
             recorded: Whether the store has its spans already.
         """
         attempt_id = attempted.attempt.attempt_id
+        if self._gateway is not None and result.outcome.failure is not None and not result.trace.spans:
+            result = attrs.evolve(result, trace=self._gateway.left(result.id) or result.trace)
         spans = [] if recorded else to_lightning(result.trace, result.id, attempt_id)
         again = await self._store.runs_again(attempted, status)
         reward = None if again else self._finished(result, attempted)

@@ -167,13 +167,15 @@ class Store(InMemoryLightningStore):
         if not found or client is None or is_loopback(client):
             return
         update = await self.get_resources_by_id(found[0].resources_id or "")
-        url = endpoint_of(update.resources if update else {}, found[0].rollout_id, found[0].attempt.attempt_id).base_url
+        endpoint = endpoint_of(update.resources if update else {}, found[0].rollout_id, found[0].attempt.attempt_id)
+        url = endpoint.reached_at
         if is_loopback(url) and url not in self._warned:
             self._warned.add(url)
+            what, key = endpoint.way
             log.warning(
-                "the runner %s at %s was told that the model is at %s, which only this machine can reach: let the "
-                "model's server listen on all addresses (server.host=0.0.0.0), or forward that port to the runner",
-                *(worker, client, url),
+                "the runner %s at %s was told that the %s is at %s, which only this machine can reach: let it "
+                "listen on all addresses (%s=0.0.0.0), or forward that port to the runner",
+                *(worker, client, what, url, key),
             )
 
     async def update_worker(self, worker_id: str, *args: Any, **named: Any) -> Worker:

@@ -256,11 +256,12 @@ class RemoteRunner:
         return self._resources[resources_id]
 
     def _reachable(self, job: Job) -> Job:
-        if is_loopback(job.endpoint.base_url) and not is_loopback(self._address.url):
+        if is_loopback(job.endpoint.reached_at) and not is_loopback(self._address.url):
+            what, key = job.endpoint.way
             raise AgentrigError(
-                f"the run says that its model is at {job.endpoint.base_url}, which is this machine and not the run's: "
-                "let the model's server listen on the run's address (server.host=0.0.0.0), or forward its port and "
-                "the store's to this machine (ssh -L), and join at http://127.0.0.1:PORT"
+                f"the run says that its {what} is at {job.endpoint.reached_at}, which is this machine and not the "
+                f"run's: let it listen on the run's address ({key}=0.0.0.0), or forward its port and the store's to "
+                "this machine (ssh -L), and join at http://127.0.0.1:PORT"
             )
         return job
 

@@ -16,8 +16,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import attrs
+
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError
+from agentrig.gateway.process import Gateway
 from agentrig.lightning_import import import_lightning
 from agentrig.pools import RunnerPool
 from agentrig.processes.ends import Interrupted
@@ -105,6 +108,7 @@ class Runtime:
     Args:
         pool: Runs the agent; started and closed here.
         others: How runners outside this process join; None if they can't.
+        gateway: The run's gateway; None if agents call the model's server themselves.
 
     Attributes:
         store: Agent Lightning's store.
@@ -113,8 +117,9 @@ class Runtime:
             the initial value, results go into `results` instead.
     """
 
-    def __init__(self, pool: RunnerPool, others: Joining | None = None) -> None:
+    def __init__(self, pool: RunnerPool, others: Joining | None = None, gateway: Gateway | None = None) -> None:
         self.pool = pool
+        self.gateway = gateway
         self.store = Store()
         self.served = ServedStore(self.store, others) if others is not None else None
         self.results: queue.SimpleQueue[Result | Exception] = queue.SimpleQueue()
@@ -137,6 +142,7 @@ class Runtime:
             silent_s=self.served.joining.silent_s if self.served is not None else SILENT_S,
             how=lambda: self.served.how if self.served is not None else "start the run with --store HOST:PORT",
             still=self.served.check if self.served is not None else lambda: None,
+            gateway=self.gateway,
         )
         strategy = SharedMemoryExecutionStrategy(
             n_runners=1, main_thread="algorithm", managed_store=False, graceful_delay=0.5, join_timeout=5.0
@@ -201,7 +207,7 @@ class Runtime:
                 EnqueueRolloutRequest(
                     input=dict(given) if isinstance(given, Mapping) else given,
                     mode=MODES[mode],
-                    resources_id=await self._resource(endpoint),
+                    resources_id=await self._resource(self._through_gateway(endpoint)),
                 )
                 for given, endpoint in inputs
             ]
@@ -210,6 +216,9 @@ class Runtime:
         ids = self.call(put())
         self.pool.wake()
         return ids
+
+    def _through_gateway(self, endpoint: Endpoint) -> Endpoint:
+        return attrs.evolve(endpoint, gateway=self.gateway.address) if self.gateway is not None else endpoint
 
     async def _resource(self, endpoint: Endpoint) -> str:
         key = repr((endpoint, endpoint.api_key))

@@ -14,9 +14,10 @@ from typing import Any
 import attrs
 
 from agentrig.text import words_of
-from agentrig.traces import LLM_CALL, SERVER
+from agentrig.traces import LLM_CALL, PARENT, SERVER
 from agentrig.tracing.recorder import Recorder, active, server_of
 from agentrig.tracing.streams import Streamed, async_tee, joined, tee
+from agentrig.tracing.tokens import token_attributes
 
 
 def install() -> None:
@@ -37,13 +38,18 @@ def _tap(library: Any, *, is_async: bool) -> None:
 
     def prepare(request: Any) -> tuple[_Call, Any] | None:
         recorder = active.get()
-        if recorder is None or request.method != "POST" or not request.url.path.endswith("/chat/completions"):
+        if recorder is None or request.method != "POST":
+            return None
+        server = server_of(request.url)
+        if recorder.gateway and server == recorder.server:
+            request.headers[PARENT] = recorder.parent()  # the gateway records the call under this span
+            return None
+        if not request.url.path.endswith("/chat/completions"):
             return None
         try:
             body = json.loads(request.content)
         except (ValueError, RecursionError):
             return None
-        server = server_of(request.url)
         foreign = f"{server[0]}:{server[1]}" if recorder.server not in (None, server) else None
         own = "logprobs" in body or "return_token_ids" in body
         if recorder.token_ids and foreign is None:
@@ -133,7 +139,7 @@ class _Call:
         content, status = answer.content, answer.status_code
         try:
             response = json.loads(content)
-            tokens = _tokens(response)
+            tokens = token_attributes(response)
         except (
             ValueError,
             LookupError,
@@ -169,7 +175,7 @@ class _Call:
             return
         response, wrong = joined(text, whole=passed.whole)
         try:
-            tokens = _tokens(response)
+            tokens = token_attributes(response)
         except (LookupError, AttributeError, TypeError) as broken:
             tokens, wrong = {}, wrong or f"the stream's tokens cannot be read: {type(broken).__name__}: {broken}"
         self.record({"response": response, **self._trainable(tokens)}, error=error or wrong)
@@ -177,21 +183,3 @@ class _Call:
     def _trainable(self, tokens: dict[str, Any]) -> dict[str, Any]:
         """Remove the tokens if they are another model's."""
         return {} if self.foreign else tokens
-
-
-def _tokens(response: dict[str, Any]) -> dict[str, Any]:
-    """Move token ids and log-probabilities from a chat completion in vLLM's format to span attributes."""
-    found: dict[str, Any] = {"gen_ai.response.id": response.get("id")}
-    choices = response.get("choices") or [{}]
-    choice = choices[0]
-    prompt = response.pop("prompt_token_ids", None) or choice.pop("prompt_token_ids", None)
-    if prompt:
-        found["prompt_token_ids"] = prompt
-    if ids := choice.pop("token_ids", None):
-        found["response_token_ids"] = ids
-    content = (choice.pop("logprobs", None) or {}).get("content")
-    if content:
-        found["response_logprobs"] = [token["logprob"] for token in content]
-    if choice.get("finish_reason"):
-        found["finish_reason"] = choice["finish_reason"]
-    return found

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import attrs
 
 from agentrig.text import cut, json_text, words_of
-from agentrig.traces import LLM_CALL, MISSED, SERVER, Span, Trace
+from agentrig.traces import CUT, LLM_CALL, MISSED, SERVER, Span, Trace
 
 active: ContextVar[Recorder | None] = ContextVar("agentrig_recorder", default=None)
 parent_span: ContextVar[str | None] = ContextVar("agentrig_parent_span", default=None)
@@ -33,10 +33,14 @@ class Recorder:
         muted: Request token ids, but record nothing, because another tracer does.
         base_url: The endpoint's URL. Calls to other servers are recorded, but not changed and never trained on.
             Empty: every server counts as the endpoint.
+        gateway: Whether this URL is the gateway's, which records the calls to it; see `join`.
     """
 
-    def __init__(self, rollout_id: str, *, token_ids: bool, muted: bool = False, base_url: str = "") -> None:
+    def __init__(
+        self, rollout_id: str, *, token_ids: bool, muted: bool = False, base_url: str = "", gateway: bool = False
+    ) -> None:
         self.rollout_id = rollout_id
+        self.gateway = gateway
         self.token_ids = token_ids
         self.server = server_of(urlsplit(base_url)) if base_url else None
         self.muted = muted
@@ -49,6 +53,7 @@ class Recorder:
         self.streams: list[Any] = []
         self._missed: Counter[str] = Counter()
         self._heard: dict[str, dict[str, Any]] = {}
+        self._cut = 0
 
     @staticmethod
     def outside() -> str | None:
@@ -184,9 +189,31 @@ class Recorder:
                         attributes.pop(key, None)
             self._spans.append(attrs.evolve(span, parent=span.parent or self.root, attributes=attributes))
 
+    def join(self, spans: Iterable[Span], *, cut: int = 0) -> None:
+        """Add the spans that the gateway recorded; those without a known parent go under the root.
+
+        A call that another tracer has recorded too stays one span, under that tracer's parent: it gets the bodies and
+        token ids, which only the gateway has.
+
+        Args:
+            spans: The gateway's.
+            cut: How many calls it cut because the rollout had ended.
+        """
+        self._cut += cut
+        own = {str(s.attributes.get("gen_ai.response.id")): i for i, s in enumerate(self._spans) if s.name == LLM_CALL}
+        known = {self.root, *(s.id for s in self._spans), *self._open, *self._hidden}
+        for span in spans:
+            place = own.get(str(span.attributes.get("gen_ai.response.id") or ""))
+            if span.name == LLM_CALL and place is not None:
+                there = self._spans[place]
+                self._spans[place] = attrs.evolve(there, attributes={**there.attributes, **span.attributes})
+                continue
+            known.add(span.id)
+            self._spans.append(attrs.evolve(span, parent=span.parent if span.parent in known else self.root))
+
     def miss(self, library: str) -> None:
-        """Count a connection to the endpoint by another library than httpx: its calls are not recorded."""
-        if not self.muted:
+        """Count a connection to the endpoint by another library than httpx: only the gateway records its calls."""
+        if not self.muted and not self.gateway:
             self._missed[library] += 1
 
     def fail(self, error: str) -> None:
@@ -214,7 +241,10 @@ class Recorder:
             start=self._start,
             end=time.time(),
             error=self._error,
-            attributes={MISSED: dict(self._missed)} if self._missed else {},
+            attributes={
+                **({MISSED: dict(self._missed)} if self._missed else {}),
+                **({CUT: self._cut} if self._cut else {}),
+            },
         )
         return Trace(rollout_id=self.rollout_id, spans=(root, *self.finished()))
 

@@ -30,7 +30,9 @@ def install() -> None:
 
 
 @contextmanager
-def recording(rollout_id: str, *, token_ids: bool, muted: bool = False, base_url: str = "") -> Iterator[Recorder]:
+def recording(
+    rollout_id: str, *, token_ids: bool, muted: bool = False, base_url: str = "", gateway: bool = False
+) -> Iterator[Recorder]:
     """Record everything that happens in this context (and in threads that copy it).
 
     Example:
@@ -41,7 +43,7 @@ def recording(rollout_id: str, *, token_ids: bool, muted: bool = False, base_url
         ```
     """
     install()
-    recorder = Recorder(rollout_id, token_ids=token_ids, muted=muted, base_url=base_url)
+    recorder = Recorder(rollout_id, token_ids=token_ids, muted=muted, base_url=base_url, gateway=gateway)
     now, parent = active.set(recorder), parent_span.set(recorder.root)
     try:
         with nullcontext() if muted else langchain_tap.attached(recorder):

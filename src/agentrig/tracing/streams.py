@@ -31,23 +31,42 @@ class Streamed:
     error: str | None = None
 
 
-def events(text: str) -> tuple[list[str], str]:
-    """Split an event stream into the data of its events, by the rules of server-sent events.
+class Events:
+    """Splits an event stream into the data of its events, by the rules of server-sent events, as it arrives."""
 
-    Returns:
-        The data of each event, and the rest after the last complete event.
-    """
-    found: list[str] = []
-    data: list[str] = []
-    *lines, cut = LINE_END.split(text.removeprefix("\ufeff"))
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name == "data":
-            data.append(value.removeprefix(" "))
-        elif not line and data:
-            found.append("\n".join(data))
-            data = []
-    return found, "\n".join([*data, cut]).strip()
+    def __init__(self) -> None:
+        self._data: list[str] = []
+        self._cut = ""
+        self._begun = False
+
+    def feed(self, text: str, *, last: bool = False) -> list[str]:
+        """Return the data of the events that this text completes; `last` if nothing follows it."""
+        if not self._begun and text:
+            self._begun, text = True, text.removeprefix("\ufeff")
+        found: list[str] = []
+        text = self._cut + text
+        held = "\r" if text.endswith("\r") and not last else ""  # perhaps the first half of a line end
+        *lines, cut = LINE_END.split(text.removesuffix(held))
+        self._cut = cut + held
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name == "data":
+                self._data.append(value.removeprefix(" "))
+            elif not line and self._data:
+                found.append("\n".join(self._data))
+                self._data = []
+        return found
+
+    @property
+    def rest(self) -> str:
+        """What came after the last complete event."""
+        return "\n".join([*self._data, self._cut]).strip()
+
+
+def events(text: str) -> tuple[list[str], str]:
+    """Return the data of each event of a whole stream, and the rest after the last complete event."""
+    reader = Events()
+    return reader.feed(text, last=True), reader.rest
 
 
 def joined(text: str, *, whole: bool = True) -> tuple[dict[str, Any], str | None]:
@@ -60,34 +79,63 @@ def joined(text: str, *, whole: bool = True) -> tuple[dict[str, Any], str | None
     Returns:
         The body, from all valid events, and the first error, or None.
     """
-    completion = _Completion()
-    errors: list[str] = []
+    joining = Joining()
     found, rest = events(text)
-    done = False
-    for number, data in enumerate(found, 1):
+    for data in found:
+        joining.add(data)
+    return joining.end(rest, whole=whole)
+
+
+class Joining:
+    """Joins the events of a streamed completion as they arrive.
+
+    Attributes:
+        done: Whether the event that ends the stream has come.
+    """
+
+    def __init__(self) -> None:
+        self._completion = _Completion()
+        self._errors: list[str] = []
+        self._number = 0
+        self.done = False
+
+    def add(self, data: str) -> dict[str, Any] | None:
+        """Add the data of an event; return its JSON object, or None if it is no part of the completion."""
+        self._number += 1
         if data.strip() == "[DONE]":
-            done = True
-            continue
+            self.done = True
+            return None
         if not data.strip():
-            continue
+            return None
         try:
-            event = json.loads(data)
+            event: dict[str, Any] = json.loads(data)
             if event.get("error"):
-                errors.append(f"the stream broke: {event['error']}")
-            else:
-                completion.add(event)
+                self._errors.append(f"the stream broke: {event['error']}")
+                return None
+            self._completion.add(event)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            errors.append(
-                f"event {number} of the stream is not part of a completion: {type(error).__name__}: {error}: "
+            self._errors.append(
+                f"event {self._number} of the stream is not part of a completion: {type(error).__name__}: {error}: "
                 f"{data[:200]!r}"
             )
-    if done or not whole:
-        pass  # data after the end does not matter, and neither does data that the agent did not wait for
-    elif rest:
-        errors.append(f"the stream ended inside an event: {rest[:200]!r}")
-    elif not completion.finished:
-        errors.append("the stream ended before the completion did: no finish_reason, no [DONE]")
-    return completion.body(), errors[0] if errors else None
+            return None
+        return event
+
+    def end(self, rest: str = "", *, whole: bool = True) -> tuple[dict[str, Any], str | None]:
+        """Return what `joined` returns.
+
+        Args:
+            rest: What came after the last complete event.
+            whole: Whether the stream was read to its end.
+        """
+        errors = list(self._errors)
+        if self.done or not whole:
+            pass  # data after the end does not matter, and neither does data that the agent did not wait for
+        elif rest:
+            errors.append(f"the stream ended inside an event: {rest[:200]!r}")
+        elif not self._completion.finished:
+            errors.append("the stream ended before the completion did: no finish_reason, no [DONE]")
+        return self._completion.body(), errors[0] if errors else None
 
 
 class _Completion:

@@ -8,6 +8,7 @@ from effects import (
     Elsewhere,
     Flip,
     agent,
+    gateway,
     grpo_learning,
     grpo_runs,
     hardware,
@@ -22,6 +23,7 @@ from effects import (
 TABLES: Mapping[str, Mapping[str, Flip | Elsewhere]] = {
     "run": {**run.TABLE, **grpo_runs.RUN_TABLE},
     "runners": runners.TABLE,
+    "gateway": gateway.TABLE,
     "plugins": {
         "require": Elsewhere("tests/plugins/test_ranges.py::test_a_run_file_requires_plugins", "it needs packages"),
     },

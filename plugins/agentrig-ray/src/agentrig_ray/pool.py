@@ -159,11 +159,12 @@ class RayPool(BasePool[Actor]):
 
     def _send(self, worker: Actor, job: Job) -> bool:
         assert worker.place is not None
-        if worker.place.ip != self._here and is_loopback(job.endpoint.base_url):
+        if worker.place.ip != self._here and is_loopback(job.endpoint.reached_at):
+            what, key = job.endpoint.way
             raise AgentrigError(
-                f"the model's server listens on {job.endpoint.base_url}, which only this machine reaches, and a runner "
-                f"is on the node {worker.place.ip}: let the server listen on an address that the nodes reach "
-                f"(server.host={self._here}), or keep runners on this machine (--runners processes)"
+                f"the {what} listens on {job.endpoint.reached_at}, which only this machine reaches, and a runner "
+                f"is on the node {worker.place.ip}: let it listen on an address that the nodes reach "
+                f"({key}={self._here}), or keep runners on this machine (--runners processes)"
             )
         worker.refs.append(worker.handle.run.remote(job))
         return True  # a dead actor shows when its reference is read

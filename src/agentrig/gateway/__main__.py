@@ -1,0 +1,87 @@
+"""The gateway's process: `python -m agentrig.gateway DESCRIPTOR`, started by `agentrig.gateway.process.Gateway`.
+
+It gets its settings over the descriptor, answers with its port or an error, and ends when the other end is closed: with
+the run, however that ends. It logs nothing about calls: they have keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from agentrig.processes.ends import SIGNALS
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Run the gateway's process."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # A terminal and Slurm send these to all processes of a run, whose current step still needs its gateway.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    line = socket.socket(fileno=int(sys.argv[1]))
+    line.set_inheritable(False)
+    with line.makefile("rb") as lines:
+        settings = json.loads(lines.readline())
+    try:
+        family = socket.AF_INET6 if ":" in settings["host"] else socket.AF_INET
+        listener = socket.create_server((settings["host"], settings["port"]), family=family, backlog=1024)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # head and body are two writes
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    except OSError as error:
+        line.sendall(json.dumps({"error": error.strerror or str(error)}).encode() + b"\n")
+        sys.exit(1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard) if hard != resource.RLIM_INFINITY else (soft, hard))
+    import uvloop
+
+    with listener:
+        uvloop.run(_serve(listener, line, settings))
+
+
+async def _serve(listener: socket.socket, line: socket.socket, settings: dict[str, Any]) -> None:
+    import uvicorn
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    from agentrig.gateway.app import Gateway
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Leave signals as they are: blocked."""
+            yield
+
+    class Connection(HttpToolsProtocol):
+        def on_message_begin(self) -> None:
+            """Let the application break the connection."""
+            super().on_message_begin()
+            self.scope["agentrig.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a call that was cut has an incomplete answer
+    config = uvicorn.Config(
+        Gateway(token=settings["token"], sampling=settings["sampling"], limit=settings["body_mb"] << 20),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        http=Connection,
+        ws="none",
+        date_header=False,
+        server_header=False,
+        timeout_keep_alive=3600,  # agents keep their connections over the time of an update
+    )
+    asyncio.get_running_loop().add_reader(line, lambda: os._exit(0))  # nothing comes any more but its end
+    line.sendall(json.dumps({"port": listener.getsockname()[1]}).encode() + b"\n")
+    await Server(config).serve(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

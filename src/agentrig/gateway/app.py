@@ -1,0 +1,124 @@
+"""The gateway's routes: calls of agents under the base URL of their rollout, and opening and closing by runners."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from agentrig.endpoints import Endpoint
+from agentrig.gateway.book import Book, Call, Opened, Refused
+from agentrig.gateway.connections import Connections
+from agentrig.gateway.dialects import Chat, Dialect
+from agentrig.gateway.forward import Exchange, respond
+
+OPEN, CLOSE = "/agentrig/open", "/agentrig/close"
+"""The routes of runners; they ask for the run's token."""
+
+ROLLOUTS = "/rollouts/"
+"""Begins the path of every rollout: `/rollouts/ID/v1`."""
+
+DIALECTS: Mapping[str, Dialect] = {"chat/completions": Chat()}
+"""What an agent may call below its base URL."""
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+class Gateway:
+    """The ASGI application.
+
+    Args:
+        token: What runners bring to open and close rollouts.
+        sampling: Whether the sampling fields that a request lacks are added.
+        limit: Most bytes of the body of an agent's request.
+    """
+
+    def __init__(self, *, token: str, sampling: bool, limit: int) -> None:
+        self._token, self._sampling, self._limit = token.encode(), sampling, limit
+        self.book, self._connections = Book(), Connections()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request; there are no websockets."""
+        if scope["type"] != "http":
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        path: str = scope["path"]
+        dialect: Dialect = Chat()
+        try:
+            if path in (OPEN, CLOSE):
+                await self._control(path, headers, receive, send)
+                return
+            rollout, _, route = path.removeprefix(ROLLOUTS).rpartition("/v1/")
+            dialect = DIALECTS.get(route, dialect)
+            opened = self.book.caller(rollout if path.startswith(ROLLOUTS) else "", _key(headers))
+            if route in DIALECTS and scope["method"] == "POST":
+                await self._call(opened, DIALECTS[route], scope, headers, receive, send)
+            elif route == "models" and scope["method"] == "GET":
+                model = {"id": opened.upstream.model, "object": "model", "created": 0, "owned_by": "agentrig"}
+                await respond(send, 200, json.dumps({"object": "list", "data": [model]}).encode())
+            else:
+                raise Refused(
+                    f"the gateway has no {scope['method']} /v1/{route}; it has POST /v1/"
+                    f"{', POST /v1/'.join(DIALECTS)} and GET /v1/models",
+                    status=404,
+                    code="not_found",
+                )
+        except Refused as refused:
+            body = dialect.error(str(refused), status=refused.status, code=refused.code)
+            await respond(send, refused.status, json.dumps(body).encode(), {"connection": "close"})
+
+    async def _call(
+        self, opened: Opened, dialect: Dialect, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        call = Call(task=task)
+        opened.calls.add(call)
+        try:
+            await Exchange(
+                opened=opened,
+                call=call,
+                dialect=dialect,
+                headers=headers,
+                receive=receive,
+                send=send,
+                abort=scope["agentrig.abort"],
+                connections=self._connections,
+                sampling=self._sampling,
+                limit=self._limit,
+            ).run()
+        finally:
+            opened.calls.discard(call)
+
+    async def _control(self, path: str, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+        """Open or close a rollout."""
+        if not hmac.compare_digest(_key(headers).encode(), self._token):
+            text = "only the run's runners open and close rollouts: they bring the run's token"
+            raise Refused(text, status=401, code="invalid_token")
+        parts = []
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            parts.append(message["body"])
+            if not message["more_body"]:
+                break
+        sent = json.loads(b"".join(parts))
+        rollout = str(sent["rollout"])
+        if path == OPEN:
+            opened = await self.book.open(rollout, int(sent["attempt"]), Endpoint(**sent["upstream"]))
+            answer: dict[str, Any] = {"key": opened.key}
+        else:
+            opened = await self.book.close(rollout, sent.get("key"))
+            answer = {"spans": opened.spans, "cut": opened.cut}
+        await respond(send, 200, json.dumps(answer).encode())
+
+
+def _key(headers: Mapping[str, str]) -> str:
+    """Return what a request brings as its key: OpenAI's clients as a bearer token, Anthropic's as `x-api-key`."""
+    kind, _, value = headers.get("authorization", "").partition(" ")
+    return value.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")

@@ -1,0 +1,83 @@
+"""What the gateway speaks: the forms in which agents ask, and how each maps to a chat completion and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class StreamWriter(Protocol):
+    """Writes a streamed chat completion in a dialect's form."""
+
+    def event(self, data: str, event: dict[str, Any] | None) -> bytes:
+        """Return what the client gets for one event of the upstream's stream.
+
+        Args:
+            data: The event's data, as it came.
+            event: Its JSON object without token ids that the client did not ask for; None for what is no part of the
+                completion: the end, an error, or data that is not JSON.
+        """
+        ...
+
+
+class Dialect(Protocol):
+    """One API."""
+
+    def asked(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the chat completion's request.
+
+        Raises:
+            agentrig.gateway.book.Refused: It does not map to one.
+        """
+        ...
+
+    def answer(self, completion: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to `body` from the completion, without ids that the client did not ask for."""
+        ...
+
+    def writer(self, body: Mapping[str, Any]) -> StreamWriter:
+        """Return what writes the streamed answer to `body`."""
+        ...
+
+    def error(self, message: str, *, status: int, code: str) -> dict[str, Any]:
+        """Return the body of an error."""
+        ...
+
+
+class Chat:
+    """OpenAI's chat completions: what the upstream speaks too."""
+
+    def asked(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return it as it is."""
+        return body
+
+    def answer(self, completion: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return it as it is."""
+        return completion
+
+    def writer(self, body: Mapping[str, Any]) -> StreamWriter:
+        """Return what passes events on."""
+        return _Passing()
+
+    def error(self, message: str, *, status: int, code: str) -> dict[str, Any]:
+        """Return OpenAI's form."""
+        return openai_error(message, status=status, code=code)
+
+
+class _Passing:
+    def event(self, data: str, event: dict[str, Any] | None) -> bytes:
+        return sse(data if event is None else json.dumps(event))
+
+
+def openai_error(message: str, *, status: int, code: str) -> dict[str, Any]:
+    """Return an error in OpenAI's form."""
+    kind = {401: "authentication_error", 410: "rollout_ended"}.get(status)
+    kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def sse(data: str, event: str = "") -> bytes:
+    """Return a server-sent event."""
+    lines = "".join(f"data: {line}\n" for line in data.split("\n"))
+    return f"{f'event: {event}' + chr(10) if event else ''}{lines}\n".encode()

@@ -1,0 +1,310 @@
+"""One call: read, checked, passed on to the model's server, recorded, and its answer passed back."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import attrs
+import httpx
+
+from agentrig.gateway.book import CUT, Call, Opened, Refused
+from agentrig.gateway.connections import Connections
+from agentrig.gateway.dialects import Dialect
+from agentrig.text import cut, words_of
+from agentrig.traces import LLM_CALL, PARENT
+from agentrig.tracing.streams import Events, Joining
+from agentrig.tracing.tokens import token_attributes
+
+NODE_HEADER = "agentrig-span"
+"""Header of a call: the name of the part of the agent that makes it, as `agentrig.span` gives it."""
+
+DRAINED = 64 << 20
+"""Most bytes of a body that is too long that are read and dropped, so that the client can read the error."""
+
+SAME_FIELD = {"max_tokens": "max_completion_tokens"}
+"""Sampling fields that have a second name in requests."""
+
+ENDED = {
+    CUT: "the rollout has ended, and its calls under way with it",
+    "gone": "the client has broken the connection before the answer was complete",
+}
+
+
+@attrs.define(eq=False, kw_only=True)
+class Exchange:
+    """A call and its answer.
+
+    Attributes:
+        opened: The rollout.
+        call: Its entry in the book.
+        dialect: The API that it speaks.
+        headers: Its headers, names in lower case.
+        receive: ASGI's.
+        send: ASGI's.
+        abort: Breaks the connection to the client.
+        connections: To the model's server.
+        sampling: Whether to add the sampling fields that it lacks.
+        limit: Most bytes of its body.
+    """
+
+    opened: Opened
+    call: Call
+    dialect: Dialect
+    headers: Mapping[str, str]
+    receive: Callable[[], Awaitable[Any]]
+    send: Callable[[Any], Awaitable[None]]
+    abort: Callable[[], None]
+    connections: Connections
+    sampling: bool
+    limit: int
+    _start: float = attrs.field(factory=time.time, init=False)
+    _body: dict[str, Any] = attrs.field(factory=dict, init=False)
+    _sent: dict[str, Any] = attrs.field(factory=dict, init=False)
+    _began: bool = attrs.field(default=False, init=False)
+
+    async def run(self) -> None:
+        """Do it; whatever happens, the call has exactly one span, and the client an answer or a broken connection."""
+        watching: asyncio.Task[None] | None = None
+        try:
+            self._body = await self._read()
+            self._sent = self._prepared(self.dialect.asked(self._body))
+            watching = asyncio.create_task(self._watch())
+            async with self.opened.places:
+                await self._forward()
+        except Refused as refused:
+            self._record({}, error=f"HTTP {refused.status}: {refused}")
+            await self._refuse(str(refused), status=refused.status, code=refused.code)
+        except httpx.TransportError as error:
+            reason = f"the model's server at {self.opened.upstream.base_url} failed: {words_of(error)}"
+            self._record({}, error=reason)
+            await self._refuse(reason, status=502, code="upstream_failed")
+        except asyncio.CancelledError:
+            if not self.call.ended:
+                raise  # the gateway itself ends
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            self._record({}, error=ENDED[self.call.ended])
+            if self.call.ended == CUT:
+                await self._refuse(ENDED[CUT], status=410, code="rollout_ended")
+        finally:
+            if watching is not None:
+                watching.cancel()
+
+    # --- the request ------------------------------------------------------------------------------
+
+    async def _read(self) -> dict[str, Any]:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                self.call.end("gone")
+                await asyncio.sleep(0)  # the cancellation comes here
+            size += len(message["body"])
+            parts.append(message["body"])
+            if size > self.limit:
+                parts.clear()
+            if not message["more_body"] or size > DRAINED:
+                break
+        if size > self.limit:
+            text = f"the body is longer than the {self.limit >> 20} MiB that the gateway takes (gateway.body_mb)"
+            raise Refused(text, status=413, code="request_too_large")
+        try:
+            body = json.loads(b"".join(parts))
+        except (ValueError, RecursionError) as error:
+            raise Refused(f"the body is not JSON: {error}", status=400, code="invalid_json") from None
+        if not isinstance(body, dict):
+            raise Refused("the body must be a JSON object", status=400, code="invalid_json")
+        return body
+
+    def _prepared(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return the request that the model's server gets."""
+        upstream = self.opened.upstream
+        if asked.get("model") != upstream.model:
+            raise Refused(
+                f"there is no model {asked.get('model')!r:.200} here; send model = {upstream.model!r} (an agent has "
+                "it as endpoint.model, a program as OPENAI_MODEL)",
+                status=404,
+                code="model_not_found",
+            )
+        if asked.get("n") not in (None, 1):
+            text = "n must be 1: a rollout learns from one answer to each call; make several calls instead"
+            raise Refused(text, status=400, code="unsupported_value")
+        sent = dict(asked)
+        if self.sampling:
+            for name, value in upstream.sampling.items():
+                if name not in sent and SAME_FIELD.get(name) not in sent:
+                    sent[name] = value
+        if upstream.token_ids:
+            sent["return_token_ids"] = sent["logprobs"] = True
+        return sent
+
+    async def _watch(self) -> None:
+        """End the call when its client breaks the connection."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        self.call.end("gone")
+
+    # --- the answer -------------------------------------------------------------------------------
+
+    async def _forward(self) -> None:
+        upstream = self.opened.upstream
+        headers = {
+            **upstream.headers,
+            "authorization": f"Bearer {upstream.api_key}",
+            "content-type": "application/json",
+            "accept-encoding": "identity",
+        }
+        url = f"{upstream.base_url.rstrip('/')}/chat/completions"
+        response = await self.connections.post(url, json.dumps(self._sent).encode(), headers)
+        try:
+            streams = response.headers.get("content-type", "").startswith("text/event-stream")
+            if response.status_code < 400 and streams:
+                await self._stream(response)
+                return
+            content = await response.aread()
+        finally:
+            await response.aclose()
+        if response.status_code >= 400:
+            await self._failed(response, content)
+        else:
+            await self._answer(content)
+
+    async def _answer(self, content: bytes) -> None:
+        try:
+            completion = json.loads(content)
+            shown = self._shown(completion)
+            tokens = token_attributes(completion)
+            body = json.dumps(self.dialect.answer(shown, self._body)).encode()
+        except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+            self._record({"response": {"text": content[:2000].decode("utf-8", "replace")}})
+            reason = f"the model's server answered no chat completion: {words_of(error)}"
+            await self._refuse(reason, status=502, code="upstream_failed")
+            return
+        self._record({"response": completion, **tokens})
+        await self._respond(200, body)
+
+    def _shown(self, completion: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy of a completion, or of an event of a stream, with what of the ids the client asked for."""
+        hidden = {"prompt_token_ids", "token_ids"} if not self._body.get("return_token_ids") else set()
+        if not self._body.get("logprobs"):
+            hidden.add("logprobs")
+        shown = {key: value for key, value in completion.items() if key not in hidden}
+        shown["choices"] = [
+            {key: value for key, value in choice.items() if key not in hidden}
+            for choice in completion.get("choices") or ()
+        ]
+        return shown
+
+    async def _failed(self, response: httpx.Response, content: bytes) -> None:
+        """Pass an error of the model's server on."""
+        text = content.decode("utf-8", "replace")
+        error = f"HTTP {response.status_code}: {text[:500]}"
+        self._record({"response": {"text": text[:2000]}}, error=error)
+        kept = {k: response.headers[k] for k in ("retry-after", "retry-after-ms") if k in response.headers}
+        try:
+            body = json.loads(content)
+            message = str(body["error"]["message"])
+            code = str(body["error"].get("code") or "upstream_error")
+        except (ValueError, LookupError, AttributeError, TypeError):
+            message, code = cut(text, 2000), "upstream_error"
+        shown = self.dialect.error(message, status=response.status_code, code=code)
+        await self._respond(response.status_code, json.dumps(shown).encode(), kept)
+
+    async def _stream(self, response: httpx.Response) -> None:
+        """Pass a stream on, event by event; a client that reads slowly slows down the reading of the upstream."""
+        events, joining = Events(), Joining()
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        writer = self.dialect.writer(self._body)
+        try:
+            async for chunk in response.aiter_raw():
+                await self._pass(writer, joining, events.feed(decode(chunk)))
+            await self._pass(writer, joining, events.feed(decode(b"", True), last=True))
+            self._record_stream(joining, events.rest)
+            await self._begin_stream()
+            await self.send({"type": "http.response.body", "body": b""})
+        except httpx.TransportError as error:
+            self._record_stream(joining, events.rest, error=f"the stream broke: {words_of(error)}")
+            self.abort()
+        except asyncio.CancelledError:
+            if self.call.ended:
+                self._record_stream(joining, events.rest, error=ENDED[self.call.ended])
+            raise
+
+    async def _pass(self, writer: Any, joining: Joining, found: list[str]) -> None:
+        parts = []
+        for data in found:
+            event = joining.add(data)
+            parts.append(writer.event(data, self._shown(event) if event is not None else None))
+        if joining.done:  # before the client has it all: it may end the rollout at once
+            self._record_stream(joining, "")
+        if content := b"".join(parts):
+            await self._begin_stream()
+            await self.send({"type": "http.response.body", "body": content, "more_body": True})
+
+    async def _begin_stream(self) -> None:
+        if not self._began:
+            self._began = True
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+            await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    def _record_stream(self, joining: Joining, rest: str, *, error: str | None = None) -> None:
+        if self.call.recorded:
+            return
+        response, wrong = joining.end(rest, whole=error is None)
+        try:
+            tokens = token_attributes(response)
+        except (LookupError, AttributeError, TypeError) as broken:
+            tokens, wrong = {}, wrong or f"the stream's tokens cannot be read: {words_of(broken)}"
+        self._record({"response": response, **tokens}, error=error or wrong)
+
+    # --- what is recorded, and what the client gets --------------------------------------------------
+
+    def _record(self, attributes: Mapping[str, Any], *, error: str | None = None) -> None:
+        """Record the call's span, once."""
+        if self.call.recorded:
+            return
+        self.call.recorded = True
+        span: dict[str, Any] = {
+            "id": secrets.token_hex(8),
+            "parent": self.headers.get(PARENT),
+            "name": LLM_CALL,
+            "start": self._start,
+            "end": time.time(),
+            "error": error,
+            "attributes": {"request": self._sent or self._body, **attributes},
+        }
+        node = self.headers.get(NODE_HEADER, "")
+        if node:
+            above = {**span, "id": secrets.token_hex(8), "name": "agent", "attributes": {"agent.name": node[:200]}}
+            span["parent"] = above["id"]
+            self.opened.spans.append(above)
+        self.opened.spans.append(span)
+
+    async def _refuse(self, message: str, *, status: int, code: str) -> None:
+        if self._began:
+            self.abort()
+            return
+        body = json.dumps(self.dialect.error(message, status=status, code=code)).encode()
+        await self._respond(status, body, {"connection": "close"} if status in (410, 413) else {})
+
+    async def _respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self._began = True
+        await respond(self.send, status, body, headers)
+
+
+async def respond(
+    send: Callable[[Any], Awaitable[None]], status: int, body: bytes, headers: Mapping[str, str] | None = None
+) -> None:
+    """Send a JSON response."""
+    sent = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    fields = [(name.encode(), value.encode("latin-1")) for name, value in sent.items()]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body})

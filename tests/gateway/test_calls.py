@@ -1,0 +1,143 @@
+"""Calls through a real gateway process: what is recorded, what the client gets, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from agentrig import Endpoint
+from agentrig.gateway.client import GatewayError, Visit
+from agentrig.gateway.process import Gateway
+from agentrig.gateway.settings import GatewaySettings
+from agentrig.testing.scripted import Reply, ScriptedServer, logprob, prompt_ids, scripted_server
+from agentrig.traces import LLM_CALL
+
+MESSAGES = [{"role": "user", "content": "Grüße?"}]
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    with Gateway(GatewaySettings(body_mb=1)) as running:
+        yield running
+
+
+@pytest.fixture
+def model() -> Iterator[ScriptedServer]:
+    with scripted_server("ok") as server:
+        yield server
+
+
+def opened(gateway: Gateway, model: ScriptedServer, rollout: str = "r", attempt: int = 1) -> tuple[Visit, Endpoint]:
+    visit = Visit(gateway.address, rollout)
+    return visit, visit.open(attempt, model.endpoint(temperature=0.7, max_tokens=9))
+
+
+def post(endpoint: Endpoint, route: str = "chat/completions", headers: Any = None, **body: Any) -> httpx.Response:
+    body = {"model": endpoint.model, "messages": MESSAGES, **body}
+    given = {"authorization": f"Bearer {endpoint.api_key}", **(headers or {})}
+    return httpx.post(f"{endpoint.base_url}/{route}", json=body, headers=given, timeout=30)
+
+
+def test_a_call_is_recorded_with_the_server_s_ids_and_the_client_gets_none(
+    gateway: Gateway, model: ScriptedServer
+) -> None:
+    model.script = [Reply(text="Hallo"), Reply(tool_calls=[("add", {"a": 2})]), Reply(text="x", status=503)]
+    visit, endpoint = opened(gateway, model)
+    first = post(endpoint, temperature=0.1, user="u").json()
+    assert first["choices"] == [
+        {"index": 0, "message": {"role": "assistant", "content": "Hallo"}, "finish_reason": "stop"}
+    ]
+    assert "prompt_token_ids" not in first
+    format_ = {"type": "json_object"}
+    own = post(endpoint, tools=TOOLS, response_format=format_, logprobs=True, return_token_ids=True).json()
+    said = Reply(tool_calls=[("add", {"a": 2})])
+    assert own["choices"][0]["token_ids"] == said.ids
+    assert own["choices"][0]["message"] == said.message
+    assert len(own["choices"][0]["logprobs"]["content"]) == len(said.ids)
+    failed = post(endpoint, max_completion_tokens=3)
+    assert (failed.status_code, failed.json()["error"]["message"]) == (503, "x")
+    calls = visit.close()
+    spans = calls.spans
+    assert [s.name for s in spans] == [LLM_CALL] * 3
+    assert calls.cut == 0
+    sent = [dict(s.attributes["request"]) for s in spans]
+    assert sent[0] == {
+        "model": "scripted", "messages": MESSAGES, "user": "u", "temperature": 0.1, "max_tokens": 9,
+        "return_token_ids": True, "logprobs": True,
+    }  # fmt: skip
+    assert (sent[1]["tools"], sent[1]["response_format"], sent[1]["temperature"]) == (TOOLS, format_, 0.7)
+    assert "max_tokens" not in sent[2]
+    assert sent == model.bodies()
+    for span, reply in zip(spans[:2], (Reply(text="Hallo"), said), strict=True):
+        found = span.attributes
+        assert found["prompt_token_ids"] == prompt_ids(found["request"])
+        assert found["response_token_ids"] == reply.ids
+        assert found["response_logprobs"] == [logprob(t, i) for i, t in enumerate(reply.ids)]
+        assert found["finish_reason"] == reply.ended
+        assert found["response"]["choices"][0]["message"] == reply.message
+    assert spans[2].error == 'HTTP 503: {"error": {"message": "x", "type": "scripted"}}'
+
+
+def test_what_is_refused_is_recorded_with_its_reason(gateway: Gateway, model: ScriptedServer) -> None:
+    visit, endpoint = opened(gateway, model)
+    key = {"authorization": f"Bearer {endpoint.api_key}"}
+    url = f"{endpoint.base_url}/chat/completions"
+    answers = [
+        post(endpoint, n=2),
+        post(endpoint, model="gpt-4"),
+        post(endpoint, messages=[{"role": "user", "content": "x" * (1 << 20)}]),
+        httpx.post(url, content=b"{", headers=key),
+        httpx.post(url, content=b"[]", headers=key),
+    ]
+    assert [a.status_code for a in answers] == [400, 404, 413, 400, 400]
+    assert "'scripted'" in answers[1].json()["error"]["message"]
+    assert "gateway.body_mb" in answers[2].json()["error"]["message"]
+    models = httpx.get(f"{endpoint.base_url}/models", headers=key)
+    assert [m["id"] for m in models.json()["data"]] == ["scripted"]
+    assert post(endpoint, "embeddings").status_code == 404
+    assert model.requests == []
+    errors = [str(s.error) for s in visit.close().spans]
+    assert [e[:8] for e in errors] == ["HTTP 400", "HTTP 404", "HTTP 413", "HTTP 400", "HTTP 400"]
+
+
+def test_only_the_key_of_the_open_attempt_is_let_in(gateway: Gateway, model: ScriptedServer) -> None:
+    first, former = opened(gateway, model, "ro/1")
+    _, other = opened(gateway, model, "ro-2")
+    again, endpoint = opened(gateway, model, "ro/1", 2)
+    assert former.base_url == endpoint.base_url
+
+    def status(where: Endpoint, key: str) -> tuple[int, str]:
+        answer = post(Endpoint(base_url=where.base_url, model="scripted", api_key=key))
+        error = answer.json().get("error") or {}
+        assert key not in json.dumps(error)
+        return answer.status_code, error.get("code", "")
+
+    assert status(endpoint, endpoint.api_key) == (200, "")
+    assert status(endpoint, former.api_key) == (410, "rollout_ended")
+    assert status(endpoint, other.api_key) == (401, "invalid_api_key")
+    assert status(endpoint, "none") == (401, "invalid_api_key")
+    assert status(endpoint, gateway.address.token) == (401, "invalid_api_key")
+    with pytest.raises(GatewayError, match="410"):
+        first.close()
+    assert len(again.close().spans) == 1
+    assert status(endpoint, endpoint.api_key) == (410, "rollout_ended")
+    assert len(model.requests) == 1
+    for path in ("open", "close"):
+        for key in ("x", other.api_key):
+            told = httpx.post(f"{gateway.address.url}/agentrig/{path}", headers={"authorization": f"Bearer {key}"})
+            assert told.status_code == 401
+    assert gateway.left("ro-2") is not None
+    assert gateway.left("ro-2") is None
+
+
+def test_names_of_parts_and_of_parents(gateway: Gateway, model: ScriptedServer) -> None:
+    visit, endpoint = opened(gateway, model)
+    post(endpoint, headers={"agentrig-parent": "0123456789abcdef", "agentrig-span": "plan"})
+    node, call = visit.close().spans
+    assert (node.name, node.node, node.parent) == ("agent", "plan", "0123456789abcdef")
+    assert (call.name, call.parent) == (LLM_CALL, node.id)
