@@ -130,15 +130,16 @@ def _models(url: str, key: str) -> list[str]:
     try:
         request = urllib.request.Request(f"{url}/models", headers={"Authorization": f"Bearer {key}"})
         with urllib.request.urlopen(request, timeout=15) as reply:
-            data = json.load(reply)
+            return [str(m["id"]) for m in json.load(reply).get("data", [])]
     except urllib.error.HTTPError as error:
         if error.code == 404:
             return []  # not every server lists its models
         raise AgentrigError(
-            f"{url}/models answers {error.code} {error.reason}: check the address and the key"
+            f"{url}/models answers {error.code} {error.reason}: check the address, and the key in OPENAI_API_KEY"
         ) from None
     except (OSError, ValueError) as error:
         raise AgentrigError(
             f"{url} does not answer: {error}. Is the server up, and does its address end in /v1?"
         ) from None
-    return [str(m["id"]) for m in data.get("data", [])]
+    except (LookupError, TypeError, AttributeError):
+        raise AgentrigError(f"{url}/models gives no list of models: is it an OpenAI-compatible server?") from None

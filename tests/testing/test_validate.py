@@ -1,4 +1,4 @@
-"""`agentrig validate`: a whole domain, six planted mistakes, and input that names nothing."""
+"""`agentrig validate`: a whole domain in one file, keys of its parts, and input that names nothing."""
 
 from __future__ import annotations
 
@@ -36,23 +36,11 @@ def test_a_domain_is_validated_and_its_costs_are_shown() -> None:
     assert trial["prompt_tokens_per_rollout"] > trial["response_tokens_per_rollout"] > 0
 
 
-@pytest.mark.parametrize(
-    ("planted", "caught", "said"),
-    [
-        ("tasks.mistake=leaks", "tasks.gold-apart", 'private["answer"] is in the input of 6 of 6 tasks'),
-        ("reward.mistake=flat", "reward.tells-apart", "no higher values than those of other tasks; values seen: [1.0]"),
-        ("adapter.match=sovle", "play.trains", "the calls are under: solve"),
-        ("agent.mistake=elsewhere", "agent.calls-endpoint", "no call arrived at the endpoint"),
-        ("agent.mistake=cold", "agent.sampling", "a call has {'temperature': None"),
-        ("agent.mistake=chats", "play.readable", "the agent answered 'I think that it is"),
-    ],
-)
-def test_a_planted_mistake_is_red_with_the_right_words(planted: str, caught: str, said: str) -> None:
-    result = validate(FILE, planted, "--only", caught, "--tasks-n", "2")
+def test_a_key_of_a_part_is_used() -> None:
+    result = validate(FILE, "adapter.match=sovle", "--only", "play.trains", "--tasks-n", "2")
     assert result.exit_code == 1, result.output
-    assert f"failed   {caught}" in result.stdout
-    assert said in result.stdout
-    assert "what to do: " in result.stdout
+    assert "failed   play.trains" in result.stdout
+    assert "the calls are under: solve" in result.stdout
 
 
 @pytest.mark.parametrize(

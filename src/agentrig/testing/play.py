@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -92,10 +92,15 @@ class PlayBench(AgentBench):
         adapter: Adapter = subject_of("adapter", self.adapter, self.adapter_settings).made
         return adapter
 
+    @cached_property
+    def real(self) -> Endpoint | None:
+        """The real model's server; it is asked once whether it returns token ids."""
+        return self.endpoint and attrs.evolve(self.endpoint, token_ids=_returns_ids(self.endpoint))
+
     def job(self, task: Task) -> Job:
         """Return a job of a task, for the real model if there is one."""
         job = super().job(task)
-        return attrs.evolve(job, endpoint=self.endpoint) if self.endpoint else job
+        return attrs.evolve(job, endpoint=self.real) if self.real else job
 
     def trial(self, task: Task, said: str, script: Any) -> Trial:
         """Play, score and adapt a task."""
@@ -146,8 +151,8 @@ class PlayBench(AgentBench):
         trials = self.trials
         n = max(1, len(trials))
         calls = [c.attributes for t in trials for c in t.play.result.trace.llm_calls()]
-        sampled = sum(len(c.get("response_token_ids") or ()) for c in calls)
-        asked = sum(len(c.get("prompt_token_ids") or ()) for c in calls)
+        sampled = sum(_tokens(call, "response", "completion") for call in calls)
+        asked = sum(_tokens(call, "prompt", "prompt") for call in calls)
         trained = Counter(triplet.node or "(no node)" for t in trials for triplet in t.triplets)
         said = list(dict.fromkeys(t.said for t in trials))
         failures = Counter(t.play.failure for t in trials if t.play.failure)
@@ -244,6 +249,11 @@ def readable(bench: PlayBench) -> None:
 )
 def trains(bench: PlayBench) -> None:
     """The adapter keeps calls of the agent."""
+    if bench.real and not bench.real.token_ids:
+        raise CheckSkipped(
+            f"{bench.real.base_url} returns no token ids (`return_token_ids`, as vLLM does), and without them no call "
+            "can be trained; without an endpoint, the scripted model shows what the adapter keeps"
+        )
     if not any(t.triplets for t in bench.trials):
         traces = [t.play.result.trace for t in bench.trials]
         nodes = sorted({node for trace in traces for call in trace.llm_calls() for node in trace.nodes(call)})
@@ -251,6 +261,33 @@ def trains(bench: PlayBench) -> None:
         raise CheckFailed(
             f"of {calls} calls the adapter keeps none; the calls are under: {', '.join(nodes) or 'no node'}"
         )
+
+
+def _returns_ids(endpoint: Endpoint) -> bool:
+    """Ask a server for one token with its id; False if it refuses, does not answer, or gives none."""
+    import httpx
+
+    body = {
+        "model": endpoint.model,
+        "messages": [{"role": "user", "content": "1"}],
+        "max_tokens": 1,
+        "logprobs": True,
+        "return_token_ids": True,
+    }
+    headers = {"Authorization": f"Bearer {endpoint.api_key}", **endpoint.headers}
+    try:
+        reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=60)
+        reply.raise_for_status()
+        return bool(reply.json()["choices"][0].get("token_ids"))
+    except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):  # the rollouts show what is wrong
+        return False
+
+
+def _tokens(call: Mapping[str, Any], ids: str, counted: str) -> int:
+    """Return how many tokens a call's prompt or response has: its ids, or else what the server counted."""
+    known = call.get(f"{ids}_token_ids")
+    usage = (call.get("response") or {}).get("usage") or {}
+    return len(known) if known else int(usage.get(f"{counted}_tokens") or 0)
 
 
 def _value(trial: Trial) -> float:

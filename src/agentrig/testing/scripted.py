@@ -103,20 +103,24 @@ class ScriptedServer(LocalServer):
     Args:
         script: A function of the request's body; or the answers in order, of which the last one repeats.
         model: The name of its model.
+        key: The API key that a request must have; '' takes any.
 
     Attributes:
         requests: What it got, in the order of arrival; may be cleared.
     """
 
-    def __init__(self, script: Script | str | Reply | Sequence[str | Reply] = "ok", *, model: str = MODEL) -> None:
+    def __init__(
+        self, script: Script | str | Reply | Sequence[str | Reply] = "ok", *, model: str = MODEL, key: str = ""
+    ) -> None:
         super().__init__(_Handler)
-        self.script, self.model = script, model
+        self.script, self.model, self.key = script, model, key
         self.requests: list[Request] = []
         self._lock = threading.Lock()
 
     def endpoint(self, **sampling: Any) -> Endpoint:
         """Return the endpoint that an agent gets, with these sampling fields."""
-        return Endpoint(base_url=self.url, model=self.model, sampling=sampling, token_ids=True)
+        key = self.key or "none"
+        return Endpoint(base_url=self.url, model=self.model, api_key=key, sampling=sampling, token_ids=True)
 
     def bodies(self) -> list[Mapping[str, Any]]:
         """Return the bodies of the requests."""
@@ -168,10 +172,14 @@ class _Handler(QuietHandler):
     server: ScriptedServer
 
     def do_GET(self) -> None:
+        if self._refused():
+            return
         self._send(200, {"object": "list", "data": [{"id": self.server.model, "object": "model"}]})
 
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers["content-length"]))
+        if self._refused():
+            return
         if not self.path.endswith("/chat/completions"):
             self._send(404, {"error": {"message": f"no {self.path} here, only /v1/chat/completions"}})
             return
@@ -187,6 +195,13 @@ class _Handler(QuietHandler):
             self._stream(body, reply, number)
         else:
             self._send(200, self._completion(body, reply, number), reply.headers)
+
+    def _refused(self) -> bool:
+        """Answer a request that lacks the key, and say so."""
+        refused = bool(self.server.key) and self.headers.get("authorization") != f"Bearer {self.server.key}"
+        if refused:
+            self._send(401, {"error": {"message": "this server answers only requests with its key"}})
+        return refused
 
     def _send(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
         data = json.dumps(value).encode()
@@ -267,7 +282,7 @@ def _usage(asked: Sequence[int], sampled: Sequence[int]) -> dict[str, int]:
 
 
 def scripted_server(
-    script: Script | str | Reply | Sequence[str | Reply] = "ok", *, model: str = MODEL
+    script: Script | str | Reply | Sequence[str | Reply] = "ok", *, model: str = MODEL, key: str = ""
 ) -> AbstractContextManager[ScriptedServer]:
     """Serve in a thread until the block ends; see `ScriptedServer`.
 
@@ -277,4 +292,4 @@ def scripted_server(
             answer = agent(task.input, server.endpoint(temperature=0.7))
         ```
     """
-    return serving(ScriptedServer(script, model=model))
+    return serving(ScriptedServer(script, model=model, key=key))

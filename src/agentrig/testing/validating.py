@@ -22,6 +22,9 @@ from agentrig.testing.table import Table
 UNPLAYABLE = {"agent.loads", "agent.starts", "agent.calls-endpoint", "agent.answers", "play.loads", "play.parts"}
 """Checks without which an agent is not played."""
 
+TRIED = ("agent", "reward")
+"""Kinds whose checks need other components."""
+
 LOADS_S = 30.0
 """Seconds that all plugins may take to load."""
 
@@ -53,6 +56,14 @@ class Asked:
     endpoint: Endpoint | None = None
     tasks_n: int = 12
     only: Sequence[str] | None = None
+
+
+@attrs.frozen
+class _Part:
+    """A component of a trial: what finds it, '' if nothing does, and its keys."""
+
+    given: str
+    keys: Mapping[str, Any]
 
 
 @attrs.frozen(kw_only=True)
@@ -119,23 +130,22 @@ def validated(found: Sequence[Target], asked: Asked) -> Validation:
     """Run the checks of each component, and a trial of each agent that has tasks and a reward."""
     reports: list[Report] = []
     trials: list[Mapping[str, Any]] = []
-    beside = {target.kind: target.given for target in reversed(found)}
-    uses = {**beside, **asked.uses}
     for target in found:
+        parts = _parts(target, found, asked) if target.kind in TRIED else {}
         options: dict[str, Any] = {}
-        if target.kind in ("agent", "reward"):
-            options = {"tasks": uses.get("tasks"), "tasks_settings": asked.settings.get("tasks")}
+        if parts:
+            options = {"tasks": parts["tasks"].given or None, "tasks_settings": parts["tasks"].keys}
         if target.kind == "agent" and asked.script is not None:
             options["script"] = asked.script
         table = table_of(target.kind)
         only = _chosen(table, asked.only)
-        settings = asked.settings.get(target.kind)
+        settings = parts[target.kind].keys if parts else asked.settings.get(target.kind)
         report: Report = table.check_all(target.given, settings, only, False, options)
         if report.results:
             reports.append(report)
-        plays = target.kind == "agent" and "reward" in uses and _chosen(PLAY, asked.only) != []
+        plays = target.kind == "agent" and parts["reward"].given and _chosen(PLAY, asked.only) != []
         if plays and not {r.check for r in report.failed} & UNPLAYABLE:
-            report, figures = _trial(target, uses, asked)
+            report, figures = _trial(parts, asked)
             reports.append(report)
             trials += [figures] if figures else []
     return Validation(reports=reports, trials=trials)
@@ -156,24 +166,47 @@ def _chosen(table: Table[Any], only: Sequence[str] | None) -> list[str] | None:
     return [d.name for d in table if d.name in only]
 
 
-def _trial(target: Target, uses: Mapping[str, str], asked: Asked) -> tuple[Report, Mapping[str, Any] | None]:
+def _parts(target: Target, found: Sequence[Target], asked: Asked) -> Mapping[str, _Part]:
+    """Return with what an agent or a reward is tried: what is asked for, else its recipe's, else what is beside it."""
+    recipe = _recipe(target, found)
+    parts = {}
+    for kind in ("tasks", "agent", "reward", "adapter"):
+        keys = dict(recipe.get(kind, {}))
+        use = keys.pop("use", "")
+        beside = [other.given for other in found if other.kind == kind]
+        own = next((g for g in beside if _same(g, use)), use) or next(iter(beside), "")
+        given = target.given if kind == target.kind else asked.uses.get(kind) or own
+        if kind == "adapter" and not given:
+            given, keys = "agent-match", {"match": ""}
+        elif not _same(given, use):
+            keys = {}
+        parts[kind] = _Part(given, {**keys, **asked.settings.get(kind, {})})
+    return parts
+
+
+def _recipe(target: Target, found: Sequence[Target]) -> Mapping[str, Mapping[str, Any]]:
+    """Return the sections of the first recipe among them that uses a component; none if there is no such recipe."""
+    for other in found:
+        if other.kind == "recipe":
+            sections: Mapping[str, Mapping[str, Any]] = subject_of("recipe", other.given).spec.settings
+            if _same(target.given, sections.get(target.kind, {}).get("use", "")):
+                return sections
+    return {}
+
+
+def _same(given: str, use: str) -> bool:
+    """Whether what finds a component (`NAME`, `FILE.py:NAME`) means the one that a recipe uses (also `OWNER:NAME`)."""
+    return bool(use) and given.rpartition(":")[2] == use.rpartition(":")[2]
+
+
+def _trial(parts: Mapping[str, _Part], asked: Asked) -> tuple[Report, Mapping[str, Any] | None]:
     """Play the agent with its tasks and reward; return the report, and the figures if it could be played."""
-    adapter = uses.get("adapter", "agent-match")
-    settings = asked.settings.get("adapter", {"match": ""} if adapter == "agent-match" else None)
+    more: dict[str, Any] = {kind: part.given or None for kind, part in parts.items() if kind != "agent"}
+    more |= {f"{kind}_settings": part.keys for kind, part in parts.items() if kind != "agent"}
     bench = PLAY.open(
-        subject_of("agent", target.given, asked.settings.get("agent")),
+        subject_of("agent", parts["agent"].given, parts["agent"].keys),
         None,
-        {
-            "tasks": uses.get("tasks"),
-            "tasks_settings": asked.settings.get("tasks"),
-            "tasks_n": asked.tasks_n,
-            "reward": uses["reward"],
-            "reward_settings": asked.settings.get("reward"),
-            "adapter": adapter,
-            "adapter_settings": settings,
-            "script": asked.script,
-            "endpoint": asked.endpoint,
-        },
+        {**more, "tasks_n": asked.tasks_n, "script": asked.script, "endpoint": asked.endpoint},
     )
     try:
         results: list[Result] = [check.result() for check in PLAY.made(bench, _chosen(PLAY, asked.only))]

@@ -56,7 +56,7 @@ def validate(
                 uses={kind: name for kind, name in uses.items() if name},
                 settings=settings,
                 script=script,
-                endpoint=measured_server(endpoint, model, None) if endpoint else None,
+                endpoint=measured_server(endpoint, model, None) if endpoint or model else None,
                 tasks_n=tasks_n,
                 only=only or None,
             ),

@@ -1,0 +1,169 @@
+"""`agentrig validate` on the two example domains: green, and red for six mistakes planted in copies of each package."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from distributions import install_copy
+
+from agentrig.cli.entry import main
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+Patch = tuple[str, str, str]
+"""A file, a text in it, and what replaces it."""
+
+SAMPLING = ("agent.py", "                extra_body=dict(endpoint.sampling),\n", "")
+FEW = {
+    "units": ("tasks.py", '"train": 1400, "validation": 128, "test": 400', '"train": 24, "validation": 12, "test": 12'),
+    "json-repair": (
+        "tasks.py",
+        '"train": 4000, "validation": 200, "test": 400',
+        '"train": 24, "validation": 12, "test": 12',
+    ),
+}
+"""Few tasks: making those of `json-repair` takes seconds."""
+
+PLANTED: list[tuple[str, str, Patch, str, str]] = [
+    (
+        "units",
+        "leaking gold",
+        ("tasks.py", 'input={"question": question}', 'input={"question": question, "hint": private["gold"]}'),
+        "tasks.gold-apart",
+        'split train: private["gold"] is in the input of 24 of 24 tasks; the first: train-0-0000',
+    ),
+    (
+        "units",
+        "reward always 1",
+        ("reward.py", "return Score.ok(value,", "return Score.ok(1.0,"),
+        "reward.tells-apart",
+        "no higher values than those of other tasks; values seen: [1.0]",
+    ),
+    (
+        "units",
+        "unmatched node",
+        ("agent.py", 'agentrig.span("assistant")', 'agentrig.span("asistant")'),
+        "play.trains",
+        "of 4 calls the adapter keeps none; the calls are under: asistant",
+    ),
+    (
+        "units",
+        "endpoint not used",
+        ("agent.py", "OpenAI(base_url=base_url,", 'OpenAI(base_url="http://127.0.0.1:9/v1",'),
+        "agent.calls-endpoint",
+        "no call arrived at the endpoint",
+    ),
+    ("units", "sampling not passed on", SAMPLING, "agent.sampling", "a call has {'temperature': None"),
+    (
+        "units",
+        "answers that no reward can read",
+        ("agent.py", 'return message.content or ""', 'return f"That makes {message.content}."'),
+        "play.readable",
+        "the mean reward was 0.0; with nonsense it was 0.0. Task validation-0-0000: the agent answered 'That makes",
+    ),
+    (
+        "json-repair",
+        "leaking gold",
+        ("tasks.py", 'input={"schema": schema,', 'input={"like": gold, "schema": schema,'),
+        "tasks.gold-apart",
+        'split train: private["gold"] is in the input of 24 of 24 tasks; the first: train-0-0000',
+    ),
+    (
+        "json-repair",
+        "reward always 1",
+        ("reward.py", "return Score.ok(1.0 if correct else 0.5 * repaired * kept,", "return Score.ok(1.0,"),
+        "reward.tells-apart",
+        "no higher values than those of other tasks; values seen: [1.0]",
+    ),
+    (
+        "json-repair",
+        "unmatched node",
+        ("__init__.py", '"match": "repair"', '"match": "^fix"'),
+        "play.trains",
+        "the adapter keeps none; the calls are under: repair",
+    ),
+    (
+        "json-repair",
+        "endpoint not used",
+        ("agent.py", "for _ in range(turns):", "for _ in range(0):"),
+        "agent.calls-endpoint",
+        "task validation-0-0000: it answered; no call arrived at the endpoint",
+    ),
+    ("json-repair", "sampling not passed on", SAMPLING, "agent.sampling", "a call has {'temperature': None"),
+    (
+        "json-repair",
+        "answers that no reward can read",
+        ("agent.py", "return json.dumps(document)", "return str(document)"),
+        "play.readable",
+        "the mean reward was 0.0; with nonsense it was 0.0. Task validation-0-0000: the agent answered \"{'",
+    ),
+]
+"""Domain, mistake, how it is planted, the check that finds it, and what that says."""
+
+
+@pytest.fixture
+def validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Result]]:
+    """Return a function that installs a patched copy of a domain and runs the command on it."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("AGENTRIG_CACHE", str(tmp_path / "cache"))
+
+    def run(domain: str, patches: list[Patch], *words: str) -> Result:
+        install_copy(EXAMPLES / f"agentrig-{domain}", site, *patches)
+        return CliRunner().invoke(main, ["validate", f"agentrig-{domain}", *words])
+
+    yield run
+    for name in [name for name in sys.modules if name.startswith(("agentrig_units", "agentrig_json_repair"))]:
+        del sys.modules[name]
+
+
+def green(result: Result, domain: str, node: str) -> None:
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [r["kind"] for r in found["reports"]] == ["tasks", "agent", "play", "reward", "recipe"]
+    results = {r["check"]: r["status"] for report in found["reports"] for r in report["results"]}
+    skipped = {check for check, status in results.items() if status == "skipped"}
+    assert skipped == {"reward.batch", "reward.monotone"}
+    assert set(results.values()) == {"passed", "skipped"}
+    (trial,) = found["trials"]
+    assert trial["agent"] == trial["reward"] == domain
+    assert list(trial["trained_by_node"]) == [node]
+    assert trial["reward_mean"]["gold"] > 0.5 > trial["reward_mean"]["nonsense"] == 0.0
+
+
+@pytest.mark.parametrize(("domain", "node"), [("units", "assistant"), ("json-repair", "repair")])
+def test_a_domain_is_green(validate: Callable[..., Result], domain: str, node: str) -> None:
+    green(validate(domain, [FEW[domain]], "--json"), domain, node)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("domain", "node"), [("units", "assistant"), ("json-repair", "repair")])
+def test_a_whole_domain_is_green(validate: Callable[..., Result], domain: str, node: str) -> None:
+    """With all its tasks."""
+    green(validate(domain, [], "--json"), domain, node)
+
+
+@pytest.mark.parametrize(
+    ("domain", "mistake", "patch", "caught", "said"), PLANTED, ids=[f"{p[0]}-{p[1]}".replace(" ", "-") for p in PLANTED]
+)
+def test_a_mistake_in_a_domain_is_red(
+    validate: Callable[..., Result], domain: str, mistake: str, patch: Patch, caught: str, said: str
+) -> None:
+    result = validate(domain, [FEW[domain], patch], "--only", caught, "--tasks-n", "2")
+    assert result.exit_code == 1, result.output
+    assert f"failed   {caught}" in result.stdout
+    assert said in result.stdout
+    assert "why it matters: " in result.stdout
+    assert "what to do: " in result.stdout
+
+
+def test_both_domains_have_the_same_six_mistakes() -> None:
+    by_domain = {domain: [p[1] for p in PLANTED if p[0] == domain] for domain in FEW}
+    assert by_domain["units"] == by_domain["json-repair"]
+    assert len(set(by_domain["units"])) == 6
