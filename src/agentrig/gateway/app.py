@@ -13,6 +13,8 @@ from agentrig.gateway.book import Book, Call, Opened, Refused
 from agentrig.gateway.connections import Connections
 from agentrig.gateway.dialects import Chat, Dialect
 from agentrig.gateway.forward import Exchange, respond
+from agentrig.gateway.messages import Messages
+from agentrig.gateway.responses import Responses
 
 OPEN, CLOSE = "/agentrig/open", "/agentrig/close"
 """The routes of runners; they ask for the run's token."""
@@ -20,7 +22,7 @@ OPEN, CLOSE = "/agentrig/open", "/agentrig/close"
 ROLLOUTS = "/rollouts/"
 """Begins the path of every rollout: `/rollouts/ID/v1`."""
 
-DIALECTS: Mapping[str, Dialect] = {"chat/completions": Chat()}
+DIALECTS: Mapping[str, Dialect] = {"chat/completions": Chat(), "responses": Responses(), "messages": Messages()}
 """What an agent may call below its base URL."""
 
 Scope = MutableMapping[str, Any]

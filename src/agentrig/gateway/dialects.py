@@ -20,6 +20,10 @@ class StreamWriter(Protocol):
         """
         ...
 
+    def end(self) -> bytes:
+        """Return what ends the stream, if its end has not come as an event."""
+        ...
+
 
 class Dialect(Protocol):
     """One API."""
@@ -68,6 +72,9 @@ class Chat:
 class _Passing:
     def event(self, data: str, event: dict[str, Any] | None) -> bytes:
         return sse(data if event is None else json.dumps(event))
+
+    def end(self) -> bytes:
+        return b""
 
 
 def openai_error(message: str, *, status: int, code: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,11 +16,13 @@ import httpx
 
 from agentrig.gateway.book import CUT, Call, Opened, Refused
 from agentrig.gateway.connections import Connections
-from agentrig.gateway.dialects import Dialect
+from agentrig.gateway.dialects import Dialect, StreamWriter
 from agentrig.text import cut, words_of
 from agentrig.traces import LLM_CALL, PARENT
 from agentrig.tracing.streams import Events, Joining
 from agentrig.tracing.tokens import token_attributes
+
+log = logging.getLogger(__name__)
 
 NODE_HEADER = "agentrig-span"
 """Header of a call: the name of the part of the agent that makes it, as `agentrig.span` gives it."""
@@ -73,14 +76,14 @@ class Exchange:
         watching: asyncio.Task[None] | None = None
         try:
             self._body = await self._read()
-            self._sent = self._prepared(self.dialect.asked(self._body))
+            self._sent = self._prepared(self._asked())
             watching = asyncio.create_task(self._watch())
             async with self.opened.places:
                 await self._forward()
         except Refused as refused:
             self._record({}, error=f"HTTP {refused.status}: {refused}")
             await self._refuse(str(refused), status=refused.status, code=refused.code)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             reason = f"the model's server at {self.opened.upstream.base_url} failed: {words_of(error)}"
             self._record({}, error=reason)
             await self._refuse(reason, status=502, code="upstream_failed")
@@ -93,6 +96,10 @@ class Exchange:
             self._record({}, error=ENDED[self.call.ended])
             if self.call.ended == CUT:
                 await self._refuse(ENDED[CUT], status=410, code="rollout_ended")
+        except Exception as error:  # a fault of the gateway itself: the client must not wait for ever
+            log.exception("a call failed")
+            self._record({}, error=f"the gateway failed: {words_of(error)}")
+            await self._refuse(f"the gateway failed: {words_of(error)}", status=500, code="gateway_failed")
         finally:
             if watching is not None:
                 watching.cancel()
@@ -123,6 +130,13 @@ class Exchange:
         if not isinstance(body, dict):
             raise Refused("the body must be a JSON object", status=400, code="invalid_json")
         return body
+
+    def _asked(self) -> dict[str, Any]:
+        try:
+            return self.dialect.asked(self._body)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            text = f"the body does not have the form of this API: {words_of(error)}"
+            raise Refused(text, status=400, code="invalid_type") from None
 
     def _prepared(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Return the request that the model's server gets."""
@@ -224,13 +238,13 @@ class Exchange:
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         writer = self.dialect.writer(self._body)
         try:
-            async for chunk in response.aiter_raw():
+            async for chunk in response.aiter_bytes():
                 await self._pass(writer, joining, events.feed(decode(chunk)))
             await self._pass(writer, joining, events.feed(decode(b"", True), last=True))
             self._record_stream(joining, events.rest)
             await self._begin_stream()
-            await self.send({"type": "http.response.body", "body": b""})
-        except httpx.TransportError as error:
+            await self.send({"type": "http.response.body", "body": writer.end()})
+        except httpx.RequestError as error:
             self._record_stream(joining, events.rest, error=f"the stream broke: {words_of(error)}")
             self.abort()
         except asyncio.CancelledError:
@@ -238,7 +252,7 @@ class Exchange:
                 self._record_stream(joining, events.rest, error=ENDED[self.call.ended])
             raise
 
-    async def _pass(self, writer: Any, joining: Joining, found: list[str]) -> None:
+    async def _pass(self, writer: StreamWriter, joining: Joining, found: list[str]) -> None:
         parts = []
         for data in found:
             event = joining.add(data)

@@ -1,0 +1,265 @@
+"""Anthropic's Messages API, to and from chat completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from agentrig.gateway.book import Refused
+from agentrig.gateway.dialects import StreamWriter, sse
+from agentrig.gateway.mapping import check_fields, choice_of, content_of, error_in, listed, sampled, unfit
+
+MAPPED = ("model", "messages", "system", "max_tokens", "stop_sequences", "tools", "tool_choice", "stream", "metadata")
+"""Fields that have a counterpart in a chat completion."""
+
+WITHOUT_EFFECT = ("service_tier", "inference_geo", "cache_control")
+"""Fields that change nothing of what is sampled."""
+
+CHOICES: Mapping[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
+
+REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+"""Anthropic's names of errors by status; others are `api_error`."""
+
+MALFORMED = "malformed_json"
+"""The one key of a tool's input if the model's arguments are no JSON object: they are its value."""
+
+
+class Messages:
+    """Anthropic's Messages API."""
+
+    def asked(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the chat completion's request."""
+        check_fields(body, (*MAPPED, *WITHOUT_EFFECT, "thinking", "n"))
+        thinking = body.get("thinking")
+        if thinking is not None and (not isinstance(thinking, dict) or thinking.get("type") != "disabled"):
+            raise unfit("thinking")
+        found: dict[str, Any] = {"model": body.get("model"), "messages": _messages(body), **sampled(body)}
+        for name in ("max_tokens", "n"):
+            if body.get(name) is not None:
+                found[name] = body[name]
+        if body.get("stop_sequences"):
+            found["stop"] = body["stop_sequences"]
+        if body.get("tools"):
+            found["tools"] = [_tool(tool) for tool in listed(body["tools"], "tools")]
+        if body.get("tool_choice") is not None:
+            found |= _tool_choice(body["tool_choice"])
+        if isinstance(body.get("metadata"), dict) and body["metadata"].get("user_id"):
+            found["user"] = body["metadata"]["user_id"]
+        if body.get("stream"):
+            found["stream"], found["stream_options"] = True, {"include_usage": True}
+        return found
+
+    def answer(self, completion: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the message."""
+        choice = choice_of(completion)
+        message = choice.get("message") or {}
+        content: list[dict[str, Any]] = []
+        if message.get("content"):
+            content.append({"type": "text", "text": message["content"]})
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") or {}
+            said = {"id": call.get("id"), "name": function.get("name"), "input": _input(function.get("arguments"))}
+            content.append({"type": "tool_use", **said})
+        return {**_head(completion, content), "stop_reason": REASONS.get(choice.get("finish_reason") or "", "end_turn")}
+
+    def writer(self, body: Mapping[str, Any]) -> StreamWriter:
+        """Return what writes the events."""
+        return _Writer()
+
+    def error(self, message: str, *, status: int, code: str) -> dict[str, Any]:
+        """Return Anthropic's form."""
+        return {"type": "error", "error": {"type": KINDS.get(status, "api_error"), "message": message}}
+
+
+# --- the request ------------------------------------------------------------------------------------
+
+
+def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    if body.get("system"):
+        found.append({"role": "system", "content": _text(body["system"], "system")})
+    given = listed(body.get("messages"), "messages")
+    if given and given[-1].get("role") == "assistant":
+        raise unfit("a last message of the assistant, whose beginning the model is to continue,")
+    for message in given:
+        role, content = message.get("role"), message.get("content")
+        if isinstance(content, str):
+            found.append({"role": role, "content": content})
+        elif role == "assistant":
+            found.append(_assistant(listed(content, "content")))
+        else:
+            found += _user(str(role), listed(content, "content"))
+    return found
+
+
+def _assistant(blocks: list[dict[str, Any]]) -> dict[str, Any]:
+    texts, calls = [], []
+    for block in blocks:
+        if block.get("type") == "text":
+            texts.append(str(block.get("text")))
+        elif block.get("type") == "tool_use":
+            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        else:
+            raise unfit(f"a block of type {block.get('type')!r:.60}")
+    found: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts) if texts or not calls else None}
+    return {**found, "tool_calls": calls} if calls else found
+
+
+def _user(role: str, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a message of the user, after a message for each result of a tool in it."""
+    results: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            content = _text(block.get("content") or "", "the content of a tool_result")
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
+        else:
+            parts.append(_part(block))
+    return [*results, {"role": role, "content": content_of(parts)}] if parts or not results else results
+
+
+def _part(block: dict[str, Any]) -> dict[str, Any]:
+    if block.get("type") == "text":
+        return {"type": "text", "text": block.get("text")}
+    source = block.get("source") or {}
+    if block.get("type") == "image" and source.get("type") in ("base64", "url"):
+        url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
+        return {"type": "image_url", "image_url": {"url": url}}
+    raise unfit(f"a block of type {block.get('type')!r:.60}")
+
+
+def _text(content: Any, what: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for block in listed(content, what):
+        if block.get("type") != "text":
+            raise unfit(f"a block of type {block.get('type')!r:.60} in {what}")
+        texts.append(str(block.get("text")))
+    return "\n".join(texts)
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type", "custom") not in ("custom", None):
+        raise unfit(f"a tool of type {tool.get('type')!r:.60}")
+    function = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {"type": "object"}}
+    if tool.get("description"):
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: Any) -> dict[str, Any]:
+    kind = str(choice.get("type")) if isinstance(choice, dict) else ""
+    if kind == "tool":
+        found: dict[str, Any] = {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}}
+    elif kind in CHOICES:
+        found = {"tool_choice": CHOICES[kind]}
+    else:
+        raise Refused("tool_choice must be an object with type auto, any, tool or none", status=400, code="invalid")
+    return {**found, "parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else found
+
+
+# --- the answer -------------------------------------------------------------------------------------
+
+
+def _input(arguments: Any) -> dict[str, Any]:
+    try:
+        found = json.loads(arguments or "{}")
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {MALFORMED: arguments}
+
+
+def _head(completion: Mapping[str, Any], content: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": f"msg_{completion.get('id')}",
+        "type": "message",
+        "role": "assistant",
+        "model": completion.get("model"),
+        "content": content,
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(completion),
+    }
+
+
+def _usage(completion: Mapping[str, Any]) -> dict[str, int]:
+    usage = completion.get("usage") or {}
+    return {"input_tokens": usage.get("prompt_tokens", 0), "output_tokens": usage.get("completion_tokens", 0)}
+
+
+class _Writer:
+    """Writes the events of a message; a block is closed when the next one begins."""
+
+    def __init__(self) -> None:
+        self._begun = self._ended = False
+        self._blocks, self._kind = 0, ""
+        self._call: int | None = None
+        self._reason, self._usage = "stop", {"input_tokens": 0, "output_tokens": 0}
+
+    def event(self, data: str, event: dict[str, Any] | None) -> bytes:
+        """Return what the client gets for one event of the upstream's stream."""
+        if event is None:
+            if message := error_in(data):
+                self._ended = True
+                return self._say("error", error={"type": "api_error", "message": message})
+            return self.end() if data.strip() == "[DONE]" else b""
+        out = []
+        if not self._begun:
+            self._begun = True
+            out.append(self._say("message_start", message=_head(event, [])))
+        if event.get("usage"):
+            self._usage = _usage(event)
+        choice = choice_of(event)
+        delta = choice.get("delta") or {}
+        self._reason = choice.get("finish_reason") or self._reason
+        if delta.get("content"):
+            if self._kind != "text":
+                out.append(self._begin("text", {"type": "text", "text": ""}))
+            out.append(self._delta({"type": "text_delta", "text": delta["content"]}))
+        for call in delta.get("tool_calls") or ():
+            function, index = call.get("function") or {}, call.get("index")
+            if self._kind != "tool_use" or (index is not None and index != self._call):
+                self._call = index
+                block = {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": {}}
+                out.append(self._begin("tool_use", block))
+            if function.get("arguments"):
+                out.append(self._delta({"type": "input_json_delta", "partial_json": function["arguments"]}))
+        return b"".join(out)
+
+    def end(self) -> bytes:
+        """Return the last events."""
+        if self._ended or not self._begun:
+            return b""
+        self._ended = True
+        delta = {"stop_reason": REASONS.get(self._reason, "end_turn"), "stop_sequence": None}
+        last = self._say("message_delta", delta=delta, usage=self._usage) + self._say("message_stop")
+        return self._stop() + last
+
+    def _begin(self, kind: str, block: dict[str, Any]) -> bytes:
+        out = self._stop()
+        self._kind = kind
+        return out + self._say("content_block_start", index=self._blocks, content_block=block)
+
+    def _stop(self) -> bytes:
+        if not self._kind:
+            return b""
+        self._kind, self._blocks = "", self._blocks + 1
+        return self._say("content_block_stop", index=self._blocks - 1)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return self._say("content_block_delta", index=self._blocks, delta=delta)
+
+    def _say(self, kind: str, **fields: Any) -> bytes:
+        return sse(json.dumps({"type": kind, **fields}), kind)

@@ -1,0 +1,300 @@
+"""OpenAI's Responses API, to and from chat completions; nothing is stored, so each request brings its whole input."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from agentrig.gateway.book import Refused
+from agentrig.gateway.dialects import StreamWriter, openai_error, sse
+from agentrig.gateway.mapping import check_fields, choice_of, content_of, error_in, listed, sampled, unfit
+
+MAPPED = (
+    "model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_output_tokens", "text",
+    "stream", "user",
+)  # fmt: skip
+"""Fields that have a counterpart in a chat completion."""
+
+WITHOUT_EFFECT = (
+    "metadata", "store", "stream_options", "service_tier", "prompt_cache_key", "prompt_cache_retention",
+    "safety_identifier", "top_logprobs",
+)  # fmt: skip
+"""Fields that change nothing of what is sampled, or that concern what OpenAI stores or bills."""
+
+
+class Responses:
+    """OpenAI's Responses API."""
+
+    def asked(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the chat completion's request."""
+        check_fields(body, (*MAPPED, *WITHOUT_EFFECT, "include", "truncation", "n"))
+        if set(body.get("include") or ()) - {"reasoning.encrypted_content"}:
+            raise unfit(f"include = {body['include']}")
+        if body.get("truncation") not in (None, "disabled"):
+            raise unfit(f"truncation = {body['truncation']!r}")
+        found: dict[str, Any] = {"model": body.get("model"), "messages": _messages(body), **sampled(body)}
+        for name in ("parallel_tool_calls", "user", "n"):
+            if body.get(name) is not None:
+                found[name] = body[name]
+        if body.get("max_output_tokens") is not None:
+            found["max_tokens"] = body["max_output_tokens"]
+        if body.get("tools"):
+            found["tools"] = [_tool(tool) for tool in listed(body["tools"], "tools")]
+        if body.get("tool_choice") is not None:
+            found["tool_choice"] = _tool_choice(body["tool_choice"])
+        if (form := _response_format(body.get("text"))) is not None:
+            found["response_format"] = form
+        if body.get("stream"):
+            found["stream"], found["stream_options"] = True, {"include_usage": True}
+        return found
+
+    def answer(self, completion: dict[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the response."""
+        choice = choice_of(completion)
+        message = choice.get("message") or {}
+        output = [_message(completion["id"], message["content"])] if message.get("content") else []
+        output += [_call(call) for call in message.get("tool_calls") or ()]
+        return _response(completion, body, output, choice.get("finish_reason"))
+
+    def writer(self, body: Mapping[str, Any]) -> StreamWriter:
+        """Return what writes the events."""
+        return _Writer(body)
+
+    def error(self, message: str, *, status: int, code: str) -> dict[str, Any]:
+        """Return OpenAI's form."""
+        return openai_error(message, status=status, code=code)
+
+
+# --- the request ------------------------------------------------------------------------------------
+
+
+def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    if body.get("instructions"):
+        found.append({"role": "system", "content": body["instructions"]})
+    given = body.get("input")
+    if isinstance(given, str):
+        return [*found, {"role": "user", "content": given}]
+    for item in listed(given, "input"):
+        kind = item.get("type", "message")
+        if kind == "message":
+            role = {"developer": "system"}.get(item.get("role", ""), item.get("role"))
+            found.append({"role": role, "content": _content(item.get("content"))})
+        elif kind == "function_call":
+            if not found or found[-1]["role"] != "assistant":
+                found.append({"role": "assistant", "content": None})
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            found[-1].setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            content = _content(item.get("output"))
+            found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+        else:
+            raise unfit(f"an input item of type {kind!r:.60}")
+    return found
+
+
+def _content(content: Any) -> Any:
+    if isinstance(content, str):
+        return content
+    parts: list[dict[str, Any]] = []
+    for part in listed(content, "the content of an input item"):
+        kind = part.get("type")
+        if kind in ("input_text", "output_text", "text"):
+            parts.append({"type": "text", "text": part.get("text")})
+        elif kind == "input_image" and part.get("image_url"):
+            image = {"url": part["image_url"], "detail": part.get("detail") or "auto"}
+            parts.append({"type": "image_url", "image_url": image})
+        else:
+            raise unfit(f"content of type {kind!r:.60}")
+    return content_of(parts)
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise unfit(f"a tool of type {tool.get('type')!r:.60}")
+    kept = {k: tool[k] for k in ("name", "description", "parameters", "strict") if tool.get(k) is not None}
+    return {"type": "function", "function": kept}
+
+
+def _tool_choice(choice: Any) -> Any:
+    if choice in ("auto", "none", "required"):
+        return choice
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    raise unfit(f"tool_choice = {choice!r:.100}")
+
+
+def _response_format(text: Any) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    if not isinstance(text, dict):
+        raise Refused("text must be an object", status=400, code="invalid_type")
+    form = text.get("format") or {"type": "text"}
+    if form.get("type") == "text":
+        return None
+    if form.get("type") == "json_object":
+        return {"type": "json_object"}
+    if form.get("type") == "json_schema":
+        kept = {k: form[k] for k in ("name", "description", "schema", "strict") if form.get(k) is not None}
+        return {"type": "json_schema", "json_schema": kept}
+    raise unfit(f"text.format of type {form.get('type')!r:.60}")
+
+
+# --- the answer -------------------------------------------------------------------------------------
+
+
+def _message(number: str, text: str, status: str = "completed") -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    content = [part] if status == "completed" else []
+    return {"id": f"msg_{number}", "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def _call(call: Mapping[str, Any], status: str = "completed") -> dict[str, Any]:
+    function = call.get("function") or {}
+    return {
+        "id": f"fc_{call.get('id')}",
+        "type": "function_call",
+        "call_id": call.get("id"),
+        "name": function.get("name"),
+        "arguments": function.get("arguments") or "" if status == "completed" else "",
+        "status": status,
+    }
+
+
+def _response(
+    completion: Mapping[str, Any], body: Mapping[str, Any], output: list[dict[str, Any]], reason: str | None
+) -> dict[str, Any]:
+    """Return a response; without a finish reason it is one that is still under way."""
+    usage, short = completion.get("usage"), reason in ("length", "content_filter")
+    status = "incomplete" if short else "completed" if reason else "in_progress"
+    details = {"reason": "max_output_tokens" if reason == "length" else "content_filter"} if short else None
+    return {
+        "id": f"resp_{completion.get('id')}",
+        "object": "response",
+        "created_at": completion.get("created") or int(time.time()),
+        "status": status,
+        "error": None,
+        "incomplete_details": details,
+        "instructions": body.get("instructions"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "metadata": body.get("metadata") or {},
+        "model": completion.get("model"),
+        "output": output,
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": body.get("temperature"),
+        "text": body.get("text") or {"format": {"type": "text"}},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "top_p": body.get("top_p"),
+        "truncation": "disabled",
+        "usage": {
+            "input_tokens": usage.get("prompt_tokens", 0),
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": usage.get("completion_tokens", 0),
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.get("total_tokens", 0),
+        }
+        if usage
+        else None,
+    }
+
+
+class _Writer:
+    """Writes the events of a response; an item is closed when the next one begins."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self._body = body
+        self._head: dict[str, Any] = {}
+        self._output: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        self._call: int | None = None
+        self._reason: str | None = None
+        self._said = ""
+        self._number, self._ended = -1, False
+
+    def event(self, data: str, event: dict[str, Any] | None) -> bytes:
+        """Return what the client gets for one event of the upstream's stream."""
+        if event is None:
+            if message := error_in(data):
+                self._ended = True
+                return self._say("error", code="upstream_failed", message=message, param=None)
+            return self.end() if data.strip() == "[DONE]" else b""
+        out = []
+        if not self._head:
+            self._head = {"usage": None, **event}
+            started = _response(self._head, self._body, [], None)
+            out = [self._say("response.created", response=started), self._say("response.in_progress", response=started)]
+        if event.get("usage"):
+            self._head["usage"] = event["usage"]
+        choice = choice_of(event)
+        delta = choice.get("delta") or {}
+        self._reason = choice.get("finish_reason") or self._reason
+        if delta.get("content"):
+            out.append(self._text(delta["content"]))
+        out += [self._tool(call) for call in delta.get("tool_calls") or ()]
+        return b"".join(out)
+
+    def end(self) -> bytes:
+        """Return the last events."""
+        if self._ended or not self._head:
+            return b""
+        self._ended = True
+        done = self._close()
+        response = _response(self._head, self._body, self._output, self._reason or "stop")
+        return done + self._say(f"response.{response['status']}", response=response)
+
+    def _text(self, text: str) -> bytes:
+        out = b""
+        if self._open is None or self._open["type"] != "message":
+            out = self._begin(_message(f"{self._head.get('id')}_{len(self._output)}", "", "in_progress"))
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            out += self._say("response.content_part.added", content_index=0, part=part, **self._where())
+            self._said = ""
+        self._said += text
+        return out + self._say("response.output_text.delta", content_index=0, delta=text, logprobs=[], **self._where())
+
+    def _tool(self, call: Mapping[str, Any]) -> bytes:
+        out, index = b"", call.get("index")
+        if self._open is None or self._open["type"] != "function_call" or (index is not None and index != self._call):
+            out, self._call = self._begin(_call(call, "in_progress")), index
+        arguments = (call.get("function") or {}).get("arguments") or ""
+        if not arguments:
+            return out
+        assert self._open is not None
+        self._open["arguments"] += arguments
+        return out + self._say("response.function_call_arguments.delta", delta=arguments, **self._where())
+
+    def _begin(self, item: dict[str, Any]) -> bytes:
+        out = self._close()
+        self._open = item
+        return out + self._say("response.output_item.added", output_index=len(self._output), item=item)
+
+    def _close(self) -> bytes:
+        item, where = self._open, self._where()
+        if item is None:
+            return b""
+        if item["type"] == "message":
+            (part,) = _message("", self._said)["content"]
+            item["content"] = [part]
+            out = self._say("response.output_text.done", content_index=0, text=self._said, logprobs=[], **where)
+            out += self._say("response.content_part.done", content_index=0, part=part, **where)
+        else:
+            name, arguments = item["name"], item["arguments"]
+            out = self._say("response.function_call_arguments.done", name=name, arguments=arguments, **where)
+        item["status"] = "completed"
+        out += self._say("response.output_item.done", output_index=len(self._output), item=item)
+        self._output.append(item)
+        self._open = None
+        return out
+
+    def _where(self) -> dict[str, Any]:
+        return {"item_id": self._open["id"] if self._open else "", "output_index": len(self._output)}
+
+    def _say(self, kind: str, **fields: Any) -> bytes:
+        self._number += 1
+        return sse(json.dumps({"type": kind, "sequence_number": self._number, **fields}), kind)
