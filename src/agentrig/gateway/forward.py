@@ -198,8 +198,8 @@ class Exchange:
             tokens = token_attributes(completion)
             body = json.dumps(self.dialect.answer(shown, self._body)).encode()
         except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-            self._record({"response": {"text": content[:2000].decode("utf-8", "replace")}})
             reason = f"the model's server answered no chat completion: {words_of(error)}"
+            self._record({"response": {"text": content[:2000].decode("utf-8", "replace")}}, error=reason)
             await self._refuse(reason, status=502, code="upstream_failed")
             return
         self._record({"response": completion, **tokens})
