@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import attrs
@@ -11,6 +12,8 @@ import cloudpickle
 
 from agentrig.agents import Agent
 from agentrig.errors import AgentFailure, AgentrigError
+from agentrig.gateway.process import Gateway
+from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job, Result
 from agentrig.runners.processes import Pool
 from agentrig.testing.elsewhere import packed
@@ -44,7 +47,7 @@ class SentAgent:
 
 
 class Players:
-    """Runner processes with the agent under test.
+    """Runner processes with the agent under test, and a gateway if its spec says that it needs one.
 
     Args:
         subject: The agent.
@@ -62,12 +65,16 @@ class Players:
         )
         preload = spec.preload if spec else ()
         self.pool = Pool(source, n=n, threads=threads, deadline_s=deadline_s, retries=0, preload=preload)
+        self._ending = ExitStack()
+        self._ending.callback(self.pool.close)
+        self._needs_gateway = spec is not None and spec.calls == "gateway"
+        self._gateway: Gateway | None = None
 
     def __enter__(self) -> Players:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.pool.close()
+        self._ending.close()
 
     def start(self) -> None:
         """Wait until a runner has built the agent.
@@ -81,7 +88,11 @@ class Players:
     def play(self, jobs: Sequence[Job]) -> list[Result]:
         """Run jobs and return their results, in their order; a job that fails is a result too."""
         done: dict[str, Result] = {}
+        if self._needs_gateway and self._gateway is None:
+            self._gateway = self._ending.enter_context(Gateway(GatewaySettings()))
         for job in jobs:
+            if self._gateway is not None:
+                job = attrs.evolve(job, endpoint=attrs.evolve(job.endpoint, gateway=self._gateway.address))
             self.pool.submit(job)
         end = time.monotonic() + START_S + self.pool.deadline_s * len(jobs)
         while len(done) < len(jobs):
