@@ -135,5 +135,6 @@ def check_advantages(rollouts: Sequence[Rollout], advantages: Sequence[float | N
                     f"step {step}: rollout {i}, of task {rollouts[i].task.id}, has the reward {value:g}, its group's "
                     f"mean is {mean:g}, and it would be trained with the advantage {advantage:g}: that is another "
                     "rollout's.\n  This is a fault of the trainer, not of your settings: good answers would become "
-                    "less likely. Please report it."
+                    "less likely. Please report it.",
+                    cause="update-not-proven",
                 )

@@ -33,7 +33,16 @@ class LookupFailed(AgentrigError):
 
 
 class RunStopped(AgentrigError):
-    """A run was stopped on purpose: continuing would learn nothing or learn from failures."""
+    """A run was stopped on purpose: continuing would learn nothing or learn from failures.
+
+    Args:
+        message: What was seen, and what to do.
+        cause: Its short name in `error.json` and in `agentrig why`, such as `unmatched-calls`; empty for none.
+    """
+
+    def __init__(self, message: str, *, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class RunInUse(AgentrigError):

@@ -351,5 +351,5 @@ def test_the_report_has_a_line_about_delivery(seen: dict[str, Any], level: str, 
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content), "utf-8")
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "algorithm": {}}) + "\n", "utf-8")
-    found = [(finding.level, finding.text) for finding in findings(read_run(tmp_path), None)]
+    found = [(finding.level, finding.text) for finding in findings(read_run(tmp_path))]
     assert [each for each in found if "arrived" in each[1]] == [(level, text)]

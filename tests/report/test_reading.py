@@ -92,4 +92,4 @@ def test_figures_of_older_runs_get_the_current_names(tmp_path: Path):
         assert set(step["algorithm"]) == {"weight_change", "grad_norm"}
         assert step["zero_variance_groups"] == 0.3
         assert "constant_groups" not in step
-    assert any("30% of the groups" in finding.text for finding in findings(run, None))
+    assert any("30% of the groups" in finding.text for finding in findings(run))

@@ -40,6 +40,7 @@ class Group(NearestGroup):
         "data": ("data:data", "Make or check the files of a task set."),
         "replay": ("replay:replay", "Repeat one stored step of a run, and say where it differs."),
         "report": ("report:report", "Rebuild the report of a run, or compare several."),
+        "why": ("why:why", "Say what held a run's learning back, and what to change."),
         "export": ("export:export", "Copy a run's latest checkpoint as a Hugging Face directory."),
     }
     """Command name to `module:attribute` in `commands/` and its line in the list, in the order for a new user."""

@@ -203,7 +203,7 @@ class Delivery:
         try:
             (asked, ours), background = found.result()
         except CannotAnswer as error:
-            raise RunStopped(f"step {version}: the model server {error}") from error
+            raise RunStopped(f"step {version}: the model server {error}", cause="server-failed") from error
         for server, answers, known in asked:
             self._one(server, answers, known, ours)
         self._expected, self._ids = ours.expected, ids
@@ -250,7 +250,8 @@ class Delivery:
             raise RunStopped(
                 f"step {version}: the weights of version {version} did not arrive at {server.base_url}:\n"
                 + "\n".join(f"  {line}" for line in words)
-                + f"\n  {CURE}"
+                + f"\n  {CURE}",
+                cause="weights-not-arriving",
             )
 
     def summary(self) -> dict[str, Any]:
@@ -290,7 +291,8 @@ class Delivery:
             f"from the learner's by {difference:.2g} on average over its tokens (bound {bound:.1g}).\n  {compared} "
             f"has {weights}, with which the rollouts were made. Either the "
             "server sampled with other weights, another prefix or another temperature, or the adapter changed the "
-            "tokens of the call.\n  Look at the call with: agentrig dev. " + CURE
+            "tokens of the call.\n  Look at the call with: agentrig dev. " + CURE,
+            cause="sampled-differently",
         )
 
     def calls_bound(self, dtype: str) -> float:

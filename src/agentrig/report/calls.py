@@ -1,4 +1,4 @@
-"""The ledger of calls in the report: one line, and a table of where the calls of all training steps went."""
+"""The ledger of calls in the report: a table of where the calls of all training steps went."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrig.ledger import REASONS
-from agentrig.report.findings import Finding
 from agentrig.report.reading import RunData, mapping, number
-from agentrig.report.text import count
 
 PLACES: Mapping[str, str] = {
     "trained": "in the loss",
@@ -38,30 +36,6 @@ def books(run: RunData, key: str) -> dict[str, int]:
                 add("dropped", n)
                 add(f"dropped: {reason}", n)
     return found
-
-
-def line(run: RunData) -> list[Finding]:
-    """Return the ledger's line: `20 114 calls: 19 968 trained, 146 dropped: 146 failed-rollout`."""
-    calls = books(run, "calls")
-    if not calls.get("recorded"):
-        return []
-    parts = [f"{count(calls.get('trained'))} trained"] if calls.get("trained") or not calls.get("handed_over") else []
-    if calls.get("masked"):
-        parts.append(f"{count(calls['masked'])} masked")
-    if calls.get("handed_over"):
-        algorithm = mapping(mapping(run.manifest.get("components")).get("algorithm")).get("name") or "(unknown)"
-        parts.append(
-            f"{count(calls['handed_over'])} handed over to the algorithm {algorithm}, which does not say what it did "
-            "with them"
-        )
-    if calls.get("unaccounted"):
-        parts.append(f"{count(calls['unaccounted'])} not accounted for")
-    if calls.get("dropped"):
-        reasons = {k.removeprefix("dropped: "): n for k, n in calls.items() if k.startswith("dropped: ") and n}
-        listed = ", ".join(f"{count(n)} {reason}" for reason, n in sorted(reasons.items(), key=lambda r: -r[1]))
-        parts.append(f"{count(calls['dropped'])} dropped: {listed}")
-    text = f"{count(calls['recorded'])} calls: {', '.join(parts)}"
-    return [Finding("warn" if calls.get("unaccounted") else "ok", text)]
 
 
 def rows(run: RunData) -> list[tuple[str, str, int, int, float]]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig.figures import NOTHING, percent
 from agentrig.report import calls, figures, table
-from agentrig.report.findings import failures_by_kind, findings
+from agentrig.report.diagnosis import NOTHING_WRONG, details, diagnose
+from agentrig.report.findings import failures_by_kind
 from agentrig.report.plots import audits
 from agentrig.report.reading import RunData, mapping, number
 from agentrig.report.samples import before_after, reward_disagreements
@@ -72,7 +73,8 @@ def _view(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
     disagreements = reward_disagreements(run, missing) if audits(run) else []
     if pairs is None and run.files:
         missing.append("no tasks were measured both before and after training, so none can be compared")
-    found = [*findings(run, pairs), *calls.line(run)]
+    found = diagnose(run)
+    checks = [f.text for f in found.checks]
     status = figures.status(run)
     return {
         "name": run.name,
@@ -84,8 +86,9 @@ def _view(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
         "reward": row["reward"],
         "split": _split(run),
         "tiles": _tiles(run, row, failures.rollouts),
-        "warnings": [f.text for f in found if f.level == "warn"],
-        "checks": [f.text for f in found if f.level == "ok"],
+        "problems": [(f.cause, f.text, details(f)) for f in found.problems],
+        "warnings": [f.text for f in found.warnings],
+        "checks": checks if found.problems or not run.steps else [NOTHING_WRONG, *checks],
         "failures": failures,
         "time": _time_rows(run),
         "nodes": _node_rows(run),

@@ -150,6 +150,7 @@ def rollout_rows(
     *,
     ids: Collection[str] | None = None,
     missing: list[str] | None = None,
+    decode: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Yield rollouts of Parquet files as dicts; JSON columns are decoded.
 
@@ -158,6 +159,7 @@ def rollout_rows(
         columns: Which columns, in addition to `mode` and `step`; columns that a file lacks are None.
         ids: Only the rollouts with these ids.
         missing: Files that cannot be read are noted here.
+        decode: False leaves JSON columns as text.
     """
     import pyarrow
     import pyarrow.parquet
@@ -172,7 +174,7 @@ def rollout_rows(
                 missing.append(f"rollouts/{file.path.name} cannot be read: {_first_line(error)}")
             continue
         for row in rows:
-            decoded = {c: _decoded(c, row.get(c)) for c in columns}
+            decoded = {c: _decoded(c, row.get(c)) if decode else row.get(c) for c in columns}
             yield decoded | {"mode": file.mode, "step": file.step}
 
 

@@ -59,7 +59,7 @@ def check_failures(rollouts: Sequence[Rollout], limit: float, *, step: int, mode
         first = next(r for r in rollouts if r.failure == kind)
         lines.append(f"  {count} x {kind}: for example {reason_of(first)}")
     lines.append("  Look at one with: agentrig dev … (every span is shown).")
-    raise RunStopped("\n".join(lines))
+    raise RunStopped("\n".join(lines), cause="failures")
 
 
 def unseen_calls(rollouts: Sequence[Rollout]) -> str:
@@ -99,7 +99,7 @@ def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> N
     calls = [(r.trace, call) for r in valid for call in r.trace.llm_calls()]
     where = f"step {step}: {len(valid)} rollouts gave no triplets, so nothing can be learned."
     if not calls:
-        raise RunStopped(f"{where}\n  {unseen_calls(valid)}")
+        raise RunStopped(f"{where}\n  {unseen_calls(valid)}", cause="calls-not-recorded")
     with_ids = [call for _, call in calls if call.attributes.get("response_token_ids")]
     names = Counter(name for trace, call in calls for name in (trace.nodes(call) or ["(no node)"]))
     seen = ", ".join(f"{name} ({count})" for name, count in names.most_common())
@@ -110,16 +110,19 @@ def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> N
         servers = ", ".join(f"{server} ({count})" for server, count in elsewhere.most_common())
         raise RunStopped(
             f"{where}\n  All {len(calls)} calls went to other servers than the run's: {servers}. Their models are not "
-            "trained; the agent must call exactly endpoint.base_url."
+            "trained; the agent must call exactly endpoint.base_url.",
+            cause="other-server",
         )
     if not with_ids:
         raise RunStopped(
             f"{where}\n  {len(calls)} calls were recorded, but the endpoint returned no token ids with them. Use an "
-            "endpoint that takes `return_token_ids` (vLLM >= 0.10.2, or agentrig's own server)."
+            "endpoint that takes `return_token_ids` (vLLM >= 0.10.2, or agentrig's own server).",
+            cause="no-token-ids",
         )
     raise RunStopped(
         f"{where}\n  The adapter {adapter} kept none of {len(calls)} calls. They were made under these nodes: {seen}.\n"
-        f"  Change what it matches (adapter.match), {change}adapter.match= (empty) to train every call."
+        f"  Change what it matches (adapter.match), {change}adapter.match= (empty) to train every call.",
+        cause="unmatched-calls",
     )
 
 
@@ -168,14 +171,16 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
     if several:
         raise RunStopped(
             f"step {step}: {several} of {len(requests)} calls that are trained on asked for more than one choice (n): "
-            "only the first choice would be trained on, whichever the agent used.\n  Make one call for each choice."
+            "only the first choice would be trained on, whichever the agent used.\n  Make one call for each choice.",
+            cause="several-choices",
         )
     others = _sampling_mismatches(requests, sampling)
     if others:
         raise RunStopped(
             f"step {step}: {others}: the importance ratios would be wrong.\n  The agent must pass "
             "endpoint.sampling with every call that is trained (docs/agents.md). To use another temperature, change "
-            "the run's; to use one for a single node, exclude that node from training (adapter.match)."
+            "the run's; to use one for a single node, exclude that node from training (adapter.match).",
+            cause="other-sampling",
         )
 
 
@@ -217,9 +222,12 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:
     lines += [
         f"  for example: {str(r.outcome.answer)[:200]!r} -> {dict(r.score.details) if r.score else {}}" for r in samples
     ]
+    cause = "constant-reward"
     if all(r.correct for r in rollouts if r.value is not None):
+        cause = "tasks-too-easy"
         cure = "All correct: use harder tasks, these teach nothing. Or does the reward ignore the answer?"
     elif values[0] <= 0.0:
+        cause = "tasks-too-hard"
         cure = (
             "All wrong: use easier tasks, or a model that is sometimes right (algorithm.model). The small model that "
             "ships with agentrig knows only one prompt format, the one in examples/my_agent.py. `agentrig warmup` "
@@ -228,7 +236,7 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:
     else:
         cure = "The same for different answers: does the reward depend on the answer?"
     lines.append(f"  {cure} See single rollouts with: agentrig dev.")
-    raise RunStopped("\n".join(lines))
+    raise RunStopped("\n".join(lines), cause=cause)
 
 
 __getattr__ = former(__name__)

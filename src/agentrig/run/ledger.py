@@ -135,7 +135,8 @@ class Ledger:
             twice = f"; returned more than once: {', '.join(again[:SHOWN])}" if again else ""
             raise RunStopped(
                 f"step {step}: {asked} rollouts were asked for, {len(rollouts)} came back{twice}. The runners or the "
-                "engine lost or doubled rollouts: resume the run, and report this if it happens again."
+                "engine lost or doubled rollouts: resume the run, and report this if it happens again.",
+                cause="lost-calls",
             )
         self._rollouts.update(ids)
         self._batches += 1
@@ -152,7 +153,8 @@ class Ledger:
                         "  An adapter returns at most one triplet for each recorded call, with the call's span_id and "
                         "its exact token ids (docs/adapters.md).",
                     ]
-                )
+                ),
+                cause="lost-calls",
             )
 
     def _record(self, rollout: Rollout, faults: Faults) -> None:

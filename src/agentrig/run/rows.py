@@ -11,7 +11,7 @@ from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.tasks import Task
 from agentrig.text import json_text, storable
-from agentrig.traces import Span, Trace
+from agentrig.traces import SERVER, Span, Trace
 
 
 def _span(s: Span) -> dict[str, Any]:
@@ -36,6 +36,13 @@ def _verdict(score: Score) -> dict[str, Any]:
         "details": dict(score.details),
         "correct": score.correct,
     }
+
+
+def _truncated(r: Rollout) -> int:
+    """Return how many answers of the model were cut at the token limit: of trained calls, or of all if none are."""
+    trained = {t.span_id for t in r.triplets}
+    calls = [c for c in r.trace.llm_calls() if (c.id in trained if trained else SERVER not in c.attributes)]
+    return sum(c.attributes.get("finish_reason") == "length" for c in calls)
 
 
 def row_of(r: Rollout, audits: Mapping[str, Score] | None = None) -> dict[str, Any]:
@@ -69,6 +76,7 @@ def row_of(r: Rollout, audits: Mapping[str, Score] | None = None) -> dict[str, A
         "reward_s": r.reward_s,
         "version": r.version,
         "calls": len(r.trace.llm_calls()),
+        "truncated": _truncated(r),
         "triplets": len(r.triplets),
         "prompt_tokens": sum(len(t.prompt_ids) for t in r.triplets),
         "response_tokens": sum(len(t.response_ids) for t in r.triplets),
@@ -128,7 +136,7 @@ def _schema(pa: Any) -> Any:
         "status": text, "value": number, "correct": pa.bool_(), "components": text, "details": text,
         "audit": text, "audits": text, "input": text, "answer": text, "own_reward": number, "start": number,
         "duration_s": number, "reward_s": number,
-        "version": count, "calls": count, "triplets": count, "prompt_tokens": count, "response_tokens": count,
-        "spans": text,
+        "version": count, "calls": count, "truncated": count, "triplets": count,
+        "prompt_tokens": count, "response_tokens": count, "spans": text,
     }  # fmt: skip
     return pa.schema(list(types.items()))

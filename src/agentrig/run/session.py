@@ -365,7 +365,7 @@ class RunSession:
         books = self._ledger.close(calls, step=step)
         line = self._close_step(step, metrics, time_s, books, digests or {})
         if books.wrong:
-            raise RunStopped(books.wrong)
+            raise RunStopped(books.wrong, cause="lost-calls")
         self._guards.check(line)
 
     def foreign(

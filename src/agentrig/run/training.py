@@ -160,7 +160,9 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         if session.begun or not resume:
             kind = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__
             with noted():
-                run.write_json("error.json", {"error": kind, "message": str(error)})
+                run.write_json(
+                    "error.json", {"error": kind, "message": str(error), "cause": getattr(error, "cause", "")}
+                )
         elif isinstance(error, CheckpointDamaged):
             raise with_cure(error, run) from error.__cause__
         raise

@@ -108,14 +108,16 @@ class Guards:
         if not math.isfinite(change):
             raise RunStopped(
                 f"step {step}: the weight change is {change}: training has diverged. Lower the learning rate "
-                "(algorithm.lr) or the gradient norm; the last good checkpoint is in checkpoints/."
+                "(algorithm.lr) or the gradient norm; the last good checkpoint is in checkpoints/.",
+                cause="diverged",
             )
         if self.not_finite >= NOT_FINITE:
             raise RunStopped(
                 f"steps {step - 1} and {step}: {found}: updates with such gradients change no weight, or spoil all. "
                 "Lower the learning rate or the gradient norm, and look at ratio_max in metrics.jsonl, where it is "
                 "there: large values mean that the server's log-probabilities are not the learner's. The last good "
-                "checkpoint is in checkpoints/."
+                "checkpoint is in checkpoints/.",
+                cause="diverged",
             )
         if found:
             log.warning("step %d: %s; the run stops if that happens again in the next step", step, found)
@@ -123,7 +125,8 @@ class Guards:
             steps = " and ".join(map(str, self.unchanged[-UNCHANGED:]))
             raise RunStopped(
                 f"steps {steps} changed no weight. Is the learning rate 0, is every group's reward constant, or is "
-                "nothing trainable?"
+                "nothing trainable?",
+                cause="weights-unchanged",
             )
 
 

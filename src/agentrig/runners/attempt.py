@@ -34,6 +34,9 @@ CLIENTS = ("openai", "anthropic", "httpx", "httpx2", "httpcore", "httpcore2")
 KIND = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 """Valid failure kinds: they are used in tables and as keys in `summary.json`."""
 
+ANSWER_SHOWN = 300
+"""Most characters of a server's answer that a failure's message has."""
+
 ANSWER_LIMIT = 10_000_000
 """Longest answer, in characters of JSON."""
 
@@ -122,8 +125,19 @@ def _failed(error: BaseException) -> Outcome:
     if not KIND.fullmatch(kind):
         named = f"(its kind {cut(storable(kind), 60)!r} is no short name: letters, digits, -, _ and ., at most 40)"
         kind, message = "agent-error", f"{message} {named}"
-    place = place_of(error) if kind == "agent-error" else ""
+    place = place_of(error) if kind == "agent-error" else _answer_of(error, message)
     return Outcome(failure=kind, message=message + place + hint(message))
+
+
+def _answer_of(error: BaseException, message: str) -> str:
+    """Return what a model's server answered with a failed call, unless the exception's message has it already."""
+    response = getattr(error, "response", None)
+    try:
+        text = str(getattr(response, "text", None) or "")
+    except RuntimeError:  # httpx: the answer was a stream that nobody has read
+        return ""
+    said = cut(storable(" ".join(text.split())), ANSWER_SHOWN)
+    return f": {said}" if said and said not in message and "Error code: " not in message else ""
 
 
 def json_values(answer: Any) -> Any:

@@ -32,7 +32,8 @@ def memory_in_words(figures: Figures, config: GrpoConfig, step: int) -> Iterator
             cure += ", or set algorithm.gradient_checkpointing = true"
         raise RunStopped(
             f"step {step}: the device ran out of memory in a pass of at most {figures.longest} tokens "
-            f"({str(error).splitlines()[0]})\n  {cure}"
+            f"({str(error).splitlines()[0]})\n  {cure}",
+            cause="out-of-memory",
         ) from error
 
 

@@ -34,6 +34,9 @@ STEP_BOUND = 1e-2
 SILENT = 2
 """After so many updates in a row without a gradient, a trained tensor stops the run."""
 
+CAUSE = "update-not-proven"
+"""The cause of such a stop in `error.json`."""
+
 CURE = "This is a fault of the trainer, not of your settings: the weights would learn something else. Please report it."
 
 
@@ -182,7 +185,7 @@ class TokenProof:
         raise AssertionError("no sample has this token")
 
     def _stop(self, what: str) -> None:
-        raise RunStopped(f"{self._where}: {what}.\n  {CURE}")
+        raise RunStopped(f"{self._where}: {what}.\n  {CURE}", cause=CAUSE)
 
 
 class StepProof:
@@ -213,7 +216,8 @@ class StepProof:
         if left:
             raise RunStopped(
                 f"{where}: the gradient of an earlier update is still there, in {_some(left)}: it would be "
-                f"counted again.\n  {CURE}"
+                f"counted again.\n  {CURE}",
+                cause=CAUSE,
             )
 
     def before(self, optimizer: torch.optim.Optimizer, *, update: int, where: str, used: Callable[[Any], bool]) -> None:
@@ -242,7 +246,8 @@ class StepProof:
                 raise RunStopped(
                     f"{where}: {len(still)} of {len(self._trained)} trained tensors got no gradient in {SILENT} "
                     f"updates, though the model uses them: {_some(still)}. Is something detached there?\n"
-                    f"  {CURE}"
+                    f"  {CURE}",
+                    cause=CAUSE,
                 )
             self._idle |= set(silent)
             log.warning("%s: the model does not use %s: they do not change", where, _some(silent))
@@ -255,7 +260,8 @@ class StepProof:
         if most != update - 1:
             raise RunStopped(
                 f"{where}: this is update {update} of the run, and the optimizer has made {most:.0f}: its state was "
-                f"not restored, or an update was left out.\n  {CURE}"
+                f"not restored, or an update was left out.\n  {CURE}",
+                cause=CAUSE,
             )
         self._kept = (
             self._spots(self._trained),
@@ -305,7 +311,8 @@ class StepProof:
             raise RunStopped(
                 f"{where}: {what}. With learning rate {rate:.3g} and the gradient clipped to norm "
                 f"{config.max_grad_norm:g}, {names[at // SPOTS]} should change by "
-                f"{float(wanted.flatten()[at]):.3g}; it changed by {float(found.flatten()[at]):.3g}.\n  {CURE}"
+                f"{float(wanted.flatten()[at]):.3g}; it changed by {float(found.flatten()[at]):.3g}.\n  {CURE}",
+                cause=CAUSE,
             )
         if copies is not None:
             dtype = next(iter(copies.values())).dtype
@@ -314,7 +321,8 @@ class StepProof:
                 names = [name for name, wrong in zip(self._trained, stale.tolist(), strict=True) if wrong]
                 raise RunStopped(
                     f"{where}: the model does not compute with the weights that were trained: the {dtype} copies of "
-                    f"{len(names)} of {len(self._trained)} tensors are others, {_some(names)}.\n  {CURE}"
+                    f"{len(names)} of {len(self._trained)} tensors are others, {_some(names)}.\n  {CURE}",
+                    cause=CAUSE,
                 )
         return float(error.max())
 

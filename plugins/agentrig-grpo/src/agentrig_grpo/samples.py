@@ -47,5 +47,6 @@ def check_recorded(samples: Sequence[TrainSample], step: int) -> None:
         raise RunStopped(
             f"step {step}: {lacking} of {len(samples)} calls have no log-probabilities. With max_staleness = 1 other "
             "weights than the learner's may have sampled them, and without theirs the importance weights are unknown.\n"
-            "  Use a server that returns `logprobs`, or set algorithm.max_staleness = 0"
+            "  Use a server that returns `logprobs`, or set algorithm.max_staleness = 0",
+            cause="stale-rollouts",
         )

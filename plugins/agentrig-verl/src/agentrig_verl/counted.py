@@ -138,5 +138,6 @@ def compare(sent: Counted, told: Counted, *, step: int, epochs: int) -> None:
     raise RunStopped(
         f"step {step}: verl's workers computed the loss over {told.rows} rows with {told.tokens} tokens; they were "
         f"sent {expected.rows} rows with {expected.tokens} tokens{times}: {what}.\n  "
-        "What is learned is not what was sampled. Look at verl's keys of batch sizes and balancing, and report it"
+        "What is learned is not what was sampled. Look at verl's keys of batch sizes and balancing, and report it",
+        cause="lost-calls",
     )

@@ -233,7 +233,8 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             raise RunStopped(
                 f"step {self.global_steps}: for {IDLE_STEPS} steps, all rollouts of each task had the same reward: "
                 "every advantage is 0, so nothing is learned. Use more rollouts per task (rollout.n), other tasks, or "
-                "a reward that gives different answers different values."
+                "a reward that gives different answers different values.",
+                cause="zero-variance-groups",
             )
         rows = [m.float() * a for m, a in zip(data["response_mask"].unbind(), credit, strict=True)]
         nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)

@@ -1,0 +1,42 @@
+"""`agentrig why`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+PROBLEMS = 1
+"""Exit status when something held learning back."""
+
+CANNOT = 2
+"""Exit status when the run cannot be read."""
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print the diagnosis as JSON.")
+@click.pass_context
+def why(context: click.Context, run: Path, as_json: bool) -> None:
+    """Say what held a run's learning back, the first cause first.
+
+    Each cause comes with its count, the step since which it was seen, and the settings to change. The run may still go
+    on, or be interrupted or copied. The exit status is 0 if nothing held learning back, 1 if something did, 2 if RUN
+    cannot be read.
+
+    \b
+    agentrig why runs/mini-20260101-120000
+    agentrig why runs/mini-20260101-120000 --json
+    """
+    from agentrig.errors import AgentrigError
+    from agentrig.report.diagnosis import diagnose, words
+    from agentrig.text import storable
+
+    try:
+        found = diagnose(run)
+    except AgentrigError as error:
+        click.echo(f"agentrig: {storable(str(error))}", err=True)
+        context.exit(CANNOT)
+    click.echo(json.dumps(found.as_json(), indent=2) if as_json else storable(words(found)))
+    context.exit(PROBLEMS if found.problems else 0)

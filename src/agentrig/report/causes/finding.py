@@ -1,0 +1,50 @@
+"""Findings about a run: what is fine, what to know, and what held learning back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import attrs
+
+
+@attrs.frozen
+class Finding:
+    """One finding.
+
+    Attributes:
+        level: `ok`; `warn`: know this before you trust the run; `problem`: it held learning back.
+        text: What was seen, in words.
+        cause: A problem's short name, the same in every run; empty for other findings.
+        count: How often it was seen.
+        of: Of how many.
+        unit: What is counted, in the plural, such as `rollouts`.
+        since: The first step in which it was seen; None if that is not known.
+        settings: The keys to change, the most likely first.
+        advice: What to do.
+        lost: Share of what could have been learned from that it takes away, 0 to 1.
+        explains: Causes that follow from this one.
+        ended: Whether it ended the run.
+    """
+
+    level: Literal["ok", "warn", "problem"]
+    text: str
+    cause: str = attrs.field(default="", kw_only=True)
+    count: int | None = attrs.field(default=None, kw_only=True)
+    of: int | None = attrs.field(default=None, kw_only=True)
+    unit: str = attrs.field(default="", kw_only=True)
+    since: int | None = attrs.field(default=None, kw_only=True)
+    settings: Sequence[str] = attrs.field(default=(), kw_only=True)
+    advice: str = attrs.field(default="", kw_only=True)
+    lost: float = attrs.field(default=0.0, kw_only=True)
+    explains: Sequence[str] = attrs.field(default=(), kw_only=True)
+    ended: bool = attrs.field(default=False, kw_only=True)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return attrs.asdict(self)
+
+
+def problem(cause: str, text: str, **more: Any) -> Finding:
+    """Return a finding of the level `problem`."""
+    return Finding("problem", text, cause=cause, **more)

@@ -1,0 +1,58 @@
+"""A reward that rises while another one, which is only logged, does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agentrig.report import figures
+from agentrig.report.causes.evidence import Evidence
+from agentrig.report.causes.finding import Finding, problem
+from agentrig.report.causes.trend import LIKELY, trend
+from agentrig.report.reading import mapping, number
+from agentrig.report.text import figure
+
+APART = 0.1
+"""An audit that falls this far behind the trained reward, relative to the reward's range, has gone its own way."""
+
+
+def audits(evidence: Evidence) -> Iterator[Finding]:
+    """Audits that the trained reward has left behind."""
+    run = evidence.run
+    names = dict.fromkeys(name for line in run.steps for name in mapping(line.get("audit")))
+    for name in names:
+        rows = [
+            (int(line["step"]), reward, audit)
+            for line in run.steps
+            if (reward := number(line.get("reward"))) is not None
+            and (audit := number(mapping(line.get("audit")).get(name))) is not None
+        ]
+        gaps = [reward - audit for _, reward, audit in rows]
+        if len(rows) < 4 or trend(gaps) <= LIKELY or trend([audit for *_, audit in rows]) > LIKELY:
+            continue
+        width = max(1, len(rows) // 4)
+        first, last = (figures.mean(part) or 0.0 for part in (gaps[:width], gaps[-width:]))
+        spread = figures.mean(figures.series(run, "reward_std")[1]) or 1.0
+        if last - first <= APART * 2 * spread:
+            continue
+        began, ended = rows[:width], rows[-width:]
+        trained = [figures.mean([r for _, r, _ in part]) for part in (began, ended)]
+        logged = [figures.mean([a for *_, a in part]) for part in (began, ended)]
+        since = next(step for (step, _, _), gap in zip(rows, gaps, strict=True) if gap > (first + last) / 2)
+        yield problem(
+            "reward-and-audit-part",
+            f"the trained reward went from {figure(trained[0])} to {figure(trained[1])}, and the audit {name} from "
+            f"{figure(logged[0])} to {figure(logged[1])}: the model learns what only the trained reward pays for",
+            count=_differing(evidence, str(name)),
+            of=evidence.total("scored"),
+            unit="rollouts",
+            since=since,
+            settings=("reward.use", "run.audit"),
+            advice="Read the rollouts in which the two disagree (the report shows the latest), and close the gap in "
+            "the trained reward.",
+            lost=1.0,
+        )
+
+
+def _differing(evidence: Evidence, name: str) -> int:
+    found = (mapping(mapping(line.get("audits")).get(name)) for line in evidence.run.steps)
+    return int(sum(number(audit.get("differs")) or 0 for audit in found))

@@ -1,0 +1,44 @@
+"""A plugin file: an adapter and an agent with faults that a run must name."""
+
+from __future__ import annotations
+
+import httpx
+
+import agentrig
+from agentrig import AdapterSpec, AgentSpec, hookimpl
+from agentrig.adapters import triplet_of
+
+
+def twice(trace):
+    """Return each call two times."""
+    return [t for call in trace.llm_calls() if (t := triplet_of(call, node="write_query")) for _ in range(2)]
+
+
+def choices(task_input, endpoint):
+    """Ask for two answers, and use the last."""
+    body = {"model": endpoint.model, "messages": [{"role": "user", "content": f"Is {task_input['number']} odd?"}]}
+    with agentrig.span("write_query"):
+        reply = httpx.post(f"{endpoint.base_url}/chat/completions", json={**body, **endpoint.sampling, "n": 2})
+    return reply.json()["choices"][-1]["message"]["content"]
+
+
+def two_names(task_input, endpoint):
+    """Ask under another name in every third task."""
+    from toy_plugin import ask
+
+    number = task_input["number"]
+    with agentrig.span("write_query" if number % 3 else "guess"):
+        return ask(endpoint, f"Is {number} odd?")
+
+
+@hookimpl
+def register_adapters():
+    """Bring the adapter."""
+    yield AdapterSpec(name="twice", summary="Returns each call two times.", build=lambda config: twice)
+
+
+@hookimpl
+def register_agents():
+    """Bring the agents."""
+    yield AgentSpec(name="choices", summary="Asks for two answers.", build=lambda config: choices)
+    yield AgentSpec(name="two-names", summary="Asks under two names.", build=lambda config: two_names)
