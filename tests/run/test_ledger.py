@@ -17,7 +17,8 @@ from agentrig.adapters import identified, triplet_of
 from agentrig.errors import RunStopped
 from agentrig.ledger import Call, Entry
 from agentrig.plan import resolve
-from agentrig.report.calls import line, rows
+from agentrig.report.calls import rows
+from agentrig.report.causes.calls import line
 from agentrig.report.reading import read_run
 from agentrig.run.ledger import Ledger, totals
 from agentrig.run.resume import resume_plan

@@ -1,7 +1,7 @@
 """The diagnosis of a run: everything that the rules of `causes/` find, what held learning back first.
 
-It reads only the run directory, also while the run goes on. Whoever asks again and again keeps a `Seen`: then only new
-files of rollouts are read.
+It reads only the run directory, also while the run goes on. If you ask repeatedly, keep a `Seen`: then only new files of
+rollouts are read.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def ranked(found: Sequence[Finding], ended: Sequence[Finding]) -> list[Finding]:
     if stop is not None:
         same = next((f for f in found if f.cause == stop.cause), None)
         if same is not None:
-            # the run's own words, with the counts of the whole run
+            # the run's message, with the counts of the whole run
             stop = attrs.evolve(
                 same, text=stop.text, advice=stop.advice or same.advice, lost=1.0, ended=True,
                 explains=(*same.explains, *stop.explains),
@@ -188,4 +188,4 @@ CAUSES: Mapping[str, str] = {
     "learning-rate-too-small": "answers that are the same before and after training",
     "error": "any other error that ended the run",
 }
-"""Each cause, in words."""
+"""Each cause, and what it means."""

@@ -52,7 +52,7 @@ REASONS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
 
 def ledger(evidence: Evidence) -> Iterator[Finding]:
     """The ledger's line; calls in no place are a problem."""
-    yield from _line(evidence.run)
+    yield from line(evidence.run)
     books = calls.books(evidence.run, "calls")
     if books.get("unaccounted"):
         steps = [int(s["step"]) for s in evidence.run.steps if number(mapping(s.get("calls")).get("unaccounted"))]
@@ -71,7 +71,7 @@ def ledger(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _line(run: RunData) -> list[Finding]:
+def line(run: RunData) -> list[Finding]:
     """Return the ledger's line: `20 114 calls: 19 968 trained, 146 dropped: 146 failed-rollout`."""
     found = calls.books(run, "calls")
     if not found.get("recorded"):
@@ -103,7 +103,7 @@ def trained(evidence: Evidence) -> Iterator[Finding]:
         # A run whose algorithm learns from calls ends before its first line: this one learns in another way.
         yield Finding("warn", "nothing was trained: no step logged a triplet")
         return
-    empty = [int(line["step"]) for line in run.steps if number(line.get("transitions_per_rollout")) == 0]
+    empty = [int(each["step"]) for each in run.steps if number(each.get("transitions_per_rollout")) == 0]
     if empty:
         yield Finding("warn", f"{len(empty)} steps had nothing to train on, the first is step {empty[0]}")
     elif run.steps:

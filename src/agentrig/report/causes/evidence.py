@@ -168,7 +168,7 @@ class Evidence:
         run: Its files.
         steps: The counts of each step that has training rollouts; also of a step that the run ended in.
         ends: The first and the last measurement of the same split, held out if there are two, and their steps.
-        where: That split in words; empty without two measurements.
+        where: The name of that split, and the two steps; empty without two measurements.
         missing: What cannot be read.
     """
 

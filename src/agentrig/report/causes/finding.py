@@ -14,7 +14,7 @@ class Finding:
 
     Attributes:
         level: `ok`; `warn`: know this before you trust the run; `problem`: it held learning back.
-        text: What was seen, in words.
+        text: What was seen, as text.
         cause: A problem's short name, the same in every run; empty for other findings.
         count: How often it was seen.
         of: Of how many.
