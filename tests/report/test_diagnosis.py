@@ -23,9 +23,28 @@ ROLLOUTS = 8 * 48
 
 def learner(body: Mapping[str, Any], number: int) -> str:
     """Answer as a model that learns: right in 40% of the cases at first, and in 90% at the end."""
+    return says(body, random.Random(number).random() < 0.4 + 0.5 * min(1.0, number / ROLLOUTS))
+
+
+def beginner(body: Mapping[str, Any], number: int) -> str:
+    """Answer right in 1 of 50 cases."""
+    return says(body, number % 50 == 9)
+
+
+def expert(body: Mapping[str, Any], number: int) -> str:
+    """Answer wrong in 1 of 50 cases."""
+    return says(body, number % 50 != 9)
+
+
+def parrot(body: Mapping[str, Any], number: int) -> str:
+    """Give the same answer each time."""
+    return "odd"
+
+
+def says(body: Mapping[str, Any], right: bool) -> str:
+    """Answer right or wrong."""
     asked = re.search(r"\d+", body["messages"][-1]["content"])
     assert asked is not None
-    right = random.Random(number).random() < 0.4 + 0.5 * min(1.0, number / ROLLOUTS)
     return "odd" if (int(asked[0]) % 2 == 1) == right else "even"
 
 
@@ -35,10 +54,10 @@ def served() -> Iterator[ScriptedServer]:
         yield server
 
 
-def toy_run(place: Path, server: ScriptedServer, *words: str, **uses: str) -> Path:
-    """Run the recipe `toy` with a model that learns, and return the directory; an error is kept in it."""
+def toy_run(place: Path, server: ScriptedServer, *words: str, model: Any = learner, **uses: str) -> Path:
+    """Run the recipe `toy` with a scripted model, and return the directory; an error is kept in it."""
     server.requests.clear()
-    server.script = lambda body: learner(body, len(server.requests) - 1)
+    server.script = lambda body: model(body, len(server.requests) - 1)
     own = [f"algorithm.endpoint={server.url}", f"run.directory={place}", "run.name=toy", 'run.block=["report"]']
     own += ["algorithm.steps=8", "algorithm.tasks=12", "algorithm.group=4", "run.validation_tasks=1"]
     files = [str(SUPPORT / "toy_plugin.py"), str(SUPPORT / "planted_plugin.py")]
@@ -49,7 +68,10 @@ def toy_run(place: Path, server: ScriptedServer, *words: str, **uses: str) -> Pa
     return place / "toy"
 
 
-PLANTED: Mapping[str, tuple[str, list[str], dict[str, str]]] = {
+PLANTED: Mapping[str, tuple[str, list[str], dict[str, Any]]] = {
+    "the model is right in 1 of 50 cases": ("tasks-too-hard", ["algorithm.steps=4"], {"model": beginner}),
+    "the model is wrong in 1 of 50 cases": ("tasks-too-easy", ["algorithm.steps=4"], {"model": expert}),
+    "the model always says the same": ("no-exploration", ["algorithm.steps=4"], {"model": parrot}),
     "the adapter matches nothing": ("unmatched-calls", ["adapter.match=check"], {}),
     "the adapter matches two thirds of the tasks": ("unmatched-calls", ["adapter.match=write"], {"agent": "two-names"}),
     "the adapter returns calls twice": ("lost-calls", [], {"adapter": "twice"}),

@@ -1,7 +1,7 @@
 """The diagnosis of a run: everything that the rules of `causes/` find, what held learning back first.
 
-It reads only the run directory, also while the run goes on. If you ask repeatedly, keep a `Seen`: then only new files of
-rollouts are read.
+It reads only the run directory, also while the run goes on. If you ask repeatedly, keep a `Seen`: then only new
+files of rollouts are read.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def zero_variance(evidence: Evidence) -> Iterator[Finding]:
     steps, width = evidence.steps, quarter(evidence.steps)
     groups, same = total(steps, "groups"), total(steps, "same")
     late = steps[-width:]
-    if not groups or at_least(total(late, "same"), total(late, "groups")) <= ZERO_VARIANCE_LIMIT:
+    if not groups or total(late, "same") <= ZERO_VARIANCE_LIMIT * total(late, "groups"):
         return
     if (found := _collapsed(evidence)) is not None:
         yield found
@@ -88,6 +88,8 @@ def _collapsed(evidence: Evidence) -> Finding | None:
     if len(steps) < 4:
         return None
     early, late, before = steps[:width], steps[-width:], steps[-2 * width : -width]
+    if at_least(total(late, "same"), total(late, "groups")) <= ZERO_VARIANCE_LIMIT:
+        return None
     if at_most(total(early, "same"), total(early, "groups")) >= ZERO_VARIANCE_LIMIT:
         return None
     wrong = total(late, "same") - total(late, "same_right")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from agentrig.report.causes.evidence import Evidence, StepFacts, total
 from agentrig.report.causes.finding import Finding, problem
-from agentrig.report.causes.trend import SURE, at_least, quarter
+from agentrig.report.causes.trend import SURE, at_least, at_most, quarter
 from agentrig.report.figures import series, totals
 from agentrig.report.reading import number
 from agentrig.report.text import count
@@ -139,12 +139,12 @@ def truncated_answers(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _harmless(steps: Sequence[StepFacts], cut: int, whole: int) -> bool:
-    """Whether cut answers get about as much reward as the others; without others, whether rewards differ at all."""
+    """Whether cut answers get about as much reward as the others; without others, whether they get any."""
     reward, cut_reward = sum(f.reward for f in steps), sum(f.cut_reward for f in steps)
     scored = cut + whole
     if whole < max(5, scored // 50):
-        groups, same = sum(f.groups for f in steps), sum(f.same - f.same_right for f in steps)
-        return not groups or same < 0.8 * groups
+        differ = total(steps, "groups") - total(steps, "same")
+        return at_most(total(steps, "right"), scored) > PART_LIMIT or differ > 0.2 * total(steps, "groups")
     spread = max(1e-12, sum(f.squares for f in steps) / scored - (reward / scored) ** 2)
     gap = (reward - cut_reward) / whole - cut_reward / cut
     return gap < SURE * math.sqrt(spread * (1 / cut + 1 / whole))
