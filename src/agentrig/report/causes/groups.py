@@ -52,19 +52,19 @@ def _constant(evidence: Evidence, groups: int, same: int) -> Finding:
         cause, settings = "tasks-too-easy", ("tasks.use", *size)
         text += f", and in {right} of these every answer was correct"
         advice = "Use harder tasks: these teach nothing. Or does the reward ignore the answer?"
+    elif wrong > 0.9 * same:
+        cause, settings = "tasks-too-hard", ("tasks.use", "algorithm.model", *size, "algorithm.temperature")
+        text += f", and in {wrong} of these no answer was correct; in {answers} all rollouts gave the same answer"
+        advice = (
+            "Use easier tasks, more rollouts a task, or a model that is sometimes right: agentrig warmup makes one "
+            "from a few right answers (docs/how-to/laptop.md)."
+        )
     elif answers > 0.9 * same:
         cause, settings = "no-exploration", ("algorithm.temperature", *size)
         text += f", and in {answers} all rollouts gave one and the same answer"
         advice = (
             "Sample with a higher temperature, so that the rollouts of a task differ. Or does the agent ignore "
             "endpoint.sampling, or set a seed?"
-        )
-    elif wrong > 0.9 * same:
-        cause, settings = "tasks-too-hard", ("tasks.use", "algorithm.model", *size)
-        text += f", and in {wrong} of these no answer was correct"
-        advice = (
-            "Use easier tasks, more rollouts a task, or a model that is sometimes right: agentrig warmup makes one "
-            "from a few right answers (docs/how-to/laptop.md)."
         )
     else:
         advice = "Use more rollouts a task, tasks that the model gets right sometimes, or a reward with finer values."
