@@ -1,57 +1,61 @@
-"""The gateway's connections to model servers: kept open, bounded in number."""
+"""The gateway's connections to model servers: kept open, bounded in number.
+
+By aiohttp: a call through httpx costs more than twice the CPU time of all the rest that the gateway does
+(`docs/benchmarks.md`).
+"""
 
 from __future__ import annotations
 
-import ssl
-from functools import cached_property
+from functools import cached_property, lru_cache
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-import httpx
+import aiohttp
 
 from agentrig.endpoints import without_proxy
 
 MOST = 512
-"""Most connections to one server; further calls wait for one."""
+"""Most connections; further calls wait for one."""
 
 IDLE_S = 4.0
 """Seconds that an idle connection is kept: less than uvicorn's 5, after which a server may close it under a call."""
 
-TIMEOUTS = {"connect": 30.0, "read": None, "write": None, "pool": None}
-"""Of a call, in seconds: a call may take as long as its rollout."""
+CONNECT_S = 30.0
+"""Seconds until a server must accept a connection; the call itself may take as long as its rollout."""
+
+FAILED = (aiohttp.ClientError, OSError, TimeoutError)
+"""What is raised when a server does not answer, or not to the end."""
 
 
 class Connections:
-    """Connections by server. httpx's transport alone: no redirects, no cookies, nothing of the environment's."""
+    """Connections by server, without redirects and cookies."""
 
-    def __init__(self) -> None:
-        self._transports: dict[tuple[str, str], httpx.AsyncHTTPTransport] = {}
-
-    async def post(self, url: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
+    async def post(self, url: str, body: bytes, headers: dict[str, str]) -> aiohttp.ClientResponse:
         """Send a request and return the response, whose body is not read.
 
-        Raises:
-            httpx.TransportError: The server does not answer.
-        """
-        request = httpx.Request("POST", url, headers=headers, content=body, extensions={"timeout": TIMEOUTS})
-        return await self._transport(request.url).handle_async_request(request)
+        A server may close a kept connection at the moment at which a call takes it: such a call is sent once more.
 
-    def _transport(self, url: httpx.URL) -> httpx.AsyncHTTPTransport:
-        key = url.scheme, url.netloc.decode()
-        found = self._transports.get(key)
-        if found is None:
-            found = self._transports[key] = httpx.AsyncHTTPTransport(
-                verify=self._certificates if url.scheme == "https" else False,
-                limits=httpx.Limits(max_connections=MOST, max_keepalive_connections=MOST, keepalive_expiry=IDLE_S),
-                proxy=_proxy(str(url)),
-            )
-        return found
+        Raises:
+            One of `FAILED`: The server does not answer.
+        """
+        try:
+            return await self._post(url, body, headers)
+        except aiohttp.ServerDisconnectedError:
+            return await self._post(url, body, headers)
+
+    async def _post(self, url: str, body: bytes, headers: dict[str, str]) -> aiohttp.ClientResponse:
+        return await self._session.post(url, data=body, headers=headers, allow_redirects=False, proxy=_proxy(url))
 
     @cached_property
-    def _certificates(self) -> ssl.SSLContext:
-        return httpx.create_ssl_context()
+    def _session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=MOST, keepalive_timeout=IDLE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        )
 
 
+@lru_cache(maxsize=256)
 def _proxy(url: str) -> str | None:
     """Return the proxy that the environment names for a server; none for one on a private address."""
     without_proxy(url)

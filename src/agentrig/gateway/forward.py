@@ -11,11 +11,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import aiohttp
 import attrs
-import httpx
 
 from agentrig.gateway.book import CUT, Call, Opened, Refused
-from agentrig.gateway.connections import Connections
+from agentrig.gateway.connections import FAILED, Connections
 from agentrig.gateway.dialects import Dialect, StreamWriter
 from agentrig.text import cut, words_of
 from agentrig.traces import LLM_CALL, PARENT
@@ -83,7 +83,7 @@ class Exchange:
         except Refused as refused:
             self._record({}, error=f"HTTP {refused.status}: {refused}")
             await self._refuse(str(refused), status=refused.status, code=refused.code)
-        except httpx.RequestError as error:
+        except FAILED as error:
             reason = f"the model's server at {self.opened.upstream.base_url} failed: {words_of(error)}"
             self._record({}, error=reason)
             await self._refuse(reason, status=502, code="upstream_failed")
@@ -180,13 +180,13 @@ class Exchange:
         response = await self.connections.post(url, json.dumps(self._sent).encode(), headers)
         try:
             streams = response.headers.get("content-type", "").startswith("text/event-stream")
-            if response.status_code < 400 and streams:
+            if response.status < 400 and streams:
                 await self._stream(response)
                 return
-            content = await response.aread()
+            content = await response.read()
         finally:
-            await response.aclose()
-        if response.status_code >= 400:
+            response.close()  # it keeps the connection if the answer was read to its end
+        if response.status >= 400:
             await self._failed(response, content)
         else:
             await self._answer(content)
@@ -217,10 +217,10 @@ class Exchange:
         ]
         return shown
 
-    async def _failed(self, response: httpx.Response, content: bytes) -> None:
+    async def _failed(self, response: aiohttp.ClientResponse, content: bytes) -> None:
         """Pass an error of the model's server on."""
         text = content.decode("utf-8", "replace")
-        error = f"HTTP {response.status_code}: {text[:500]}"
+        error = f"HTTP {response.status}: {text[:500]}"
         self._record({"response": {"text": text[:2000]}}, error=error)
         kept = {k: response.headers[k] for k in ("retry-after", "retry-after-ms") if k in response.headers}
         try:
@@ -229,22 +229,22 @@ class Exchange:
             code = str(body["error"].get("code") or "upstream_error")
         except (ValueError, LookupError, AttributeError, TypeError):
             message, code = cut(text, 2000), "upstream_error"
-        shown = self.dialect.error(message, status=response.status_code, code=code)
-        await self._respond(response.status_code, json.dumps(shown).encode(), kept)
+        shown = self.dialect.error(message, status=response.status, code=code)
+        await self._respond(response.status, json.dumps(shown).encode(), kept)
 
-    async def _stream(self, response: httpx.Response) -> None:
+    async def _stream(self, response: aiohttp.ClientResponse) -> None:
         """Pass a stream on, event by event; a client that reads slowly slows down the reading of the upstream."""
         events, joining = Events(), Joining()
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         writer = self.dialect.writer(self._body)
         try:
-            async for chunk in response.aiter_bytes():
+            async for chunk in response.content.iter_any():
                 await self._pass(writer, joining, events.feed(decode(chunk)))
             await self._pass(writer, joining, events.feed(decode(b"", True), last=True))
             self._record_stream(joining, events.rest)
             await self._begin_stream()
             await self.send({"type": "http.response.body", "body": writer.end()})
-        except httpx.RequestError as error:
+        except FAILED as error:
             self._record_stream(joining, events.rest, error=f"the stream broke: {words_of(error)}")
             self.abort()
         except asyncio.CancelledError:
