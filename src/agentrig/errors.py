@@ -100,6 +100,12 @@ def own_file(filename: str, *, installed: bool = False) -> bool:
     return not filename.startswith(_STDLIB)
 
 
+def short_path(filename: str) -> str:
+    """Return a file's name for a message: with its folder if many packages have a file of that name."""
+    folder, name = os.path.split(filename)
+    return os.path.join(os.path.basename(folder), name) if name in ("__init__.py", "__main__.py") else name
+
+
 def place_of(error: BaseException, *, installed: bool = False) -> str:
     """Return ` (FILE:LINE in FUNCTION)`: the last frame of a traceback that is in the user's own code, or ''.
 
@@ -113,7 +119,7 @@ def place_of(error: BaseException, *, installed: bool = False) -> str:
     if not own and installed:
         own = [f for f in frames if own_file(f.filename, installed=True)]
         own = [f for f in own if f.filename == own[0].filename]
-    return f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno} in {own[-1].name})" if own else ""
+    return f" ({short_path(own[-1].filename)}:{own[-1].lineno} in {own[-1].name})" if own else ""
 
 
 _STDLIB = sysconfig.get_path("stdlib")

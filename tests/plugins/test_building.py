@@ -103,6 +103,13 @@ def component(spec: Any) -> Component:
     return Component(kind=spec.kind, spec=spec, plugin="p", distribution="d", version="1")
 
 
+def test_a_file_that_every_package_has_is_named_with_its_folder() -> None:
+    import agentrig_agent_match
+
+    assert defined_at(agentrig_agent_match.register_adapters).startswith(" (agentrig_agent_match/__init__.py:")
+    assert defined_at(test_a_components_own_message_is_not_changed).startswith(" (test_building.py:")
+
+
 def test_the_error_of_a_build_without_an_argument_names_its_line() -> None:
     spec = AgentSpec(name="mine", summary="", build=lambda: None)  # type: ignore[arg-type,misc]
     with pytest.raises(PluginError, match=r"takes 0 positional arguments but 1 was given \(test_building\.py:\d+\)"):

@@ -74,6 +74,18 @@ def test_a_copy_has_its_name_everywhere(kind: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_package_requires_what_it_and_its_tests_use(kind: str) -> None:
+    folder = TEMPLATES[kind].folder
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    required = {re.split(r"[><=]", r)[0] for r in [*project["dependencies"], *project["optional-dependencies"]["test"]]}
+    source = "\n".join(file.read_text() for file in folder.rglob("*.py"))
+    named = set(re.findall(r'(?:tasks=|"use": )"([\w-]+)"', source))
+    used = {c.distribution for kind in KINDS for c in load().components(kind) if c.spec.name in named}
+    used |= {name.replace("_", "-") for name in re.findall(r"^ *(?:from|import) (agentrig_\w+)", source, re.M)}
+    assert used - {project["name"], "agentrig"} <= required
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_copy_in_one_file_is_a_plugin(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = f"odd_{kind}.py"

@@ -47,6 +47,16 @@ def test_a_failure_names_check_reason_and_cure() -> None:
         second()
 
 
+def test_without_tasks_the_cure_is_to_name_some() -> None:
+    report = check_reward(FINE, only=["empty"], raise_failed=False)
+    (scores,) = check_reward(FINE, only=["scores"], raise_failed=False).failed
+    assert [r.status for r in report.results] == ["skipped"]
+    assert "with which tasks to try it: its plugin brings no task set" in scores.message
+    assert "agentrig validate NAME --tasks TASKS" in scores.message
+    assert "Installed: mini-sql, spider" in scores.message
+    assert "Such a rollout is left out" not in scores.message, "the reason of a check that was not done"
+
+
 def test_what_a_check_needs_runs_once_and_its_failure_skips() -> None:
     table, calls = Table("reward", Bench), []
 
@@ -107,6 +117,36 @@ def test_unknown_kinds_checks_and_options_name_the_nearest() -> None:
         checks("reward", FINE, only=["lods"])
     with pytest.raises(ConfigError, match="have no option 'task_n'"):
         checks("reward", FINE, task_n=3)
+
+
+FAILING = """
+import pytest
+from agentrig import RewardSpec
+from agentrig.testing import checks
+
+
+def build(config):
+    raise KeyError("mine")
+
+
+RED = RewardSpec(name="red", summary="Cannot be built.", build=build)
+
+
+@pytest.mark.parametrize("check", checks("reward", RED, only=["loads"]), ids=str)
+def test_reward(check):
+    check()
+"""
+
+
+def test_pytest_shows_the_message_of_a_failed_check_and_no_line_of_the_kit(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(FAILING)
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "test_it.py"]
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "reward.loads: " in done.stdout
+    assert "KeyError: 'mine' (test_it.py:8 in build)" in done.stdout
+    assert "what to do: " in done.stdout
+    assert "checks.py" not in done.stdout
 
 
 def test_no_command_imports_the_kit() -> None:

@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def configured(command: F) -> F:
     """Add the arguments that select and change a configuration."""
     for kind in reversed(RUN_KINDS):
-        this = "these" if kind == "runners" else "this"
+        this = "these" if kind.endswith("s") else "this"
         command = click.option(f"--{kind}", metavar="NAME", help=f"Use {this} {kind}.")(command)
     command = click.option(
         "--observer", "observers", multiple=True, metavar="NAME", help="Use this observer too; may be repeated."

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentrig.errors import AgentrigError, PluginError, place_of
+from agentrig.errors import AgentrigError, PluginError, place_of, short_path
 from agentrig.plugins.waiting import waiting_for
 
 if TYPE_CHECKING:
@@ -82,9 +81,9 @@ def defined_at(function: Any) -> str:
     function = inspect.unwrap(function) if callable(function) else function
     code = getattr(function, "__code__", None)
     if code is not None:
-        return f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+        return f" ({short_path(code.co_filename)}:{code.co_firstlineno})"
     try:
         file, (_, line) = inspect.getsourcefile(function), inspect.getsourcelines(function)
     except (TypeError, OSError):
         return ""
-    return f" ({os.path.basename(file)}:{line})" if file else ""
+    return f" ({short_path(file)}:{line})" if file else ""

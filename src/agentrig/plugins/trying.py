@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agentrig.errors import own_file
+from agentrig.errors import own_file, short_path
 from agentrig.plugins.specs import KINDS
 
 GROUP = "agentrig"
@@ -74,4 +74,4 @@ def _caller() -> str:
         frame = frame.f_back  # type: ignore[assignment]
     if frame is None:
         return ""
-    return f" ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name})"
+    return f" ({short_path(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name})"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agentrig.errors import own_file
+from agentrig.errors import own_file, short_path
 
 log = logging.getLogger(__name__)
 
@@ -46,4 +45,4 @@ def place(thread: int) -> str:
         frame = frame.f_back
     if frame is None:
         return ""
-    return f" ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name})"
+    return f" ({short_path(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name})"

@@ -20,7 +20,7 @@ class CheckFailed(AssertionError):
         what: What was seen, and where.
         cure: What to do about it.
         check: The check's name; `Check` adds it.
-        why: What goes wrong in training; `Check` adds it.
+        why: What goes wrong in training; `Check` adds it if it is empty.
     """
 
     def __init__(self, what: str, cure: str = "", check: str = "", why: str = "") -> None:
@@ -73,12 +73,14 @@ class Check:
             CheckFailed: The component lacks the property.
             CheckSkipped: The check does not apply.
         """
+        __tracebackhide__ = True  # pytest shows the test and the message, not this function
         try:
             self.run()
         except CheckSkipped:
             raise
         except CheckFailed as failed:
-            raise CheckFailed(failed.what, failed.cure or self.cure, self.name, self.why) from failed.__cause__
+            why = failed.why or self.why
+            raise CheckFailed(failed.what, failed.cure or self.cure, self.name, why) from failed.__cause__
         except AgentrigError as error:
             raise CheckFailed(str(error), self.cure, self.name, self.why) from error
         except (Exception, SystemExit) as error:  # of the component: the checks' own failures are CheckFailed

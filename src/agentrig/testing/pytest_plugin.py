@@ -20,13 +20,21 @@ if TYPE_CHECKING:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-    """Report a check that does not apply as a skipped test, with its reason."""
-    from agentrig.testing.checks import CheckSkipped
+    """Report a check that does not apply as a skipped test, and a failed one by its message.
+
+    The traceback is shown only if the component itself raised: otherwise it has agentrig's lines and no other.
+    """
+    from agentrig.errors import AgentrigError
+    from agentrig.testing.checks import CheckFailed, CheckSkipped
 
     try:
         return (yield)
     except CheckSkipped as skipped:
         pytest.skip(str(skipped))
+    except CheckFailed as failed:
+        if not failed.check or not isinstance(failed.__cause__, AgentrigError | None):
+            raise
+        pytest.fail(str(failed), pytrace=False)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 from agentrig.errors import ConfigError
 from agentrig.run.splits import check_set, read_split
 from agentrig.tasks import Task
+from agentrig.testing.checks import CheckFailed
 from agentrig.testing.subject import Subject, subject_of
 
 TASKS_N = 12
@@ -26,7 +27,8 @@ def some_tasks(given: Any, *, subject: Subject, settings: Any = None, split: str
         n: How many.
 
     Raises:
-        ConfigError: No tasks were given, and the subject's plugin does not bring exactly one task set.
+        CheckFailed: No tasks were given, and the subject's plugin does not bring exactly one task set.
+        ConfigError: The split has no tasks.
         agentrig.errors.AgentrigError: They cannot be loaded.
     """
     if isinstance(given, Sequence) and not isinstance(given, str):
@@ -48,9 +50,13 @@ def _own(subject: Subject) -> Any:
     known = subject.registry.components("tasks") if component and component.plugin != "given" else []
     own = [c.spec for c in known if component and c.plugin == component.plugin]
     if len(own) != 1:
-        raise ConfigError(
-            f"the checks of the {subject.kind} {subject} need tasks, and its plugin brings {len(own)} task sets: give "
-            'tasks="NAME", tasks="FILE.py:NAME", or a list of agentrig.Task'
+        brought = ", ".join(spec.name for spec in own) or "no task set"
+        names = ", ".join(sorted({c.spec.name for c in subject.registry.components("tasks")})) or "none"
+        raise CheckFailed(
+            f"it is not known with which tasks to try it: its plugin brings {brought}",
+            cure=f'Name a task set: `agentrig validate NAME --tasks TASKS`; in a test `tasks="TASKS"`, '
+            f'`tasks="FILE.py:NAME"` or a list of agentrig.Task. Installed: {names}.',
+            why=f"The checks of {'an' if subject.kind == 'agent' else 'a'} {subject.kind} play it on a few tasks.",
         )
     return own[0]
 
