@@ -66,7 +66,7 @@ class Plan:
         configs: Kind to that component's config object. Server `auto` is resolved as hardware `auto` is.
         runners: The config object of the kind `runners`; a command may have changed it.
         reasons: Kind to why `auto` chose this component, for those that it chose and gives a reason for.
-        observers: The observers that `[observer]` names, each with its config object, in that order.
+        observers: The observers that `[observer]` and `[trackers]` name, each with its config object, in that order.
         autos: The kinds whose component `auto` chooses: hardware, server, both or none.
         requires: The plugins that `[plugins] require` names; all of them are there.
         audits: The rewards that `run.audit` names, each with its config object, in that order.
@@ -126,8 +126,7 @@ class Plan:
             use = self.registry.reference(self.components[kind])
             sections[kind] = {"use": use, **sources(attrs.asdict(self.config(kind)))}
         sections["gateway"] = attrs.asdict(self.gateway)
-        if self.observers:
-            sections[observing.SECTION] = observing.written(self.observers, self.registry)
+        sections |= observing.written(self.observers, self.registry)
         if self.requires:
             sections["plugins"] = {"require": list(self.requires)}
         named = {self.registry.reference(c): sources(attrs.asdict(config)) for c, config in self.audits}
@@ -153,7 +152,7 @@ OWN_SECTIONS: Mapping[str, type] = {
 }
 """The sections with keys of agentrig's own; `[runners]` also has those of the runners that it names."""
 
-SECTIONS = ("run", *RUN_KINDS, "gateway", observing.SECTION, composing.AUDIT, "plugins")
+SECTIONS = ("run", *RUN_KINDS, "gateway", *observing.SECTIONS, composing.AUDIT, "plugins")
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
@@ -233,6 +232,7 @@ def resolve(
     overrides: Sequence[str] = (),
     uses: Mapping[str, str | None] | None = None,
     observers: Sequence[str] = (),
+    trackers: Sequence[str] = (),
     files: Sequence[str] = (),
     strict_plugins: bool = False,
 ) -> Plan:
@@ -244,6 +244,7 @@ def resolve(
         uses: Kind to component name, as in `--reward NAME`. If you choose another component than the
             recipe, the recipe's keys of that section are dropped.
         observers: Observers to use, in addition to those of the recipe or run file.
+        trackers: Trackers to use, in addition to those of the recipe or run file.
         files: Plugin files, in addition to those of the run file.
         strict_plugins: Raise for the first plugin that fails to load.
 
@@ -303,8 +304,9 @@ def resolve(
         return _elsewhere(key, merged, registry)
 
     plugins = _check_required(merged["plugins"], registry)
-    if observers:
-        merged[observing.SECTION]["use"] = list(dict.fromkeys([*observing.used(merged[observing.SECTION]), *observers]))
+    for section, names in ((observing.SECTION, observers), (observing.TRACKERS, trackers)):
+        if names:
+            merged[section]["use"] = list(dict.fromkeys([*observing.used(merged[section], section), *names]))
     run = structure(RunSettings, merged["run"], owner="a run", section="run", elsewhere=elsewhere)
     gateway = structure(GatewaySettings, merged["gateway"], owner="a run", section="gateway", elsewhere=elsewhere)
     audits = composing.audits(run.audit, merged[composing.AUDIT], registry, elsewhere)
@@ -374,7 +376,9 @@ def resolve(
         configs=configs,
         registry=registry,
         reasons=reasons,
-        observers=observing.selected(merged[observing.SECTION], registry, elsewhere),
+        observers=tuple(
+            found for s in observing.SECTIONS for found in observing.selected(merged[s], registry, elsewhere, s)
+        ),
         requires=tuple(plugins.require),
         autos=tuple(auto_keys),
         audits=audits,
@@ -404,10 +408,10 @@ def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regi
         classes[kind] = [c.spec.config for c in found_here]
         if kind == "algorithm" and not any(getattr(c.spec, "server", False) for c in found_here):
             merged = {**merged, "server": {"use": auto_server.OWN}}
-    in_use = {_plain_name(name) for name in observing.used(merged[observing.SECTION])}
+    in_use = {_plain_name(name) for s in observing.SECTIONS for name in observing.used(merged[s], s)}
     for c in registry.components(observing.SECTION):
         if c.spec.name in in_use:
-            classes[f"{observing.SECTION}.{c.spec.name}"] = [c.spec.config]
+            classes[f"{observing.section_of(c)}.{c.spec.name}"] = [c.spec.config]
     found: dict[str, str] = {}
     for section, configs in classes.items():
         for config in configs:
@@ -439,8 +443,8 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
         into["server"] = {}  # the former algorithm's
     for section, keys in more.items():
         _check_section(section)
-        if section == observing.SECTION:
-            observing.merge(into[section], keys)
+        if section in observing.SECTIONS:
+            observing.merge(into[section], keys, section)
             continue
         if other(section):  # the keys of all runners stay, whichever run the agent
             common = attrs.fields_dict(RunnerSettings) if section == "runners" else {}

@@ -39,13 +39,14 @@ VARIABLES: Mapping[str, str] = {
     "RAY_TMPDIR": "where Ray keeps its sessions",
     "VERL_DISABLE_FLASH_ATTN_CE": "verl's switch for flash-attn's cross-entropy",
     "VLLM_PLUGINS": "the plugins that vLLM loads",
-    "WANDB_API_KEY": "the login of Weights & Biases, for verl's logger `wandb`",
+    "WANDB_API_KEY": "the login of Weights & Biases, for the tracker `wandb`, and verl's logger of that name",
     "WANDB_IDENTITY_TOKEN_FILE": "another form of that login",
     "WANDB_MODE": "`offline` or `disabled`: no login is needed",
     "WANDB_BASE_URL": "another server of Weights & Biases",
     "NETRC": "the file that holds that login",
-    "SWANLAB_API_KEY": "the login of SwanLab, for verl's logger `swanlab`",
+    "SWANLAB_API_KEY": "the login of SwanLab, for the tracker `swanlab`, and verl's logger of that name",
     "SWANLAB_MODE": "`local`, `offline` or `disabled`: no login is needed",
+    "MLFLOW_TRACKING_URI": "MLflow's server or store, for the tracker `mlflow`",
 }
 """Name to meaning: variables that a user may set."""
 

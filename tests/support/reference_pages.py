@@ -148,6 +148,8 @@ def components() -> Mapping[str, Sequence[Any]]:
 def configuration() -> str:
     """Return the page of keys."""
     from agentrig.plan import OWN_SECTIONS
+    from agentrig.plugins.observing import TRACKERS, section_of
+    from agentrig.trackers import TrackerConfig
 
     head = ("key", "type", "default", "range", "meaning")
     lines = [
@@ -156,7 +158,8 @@ def configuration() -> str:
         "A run file is TOML, with one section for the run and one for each kind of component. A",
         "section's `use` names the component; the other keys belong to that component. On the command line, write",
         "`section.key=value`. An unknown key, a wrong type or a value out of range is an error that names the cure.",
-        "`[observer]` alone may name several: `use = [NAMES]`, and a table `[observer.NAME]` for the keys of each.",
+        "`[observer]` and `[trackers]` may name several: `use = [NAMES]`, and a table `[observer.NAME]` or",
+        "`[trackers.NAME]` for the keys of each.",
         "",
         "This page is made from the code; a test fails when the two differ. `agentrig plugins show NAME` prints the",
         "keys of any component, those of other people's plugins included.",
@@ -164,8 +167,12 @@ def configuration() -> str:
     ]
     for name in ("run", "gateway", "plugins"):
         lines += [f"## `[{name}]`", "", *rows(head, keys(OWN_SECTIONS[name]))]
-    for kind, those in components().items():
-        shared = keys(OWN_SECTIONS[kind]) if kind in OWN_SECTIONS else []
+    found = components()
+    trackers = [c for c in found["observer"] if section_of(c) == TRACKERS]
+    found["observer"] = [c for c in found["observer"] if c not in trackers]
+    for kind, those in {**found, TRACKERS: trackers}.items():
+        common = {**OWN_SECTIONS, TRACKERS: TrackerConfig}.get(kind)
+        shared = keys(common) if common is not None else []
         lines += [f"## `[{kind}]`", "", *(["All of them have these keys.", "", *rows(head, shared)] if shared else [])]
         lines += [] if those else [f"agentrig itself has no component of this kind; plugins register {kind}s.", ""]
         for component in those:

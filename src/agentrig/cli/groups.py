@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any, ClassVar
 
 import click
 
+from agentrig.background import late
 from agentrig.errors import AgentrigError, nearest
 from agentrig.processes.ends import Interrupted, handling, interrupt, leave
+
+LATE_S = 2.0
+"""Seconds that the exit handlers may take after a run has stopped waiting for a tracker."""
 
 
 class NearestGroup(click.Group):
@@ -65,17 +70,34 @@ class Group(NearestGroup):
         """Run a command; errors that a user can fix give exit status 1, signals 128 plus their number."""
         try:
             with handling(interrupt):
-                return super().invoke(ctx)
+                result = super().invoke(ctx)
+            _leave_the_late(0)
+            return result
         except AgentrigError as error:
             from agentrig.text import storable
 
             click.echo(f"agentrig: {storable(str(error))}", err=True)
             if error.abandoned:
                 leave(1)
+            _leave_the_late(1)
             ctx.exit(1)
         except KeyboardInterrupt as error:
             click.echo(f"agentrig: {str(error) or 'interrupted'}", err=True)
             status = error.exit_status if isinstance(error, Interrupted) else 130
             if isinstance(error, Interrupted) and error.abandoned:
                 leave(status)
+            _leave_the_late(status)
             ctx.exit(status)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception:
+            if late():
+                sys.excepthook(*sys.exc_info())
+                _leave_the_late(1)
+            raise
+
+
+def _leave_the_late(status: int) -> None:
+    """End this process if a run has stopped waiting for a tracker: its client might wait for ever at exit."""
+    if late():
+        leave(status, within_s=LATE_S)

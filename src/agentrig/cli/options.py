@@ -30,6 +30,9 @@ def configured(command: F) -> F:
         "--observer", "observers", multiple=True, metavar="NAME", help="Use this observer too; may be repeated."
     )(command)
     command = click.option(
+        "--tracker", "trackers", multiple=True, metavar="NAME", help="Use this tracker too; may be repeated."
+    )(command)
+    command = click.option(
         "--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too."
     )(command)
     command = click.option("--strict-plugins", is_flag=True, help="Stop if any plugin fails to load.")(command)
@@ -53,6 +56,7 @@ def asked(words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
         "overrides": overrides,
         "uses": uses,
         "observers": options.pop("observers", ()),
+        "trackers": options.pop("trackers", ()),
         "files": options.pop("files"),
         "strict_plugins": options.pop("strict_plugins"),
     }

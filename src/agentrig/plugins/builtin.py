@@ -6,12 +6,24 @@ import pkgutil
 from collections.abc import Iterable
 from typing import Any
 
-from agentrig import AgentSpec, HardwareSpec, Outcome, RewardSpec, RunnersSpec, Score, ServerSpec, Task, hookimpl
+from agentrig import (
+    AgentSpec,
+    HardwareSpec,
+    ObserverSpec,
+    Outcome,
+    RewardSpec,
+    RunnersSpec,
+    Score,
+    ServerSpec,
+    Task,
+    hookimpl,
+)
 from agentrig.errors import AgentrigError
 from agentrig.plugins import own_runners
 from agentrig.plugins.auto_server import OWN
 from agentrig.services.checks import check_service
 from agentrig.services.config import HttpConfig
+from agentrig.trackers.own import OWN as OWN_TRACKERS
 
 PROCESSES = "agentrig.runners.processes:Pool"
 """By name, as an entry point has it: runners load plugins, so no plugin is imported together with them."""
@@ -80,6 +92,13 @@ def register_servers() -> Iterable[ServerSpec]:
         raise AgentrigError(f"the server `{OWN}` is the algorithm's own: an algorithm that has none can't use it")
 
     yield ServerSpec(name=OWN, summary="The one that the algorithm brings itself.", build=build)
+
+
+@hookimpl
+def register_observers() -> Iterable[ObserverSpec]:
+    """Register the trackers."""
+    for own in OWN_TRACKERS:
+        yield ObserverSpec(name=own.name, summary=own.summary, config=own.config, build=own.build, tracker=True)
 
 
 @hookimpl

@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -123,6 +124,26 @@ class Registry:
     def watch(self, observers: Mapping[str, object]) -> None:
         """Notify these observers too: name to an object with methods `on_*`; replaces those of an earlier call."""
         self._watchers = dict(observers)
+
+    def settle(self) -> dict[str, Any]:
+        """Let the observers with a method `settle` finish what they do in threads of their own.
+
+        Returns:
+            Name to what each returned: counts, for `summary.json`.
+        """
+        late = {name: watcher.settle for name, watcher in self._watchers.items() if hasattr(watcher, "settle")}
+        if not late or not self._watched:
+            return {}
+        found = {}
+        cure = "The run waits a bounded time"
+        with ThreadPoolExecutor(len(late)) as together, waiting_for(", ".join(late), cure=cure):
+            for name, settled in [(name, together.submit(settle)) for name, settle in late.items()]:
+                try:
+                    found[name] = settled.result()
+                except (Exception, SystemExit):
+                    self.observer_errors[name] += 1
+                    log.error("observer %s failed in settle", name, exc_info=True)
+        return found
 
     def notify(self, hook: str, **arguments: Any) -> None:
         """Call all observers with read-only copies; an exception is logged and counted, and the run continues."""

@@ -248,12 +248,19 @@ class ObserverSpec(Spec):
     """An observer; `build(config)` returns an object with methods `on_run_start`, `on_step_end` and so on.
 
     The methods are those of the hooks `on_*` of `agentrig.plugins.hookspecs`, each with one argument; at least one of
-    them. They need no `@hookimpl`. A run calls them if `[observer] use` or `--observer` names this observer.
+    them. They need no `@hookimpl`. A run calls them if `[observer] use` or `--observer` names this observer. If it has
+    a method `settle`, a run calls that at its end: it waits, a bounded time, for work in a thread of the observer's
+    own, and returns counts for `summary.json` (`observer_writes`).
+
+    Attributes:
+        tracker: Whether it is an experiment tracker: `[trackers] use` and `--tracker` name it, and its keys are in
+            `[trackers.NAME]`. `agentrig.trackers.Tracking` makes one of a client.
     """
 
     kind: ClassVar[str] = "observer"
     hook: ClassVar[str] = "register_observers"
     build: Callable[[Any], object]
+    tracker: bool = False
 
 
 @attrs.frozen(kw_only=True)

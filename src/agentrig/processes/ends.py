@@ -104,9 +104,19 @@ class RunSignals:
             log.warning("%s: ending after this step; %s once more ends at once", name_of(number), name_of(number))
 
 
-def leave(status: int) -> NoReturn:
-    """Run the exit handlers and end this process, even if one of its threads still runs."""
+def leave(status: int, *, within_s: float | None = None) -> NoReturn:
+    """Run the exit handlers and end this process, even if one of its threads still runs.
+
+    Args:
+        status: The exit status.
+        within_s: Seconds that the exit handlers may take; None for as long as they need.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    atexit._run_exitfuncs()
+    if within_s is None:
+        atexit._run_exitfuncs()
+    else:
+        handlers = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+        handlers.start()
+        handlers.join(within_s)
     os._exit(status)

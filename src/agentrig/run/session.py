@@ -455,6 +455,7 @@ class RunSession:
             "warnings": [w for w in (self.engine.scorer.correctness.warning, *self._warnings) if w],
             "notes": list(self._notes),
             "delivery": self.delivery.summary(),
+            **_writes(self.plan.registry.settle()),
             "observer_errors": dict(self.plan.registry.observer_errors),
         }
 
@@ -526,6 +527,11 @@ class RunSession:
             line["audit_differs"] = next(iter(found.values()))["differs"]
             line["audits"] = found
         return line
+
+
+def _writes(settled: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of `summary.json` about observers that work in threads of their own; none without them."""
+    return {"observer_writes": dict(settled)} if settled else {}
 
 
 def _sampling(endpoint: Endpoint | Sequence[Endpoint]) -> Mapping[str, Any]:

@@ -175,15 +175,34 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
                     run.write_json("summary.json", {**session.summary(wall_s=wall_s), "complete": complete})
             if ended is not None:
                 plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=ended))
+                settle(plan, run)
     summary: dict[str, Any] = run.read_json("summary.json")
     early = f"ended early; resume with: agentrig train --resume {run.path}"
     if complete:
         plan.registry.notify("on_run_end", event=RunEnd(directory=run.path, summary=summary))
     else:
         plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=KeyboardInterrupt(early)))
+    summary |= settle(plan, run)
     if signals.first is not None:
         raise Interrupted(signals.first, "the run has ended, and its report is written" if complete else early)
     return summary
+
+
+def settle(plan: Plan, run: RunDirectory) -> dict[str, Any]:
+    """Let observers finish what they do in threads of their own; write the counts into `summary.json`.
+
+    Returns:
+        The entry of `summary.json`; an empty one without such observers.
+    """
+    settled = plan.registry.settle()
+    if not settled:
+        return {}
+    writes = {"observer_writes": settled}
+    with noted():
+        summary = run.read_json("summary.json")
+        if summary and summary.get("observer_writes") != settled:
+            run.write_json("summary.json", {**summary, **writes})
+    return writes
 
 
 @contextmanager

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from agentrig.errors import ConfigError, nearest
 from agentrig.findings import Finding, Situation
 from agentrig.hardware.tools import ask
+from agentrig.trackers.logins import swanlab_ready, wandb_ready
 from agentrig_verl import schema, symbols
 from agentrig_verl.keys import keys_of
 from agentrig_verl.schema import ACTOR
@@ -174,9 +172,6 @@ def by_sequence(config: Any) -> str | None:
     return next((f"{key} = {value}" for key, (value, does) in found.items() if does), None)
 
 
-WANDB_HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")
-"""W&B's default servers, since 0.31 and before; it accepts a login for either."""
-
 LOGGERS = frozenset({"tensorboard", "wandb", "swanlab", "mlflow", "clearml", "trackio"})
 """verl's loggers that are separate packages, with modules of that name."""
 
@@ -201,30 +196,10 @@ def check_loggers(config: Any) -> None:
                 f'[algorithm] verl: the logger "{name}" of trainer.logger needs a package that is not installed: '
                 f"pip install {name}, or set algorithm.verl.trainer.logger='[\"console\"]'"
             )
-    for name, ready in (("wandb", _wandb_ready), ("swanlab", _swanlab_ready)):
+    for name, ready in (("wandb", wandb_ready), ("swanlab", swanlab_ready)):
         if name in names and not ready():
             raise ConfigError(
                 f"[algorithm] verl: trainer.logger has {name}, which has no login here: set {name.upper()}_API_KEY (or "
                 f"run `{name} login`), set {name.upper()}_MODE=offline, or set "
                 "algorithm.verl.trainer.logger='[\"console\"]'"
             )
-
-
-def _wandb_ready() -> bool:
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
-        return True
-    base = os.environ.get("WANDB_BASE_URL")
-    hosts = [urlsplit(base).hostname or ""] if base else WANDB_HOSTS
-    files = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
-    texts = [f.read_text("utf-8", errors="replace") for f in map(Path, map(os.path.expanduser, files)) if f.is_file()]
-    return any(host in text for host in hosts for text in texts)
-
-
-def _swanlab_ready() -> bool:
-    if os.environ.get("SWANLAB_API_KEY") or os.environ.get("SWANLAB_MODE") in ("offline", "local", "disabled"):
-        return True
-    import swanlab
-
-    return bool(swanlab.Settings().api_key)  # what `swanlab login` wrote, or one of its settings files

@@ -54,7 +54,9 @@ def train(
         words = [*words, f"runners.store={store}"]
     if resume is not None:
         source = words[0] if words and "=" not in words[0] else None
-        if source or any(options[k] for k in (*RUN_KINDS, "observers", "files", "active_agent", "strict_plugins")):
+        if source or any(
+            options[k] for k in (*RUN_KINDS, "observers", "trackers", "files", "active_agent", "strict_plugins")
+        ):
             raise ConfigError(
                 "a resumed run keeps its configuration; with --resume you can only give section.key=value"
             )

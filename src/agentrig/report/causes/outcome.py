@@ -8,6 +8,7 @@ from typing import Any
 from agentrig.report import figures
 from agentrig.report.causes.evidence import Evidence
 from agentrig.report.causes.finding import Finding, problem
+from agentrig.report.reading import number
 from agentrig.report.text import count
 
 FEW = 10
@@ -85,10 +86,30 @@ def told(evidence: Evidence) -> Iterator[Finding]:
 
 
 def observers(evidence: Evidence) -> Iterator[Finding]:
-    """Observers that failed."""
+    """Observers that failed, and what trackers and others that write in threads of their own have lost."""
     errors = evidence.run.summary.get("observer_errors")
     for plugin, times in (errors if isinstance(errors, Mapping) else {}).items():
         yield Finding("warn", f"observer {plugin} failed {times} times; the run continued without it")
+    writes = evidence.run.summary.get("observer_writes")
+    for name, counts in (writes if isinstance(writes, Mapping) else {}).items():
+        if isinstance(counts, Mapping):
+            yield _written(name, counts)
+
+
+def _written(name: str, counts: Mapping[str, Any]) -> Finding:
+    written, failed, dropped, unsent = (
+        int(number(counts.get(key)) or 0) for key in ("written", "failed", "dropped", "unsent")
+    )
+    lost = []
+    if failed:
+        lost.append(f"{failed} of {written + failed} writes failed (the latest: {counts.get('error')})")
+    if dropped:
+        lost.append(f"{dropped} were dropped, because it was too slow")
+    if unsent:
+        lost.append(f"{unsent} were not finished when the run ended")
+    if not lost:
+        return Finding("ok", f"{name} got all {written} writes")
+    return Finding("warn", f"{name}: {'; '.join(lost)}. The run's own files have everything")
 
 
 def changes(evidence: Evidence) -> Iterator[Finding]:

@@ -1,0 +1,96 @@
+"""SwanLab."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrig.errors import ConfigError
+from agentrig.trackers.config import SwanlabConfig
+from agentrig.trackers.logins import swanlab_ready
+from agentrig.trackers.tracking import Ended, TrackedRun, required
+
+log = logging.getLogger(__name__)
+
+STATE: Mapping[Ended, str] = {"finished": "success", "stopped": "aborted", "failed": "crashed"}
+
+
+class Swanlab:
+    """Writes into a run of SwanLab, on its server or into files."""
+
+    def __init__(self, config: SwanlabConfig) -> None:
+        self._swanlab, self._config = required("swanlab", tracker="swanlab"), config
+        if not (config.offline or config.api_key or swanlab_ready()):
+            raise ConfigError(
+                "the tracker swanlab has no login here: set SWANLAB_API_KEY (or run `swanlab login`), or write "
+                "trackers.swanlab.offline=true; `swanlab sync` sends the files later"
+            )
+        self._run: Any = None
+
+    def start(self, run: TrackedRun) -> Mapping[str, str]:
+        """Begin the run, or go on with it."""
+        config = self._config
+        self._still()
+        more = {} if config.api_key is None else {"api_key": config.api_key.reveal()}
+        folder = run.directory / "swanlab"
+        folder.mkdir(exist_ok=True)
+        made = self._swanlab.init(
+            project=config.project,
+            workspace=config.workspace or None,
+            id=run.key,
+            resume="allow",
+            name=run.name,
+            tags=list(run.tags) or None,
+            config=dict(run.config),
+            log_dir=str(folder),
+            mode="offline" if config.offline else None,
+            settings=self._swanlab.Settings(interactive=False, terminal={"proxy_type": "none"}, **more),
+        )
+        _flush_each(made)
+        self._run = made
+        found = {"id": run.key, "folder": str(made.dir), "url": "" if config.offline else made.url}
+        return {name: value for name, value in found.items() if value}
+
+    def log(self, figures: Mapping[str, float], *, step: int, time: float) -> None:
+        """Write figures; of a step that a resume repeats, SwanLab keeps the first figures."""
+        self._run.log(dict(figures), step=step)
+
+    def attach(self, files: Sequence[Path]) -> None:
+        """Copy files into the run."""
+        for file in files:
+            self._run.save(str(file), base_path=str(file.parent), policy="now")
+
+    def checkpoint(self, folder: Path) -> None:
+        """Copy the checkpoint into the run."""
+        for file in sorted(folder.rglob("*")):
+            if file.is_file() and file.relative_to(folder).parts[0] != "trainer":
+                self._run.save(str(file), base_path=str(folder.parent), policy="now")
+
+    def end(self, ended: Ended, error: str) -> None:
+        """End the run."""
+        self._run.finish(state=STATE[ended], error=error or None)
+
+    def _still(self) -> None:
+        """Keep its lines out of the run's display; it has no setting for this."""
+        console = required("swanlab.sdk.internal.pkg.console", tracker="swanlab")
+        console.c.quiet = True
+
+
+def _flush_each(run: Any) -> None:
+    """Let SwanLab's file have each record at once: a killed run would lose up to 8 KB of it.
+
+    There is no public way; with another version of SwanLab, whose objects differ, a killed run loses these.
+    """
+    store = getattr(getattr(run, "_core", None), "_store", None)
+    write, flush = getattr(store, "write", None), getattr(store, "ensure_flushed", None)
+    if store is None or write is None or flush is None:
+        log.debug("this version of SwanLab has no store that can be flushed")
+        return
+
+    def write_and_flush(data: bytes) -> None:
+        write(data)
+        flush()
+
+    store.write = write_and_flush

@@ -1,0 +1,259 @@
+"""The observer that writes a run into a tracker, in a thread of its own, and what a tracker must be able to do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import attrs
+
+from agentrig.background import Background
+from agentrig.errors import ConfigError
+from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
+from agentrig.text import storable, words_of
+from agentrig.trackers.config import TrackerConfig
+from agentrig.trackers.figures import flat_config, of_step, of_summary
+
+log = logging.getLogger(__name__)
+
+Ended = Literal["finished", "stopped", "failed"]
+"""How a run ended: by itself, by a signal, or by an error."""
+
+START_FILES = ("config.toml", "manifest.json")
+END_FILES = (*START_FILES, "summary.json", "error.json", "report.html")
+"""Files of a run directory that a tracker gets at the start and at the end; manifest.json grows when a run resumes."""
+
+
+@attrs.frozen(kw_only=True)
+class TrackedRun:
+    """What a tracker is told of a run.
+
+    Attributes:
+        directory: The run directory.
+        name: The run's name in the tracker.
+        tags: Its tags.
+        config: The resolved configuration, `section.key` to value; secrets are named, never shown.
+        key: Identifies the run directory's run in the tracker; the same for every resume.
+        resumed: Whether the tracker has had this run before.
+        first_step: The first step that comes; greater than 1 if the run is resumed.
+    """
+
+    directory: Path
+    name: str
+    tags: Sequence[str]
+    config: Mapping[str, Any]
+    key: str
+    resumed: bool
+    first_step: int
+
+
+class Client(Protocol):
+    """A tracker, by its official client. All methods are called in one thread; one that raises is counted."""
+
+    def start(self, run: TrackedRun) -> Mapping[str, str]:
+        """Begin the run, or go on with that of the same key; return what helps to find it: `url`, `folder`, `id`."""
+        ...
+
+    def log(self, figures: Mapping[str, float], *, step: int, time: float) -> None:
+        """Write a step's figures; `time` is Unix time in seconds. After a resume, lost steps come again."""
+        ...
+
+    def attach(self, files: Sequence[Path]) -> None:
+        """Attach files of the run directory; a file that was attached before is replaced."""
+        ...
+
+    def checkpoint(self, folder: Path) -> None:
+        """Attach the best checkpoint: a Hugging Face directory."""
+        ...
+
+    def end(self, ended: Ended, error: str) -> None:
+        """End the run, so that everything is written when this returns."""
+        ...
+
+
+class Tracking:
+    """An observer that writes a run into a tracker; see `agentrig.plugins.specs.ObserverSpec`.
+
+    Args:
+        name: The tracker's name.
+        client: Writes; each method is called in this tracker's own thread.
+        config: The keys that all trackers have.
+    """
+
+    def __init__(self, name: str, client: Client, config: TrackerConfig) -> None:
+        self._name, self._client, self._config = name, client, config
+        self._work = Background(f"tracker {name}", limit=config.queue, patience_s=config.flush_s)
+        self._run: TrackedRun | None = None
+        self._started = False
+        self._place: dict[str, str] = {}
+
+    def on_run_start(self, event: RunStart) -> None:
+        """Begin the tracker's run, or go on with it, and attach the configuration."""
+        directory = Path(event.directory)
+        kept = self._kept(directory)
+        self._run = TrackedRun(
+            directory=directory,
+            name=self._config.name or directory.resolve().name,
+            tags=tuple(self._config.tags),
+            config=flat_config(event.config),
+            key=kept.get("key") or uuid.uuid4().hex[:16],
+            resumed="key" in kept,
+            first_step=event.first_step,
+        )
+        self._do(lambda: None)  # a run without steps is there too
+        self._attach(START_FILES)
+
+    def on_step_end(self, event: StepEnd) -> None:
+        """Write a step's figures."""
+
+        def write() -> None:
+            self._client.log(of_step(event.metrics), step=event.step, time=event.metrics["time"])
+
+        self._do(write)
+
+    def on_run_end(self, event: RunEnd) -> None:
+        """Write the results, attach the files and the best checkpoint, and end the tracker's run."""
+        step, now = int(event.summary.get("steps") or 0), time.time()
+        self._do(lambda: self._client.log(of_summary(event.summary), step=step, time=now))
+        self._attach(END_FILES)
+        self._do(self._best)
+        self._do(partial(self._client.end, "finished", ""))
+
+    def on_run_error(self, event: RunError) -> None:
+        """Attach the files, and end the tracker's run as stopped or failed."""
+        stopped = isinstance(event.error, KeyboardInterrupt)
+        self._attach(END_FILES)
+        self._do(partial(self._client.end, "stopped" if stopped else "failed", words_of(event.error)))
+
+    def settle(self) -> dict[str, Any]:
+        """Wait a bounded time for the thread; return the counts of its writes, and where the tracker's run is."""
+        return {**attrs.asdict(self._work.settle()), **self._place}
+
+    def _do(self, work: Callable[[], Any]) -> None:
+        """Let the thread do something once the tracker's run has started; if it could not start, it tries again."""
+        if self._run is None:
+            return  # the run has ended before it started
+
+        def started() -> None:
+            if not self._started:
+                self._start()
+            work()
+
+        self._work.put(started)
+
+    def _start(self) -> None:
+        assert self._run is not None
+        self._keep(self._run.directory, {"key": self._run.key})  # first: killed now, the next start finds the same run
+        found = {name: storable(str(value)) for name, value in self._client.start(self._run).items()}
+        self._keep(self._run.directory, {"key": self._run.key, **found})
+        self._place, self._started = found, True
+
+    def _attach(self, names: Sequence[str]) -> None:
+        if self._config.files and self._run is not None:
+            directory = self._run.directory
+            self._do(lambda: self._client.attach([f for f in (directory / n for n in names) if f.is_file()]))
+
+    def _best(self) -> None:
+        limit = getattr(self._config, "checkpoint_mb", 0)
+        assert self._run is not None
+        folder = best_checkpoint(self._run.directory) if limit else None
+        if folder is None:
+            return
+        size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and "trainer" not in f.parts) / 1e6
+        if size > limit:
+            log.info(
+                "tracker %s does not get %s: it has %.0f MB, and trackers.%s.checkpoint_mb is %d",
+                *(self._name, folder, size, self._name, limit),
+            )
+            return
+        self._client.checkpoint(folder)
+
+    def _file(self, directory: Path) -> Path:
+        return directory / "trackers" / f"{self._name}.json"
+
+    def _kept(self, directory: Path) -> dict[str, str]:
+        try:
+            kept = json.loads(self._file(directory).read_text("utf-8"))
+        except FileNotFoundError:
+            return {}
+        except ValueError:
+            log.warning(
+                "%s is damaged: the tracker %s begins a new run. Restore the file from a copy to go on with the former",
+                *(self._file(directory), self._name),
+            )
+            return {}
+        return kept if isinstance(kept, dict) else {}
+
+    def _keep(self, directory: Path, kept: Mapping[str, str]) -> None:
+        file = self._file(directory)
+        file.parent.mkdir(exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(kept, indent=2) + "\n", "utf-8")
+        part.replace(file)
+
+
+def required(module: str, *, tracker: str, extra: str = "") -> Any:
+    """Import a tracker's client.
+
+    Args:
+        module: The client's module.
+        tracker: The tracker's name, for messages.
+        extra: The package to install; empty for agentrig's extra of the tracker's name.
+
+    Raises:
+        ConfigError: It is not installed, or its import fails; the message says what to do.
+    """
+    cure = f"pip install {extra!r}" if extra else f"pip install 'agentrig[{tracker}]'"
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(f"the tracker {tracker} needs its client, which is not installed: {cure}") from None
+        raise ConfigError(f"the client of the tracker {tracker} cannot be imported: {error}. Try {cure}") from error
+    except Exception as error:
+        raise ConfigError(
+            f"the client of the tracker {tracker} cannot be imported: {words_of(error)}. Try {cure}"
+        ) from error
+
+
+def best_checkpoint(directory: Path) -> Path | None:
+    """Return a run's best checkpoint: of those that are there, the best in validation; without validation the last.
+
+    If the run ended with its best weights (`final = "best"`), the last checkpoint has them.
+    """
+    there = {int(c.name[5:]): c for c in (directory / "checkpoints").glob("step-*") if c.name[5:].isdecimal()}
+    if not there:
+        return None
+    lines = {line["step"]: line for line in _lines(directory)}
+    judged = {
+        step: (line["validation_accuracy"], line.get("validation_reward") or 0.0, step)
+        for step, line in lines.items()
+        if step in there and line.get("validation_accuracy") is not None
+    }
+    last = max(there)
+    if not judged or _ends_with_best(directory):
+        return there[last]
+    return there[max(judged, key=lambda step: judged[step])]
+
+
+def _ends_with_best(directory: Path) -> bool:
+    config = json.loads((directory / "manifest.json").read_text("utf-8")).get("config", {})
+    return bool(config.get("algorithm", {}).get("final") == "best")
+
+
+def _lines(directory: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of `metrics.jsonl`; one that a crash has cut short is left out."""
+    file = directory / "metrics.jsonl"
+    for text in file.read_text("utf-8", errors="replace").split("\n") if file.is_file() else ():
+        with contextlib.suppress(ValueError):
+            line = json.loads(text)
+            if isinstance(line, dict) and "step" in line:
+                yield line
