@@ -43,7 +43,7 @@ def main(name: str, directory: str, part: int, first: int, last: int, ends: bool
         tracker.on_step_end(StepEnd(step=step, metrics=line(step, part)))
     if not ends:
         settled = tracker.settle()
-        time.sleep(3.0 if name in ("wandb", "swanlab") else 0.0)  # these write their files in threads of their own
+        time.sleep(0.0 if name in ("tensorboard", "mlflow") else 3.0)  # the others write in threads of their own
         print(json.dumps(settled), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     summary = {"accuracy": {"before": 0.25, "after": 0.75, "n": 8}, "steps": last, "wall_s": 9.0, "rollouts": 40}
