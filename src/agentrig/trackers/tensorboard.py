@@ -54,7 +54,7 @@ class TensorBoard:
         self._writer.flush()
 
     def checkpoint(self, folder: Path) -> None:
-        """Do nothing: TensorBoard keeps no files."""
+        """Do nothing: TensorBoard has no files."""
 
     def end(self, ended: Ended, error: str) -> None:
         """Say how the run ended, and close the file."""

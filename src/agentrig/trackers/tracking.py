@@ -34,7 +34,7 @@ END_FILES = (*START_FILES, "summary.json", "error.json", "report.html")
 
 @attrs.frozen(kw_only=True)
 class TrackedRun:
-    """What a tracker is told of a run.
+    """A run, as a tracker gets it.
 
     Attributes:
         directory: The run directory.
