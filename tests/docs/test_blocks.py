@@ -180,7 +180,8 @@ def test_settings_resolve(block: Block, tmp_path: Path, monkeypatch: pytest.Monk
         Path(files[-1]).write_text(plugin.text)
     plan: Any = resolve(str(file), uses={"hardware": "cuda"} if verl else {}, files=files)
     for section, keys in content.items():
-        if section == "observer":
-            assert [component.spec.name for component, _ in plan.observers] == keys["use"]
+        if section in ("observer", "trackers"):
+            named = [c.spec.name for c, _ in plan.observers if c.spec.tracker == (section == "trackers")]
+            assert named == keys["use"]
         elif section != "recipe" and "use" in keys:
             assert plan.components[section].spec.name == keys["use"]

@@ -11,6 +11,7 @@ from typing import Any
 from agentrig.errors import ConfigError, nearest
 from agentrig.findings import Finding, Situation
 from agentrig.hardware.tools import ask
+from agentrig.trackers.logins import WANDB_HOSTS as WANDB_HOSTS
 from agentrig.trackers.logins import swanlab_ready, wandb_ready
 from agentrig_verl import schema, symbols
 from agentrig_verl.keys import keys_of
