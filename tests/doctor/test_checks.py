@@ -276,6 +276,18 @@ def test_a_port_in_use_is_found():
     only(place.check_ports(situation(f"algorithm.port={port}", environ={})), "ok")
 
 
+def test_the_gateway_s_address():
+    assert list(place.check_gateway(situation())) == []
+    only(place.check_gateway(situation("gateway.use=on")), "ok")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        found = only(place.check_gateway(situation("gateway.use=on", f"gateway.port={port}")), "problem")
+        assert f"127.0.0.1:{port}: Address already in use" in found.evidence
+    joined = ("gateway.use=on", "runners.store=0.0.0.0:4747")
+    assert "gateway.host=0.0.0.0" in only(place.check_gateway(situation(*joined)), "warning").cure
+    only(place.check_gateway(situation(*joined, "gateway.host=0.0.0.0")), "ok")
+
+
 def test_too_many_runners_are_a_warning():
     only(content.check_cores(situation("runners.n=1")), "ok")
     only(content.check_cores(situation("runners.n=1000")), "warning")

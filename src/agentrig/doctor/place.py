@@ -12,6 +12,7 @@ import attrs
 
 from agentrig._moved import former
 from agentrig.doctor.devices import shape_of, workload
+from agentrig.endpoints import is_loopback
 from agentrig.findings import Finding, Situation
 from agentrig.hardware.memory import GB
 
@@ -121,6 +122,33 @@ def check_ports(situation: Situation) -> Iterator[Finding]:
     if not busy:
         named = ", ".join(f"{port} ({name})" for name, port in wanted.items())
         yield Finding(check="ports", result="ok", evidence=f"free: {named}" if named else "servers can listen here")
+
+
+def check_gateway(situation: Situation) -> Iterator[Finding]:
+    """If the run has a gateway: can it listen where it is to, and do runners of other machines reach it?"""
+    if situation.plan is None or not situation.plan.uses_gateway:
+        return
+    wanted = situation.plan.gateway
+    where = f"{wanted.host}:{wanted.port}" if wanted.port else wanted.host
+    family = socket.AF_INET6 if ":" in wanted.host else socket.AF_INET
+    try:
+        with socket.create_server((wanted.host, wanted.port), family=family):
+            pass
+    except OSError as error:
+        cure = "set gateway.host to an address of this machine, and gateway.port to a free port, or leave them out"
+        evidence = f"the gateway cannot listen on {where}: {error.strerror or error}"
+        yield Finding(check="gateway", result="problem", evidence=evidence, cure=cure)
+        return
+    store = situation.plan.runners.store.rpartition(":")[0].strip("[]")
+    if store and not is_loopback(store) and is_loopback(wanted.host):
+        yield Finding(
+            check="gateway",
+            result="warning",
+            evidence=f"runners join from other machines at {store}, and the gateway listens on {wanted.host} only",
+            cure="let it listen where they reach it: gateway.host=0.0.0.0, in a private network",
+        )
+        return
+    yield Finding(check="gateway", result="ok", evidence=f"the gateway can listen on {where}")
 
 
 __getattr__ = former(__name__)
