@@ -28,5 +28,5 @@ def breeder(task_input, endpoint):
 @hookimpl
 def register_agents():
     yield AgentSpec(name="breeder", summary="Starts processes for ever.", build=lambda config: breeder)
-    yield AgentSpec(name="parent", summary="Leaves processes.", build=lambda config: parent)
+    yield AgentSpec(name="parent", summary="Leaves processes.", build=lambda config: parent, preload=("heavy",))
     yield AgentSpec(name="unforked", summary="Cannot be forked.", build=lambda config: parent, preload=("deadly",))

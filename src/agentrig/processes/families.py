@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
+import traceback
 from collections.abc import Collection
 from typing import NoReturn
 
@@ -18,6 +20,9 @@ ROUNDS = 8
 
 QUIET = 2
 """Searches in a row that must find nothing: one misses a process whose parent ends while it searches."""
+
+_ending = threading.Lock()
+"""Held by the thread that ends this process."""
 
 
 def lead() -> None:
@@ -49,11 +54,31 @@ def end_families(leaders: Collection[int], marks: Collection[str]) -> None:
         psutil.wait_procs(list(found.values()), timeout=0.2)
 
 
+def end_stopped(leaders: Collection[int], marks: Collection[str]) -> None:
+    """Stop runners, so that they start nothing more while it is searched, and kill them with what they started.
+
+    The process that calls this must live until it returns: if it is killed, the runners stay stopped.
+    """
+    try:
+        for leader in leaders:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(leader, signal.SIGSTOP)
+        end_families(leaders, marks)
+    except BaseException:
+        for leader in leaders:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(leader, signal.SIGKILL)
+        raise
+
+
 def end_own_family(marks: Collection[str]) -> NoReturn:
     """End this process and those that it started, whatever its threads still start meanwhile.
 
-    A forked process does it: it stops this one first, so that nothing more is started while it searches.
+    A forked process does it: it stops this one first, so that nothing more is started while it searches. There is one
+    such process only, whichever threads call this: two would find and kill each other, and leave this one stopped.
     """
+    if not _ending.acquire(blocking=False):
+        threading.Event().wait()  # another thread ends this process
     leader = os.getpid()
     try:
         forked = os.fork()
@@ -62,11 +87,12 @@ def end_own_family(marks: Collection[str]) -> NoReturn:
         os._exit(0)
     if forked == 0:
         try:
-            os.kill(leader, signal.SIGSTOP)
-            end_families([leader], marks)
+            end_stopped([leader], marks)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(0)
-    signal.pause()  # until it is killed
+    threading.Event().wait()  # until it is killed
     os._exit(0)
 
 

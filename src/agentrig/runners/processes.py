@@ -5,7 +5,6 @@ This module does not use Agent Lightning: `runtime` moves rollouts from the stor
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import logging
 import multiprocessing
@@ -25,7 +24,7 @@ from agentrig.errors import AgentrigError
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import BASE, confine, declared, withheld
 from agentrig.processes.ends import SIGNALS
-from agentrig.processes.families import MARK, end_families, end_own_family, lead
+from agentrig.processes.families import MARK, end_families, end_own_family, end_stopped, lead
 from agentrig.processes.forks import SAFE_PATH_KEPT, start_process
 from agentrig.runners.attempt import build_agent, packed, running_loop
 from agentrig.runners.pools import BasePool, Worker
@@ -33,6 +32,7 @@ from agentrig.runners.pools import BasePool, Worker
 log = logging.getLogger(__name__)
 
 PRELOAD = (
+    "agentrig.processes.forkserver",
     "agentrig.runners.processes",
     "agentrig.tracing.recording",
     "agentrig.plugins.registry",
@@ -42,7 +42,7 @@ PRELOAD = (
     "langchain_core.callbacks.base",
     "langchain_core.tracers.context",
 )
-"""Modules that every runner imports; those that are not installed are skipped."""
+"""Modules that every runner imports, and how the process that forks them ends; missing ones are skipped."""
 
 
 def worker_main(
@@ -80,6 +80,12 @@ def worker_main(
             break
         jobs.put(message)
     leave_no_family()  # threads may hang in the agent; this process has nothing left to save
+
+
+def ender_main(pipe: Connection, leaders: Sequence[int], marks: Sequence[str]) -> None:
+    """Run in a process of its own: end runners. It goes on if the run is killed meanwhile, else they stay stopped."""
+    lead()
+    end_stopped(leaders, marks)
 
 
 def own_family() -> None:
@@ -174,12 +180,14 @@ class Pool(BasePool[_Worker]):
     def _end(self, workers: Sequence[_Worker]) -> None:
         if not workers:
             return
-        for worker in workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(
-                    worker.process.pid, signal.SIGSTOP
-                )  # it can start nothing more, so there is nothing more to find
-        end_families([w.process.pid for w in workers], [w.mark for w in workers])
+        leaders, marks = [w.process.pid for w in workers], [w.mark for w in workers]
+        try:
+            pipe, ender = start_process(self._context, ender_main, leaders, marks)
+        except AgentrigError:  # no process can be started
+            end_stopped(leaders, marks)
+        else:
+            ender.join()
+            pipe.close()
         for worker in workers:
             worker.process.kill()
             worker.process.join()
