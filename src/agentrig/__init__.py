@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pluggy
 
 from agentrig import _moved
@@ -28,12 +30,42 @@ from agentrig.tasks import Task
 from agentrig.traces import Span, Trace
 from agentrig.tracing.recorder import span
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agentrig.report.notebook import LoadedRun
+
 _moved.install()
 
 __version__ = "0.2.0.dev0"
 
 hookimpl = pluggy.HookimplMarker("agentrig")
 """Marks a function as an implementation of one of agentrig's hooks."""
+
+
+def load_run(path: Path | str) -> LoadedRun:
+    """Return a run directory for a notebook: figures, rollouts and traces as pandas frames, plots, the diagnosis.
+
+    It works while the run goes on, and on a directory that is damaged, of an earlier version, or copied from elsewhere:
+    what is missing is left out and listed in `missing`.
+
+    Args:
+        path: The run directory.
+
+    Raises:
+        AgentrigError: It is no run directory.
+
+    Example:
+        ```python
+        run = agentrig.load_run("runs/mini-20260101-120000")
+        run.steps["reward"].plot()
+        run.rollouts("report", step=0)
+        ```
+    """
+    from agentrig.report.notebook import load_run as load
+
+    return load(path)
+
 
 __all__ = [
     "AdapterSpec",
@@ -58,6 +90,7 @@ __all__ = [
     "Triplet",
     "__version__",
     "hookimpl",
+    "load_run",
     "setting",
     "span",
 ]

@@ -36,6 +36,7 @@ class MyAlgorithm(Algorithm): ...
 ELSEWHERE = {
     "docs/report.md": "tests/docs/test_report.py runs it on a run directory",
     "plugins/agentrig-langgraph-sql/README.md": "test_langgraph_sql_readme.py runs it against a server",
+    "docs/tutorials/read-a-run.md": "tests/docs/test_notebook.py runs the notebook, and compares the page with it",
     "docs/recipes.md": "it trains for five steps; its call is resolved below",
 }
 """Pages whose script is not run here, with the reason."""
@@ -47,6 +48,7 @@ SHOWN = (
         r"^agentrig-brief-sql is|^16 passed|^reward brief-sql|^└── score|^measuring held-out|^Successfully built",
         "what the commands of docs/tutorials/publish-it.md print; test_publish_it.py compares it",
     ),
+    (r"^mini-20260101-120000: finished", "what agentrig why prints; tests/report/test_diagnosis.py compares it"),
     (r"^src/agentrig/ |^algorithm\.py ", "a list of files"),
     (r"^agent\(task_input, endpoint\) ->", "the form of a call"),
     (r"^sampling   rollouts 1", "a drawing of what runs at the same time"),

@@ -48,7 +48,7 @@ NOTHING_WRONG = "Nothing held learning back."
 """What is said about a run without problems."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, str=False)
 class Diagnosis:
     """What is known about a run's learning.
 
@@ -69,6 +69,9 @@ class Diagnosis:
     warnings: Sequence[Finding]
     checks: Sequence[Finding]
     missing: Sequence[str]
+
+    def __str__(self) -> str:
+        return words(self)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
