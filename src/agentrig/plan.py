@@ -90,7 +90,7 @@ class Plan:
     def uses_gateway(self) -> bool:
         """Whether agents call the model through the gateway."""
         if self.gateway.use == "auto":
-            return getattr(self.components["agent"].spec, "calls", "tap") == "gateway"
+            return bool(self.gateway.models) or getattr(self.components["agent"].spec, "calls", "tap") == "gateway"
         return self.gateway.use == "on"
 
     def build(self, kind: str) -> Any:
@@ -342,6 +342,8 @@ def resolve(
             "runners.n = 0 leaves nobody to run the agent: set runners.store (--store HOST:PORT), so that runners join"
         )
     spec: Any = selected["agent"][0].spec
+    if gateway.use == "off" and gateway.models:
+        raise ConfigError('[gateway] use = "off", but [gateway.models] names models that only the gateway can reach')
     if gateway.use == "off" and getattr(spec, "calls", "tap") == "gateway":
         raise ConfigError(
             f'[gateway] use = "off", but the calls of agent {spec.name} leave the runner\'s process: without the '

@@ -52,6 +52,7 @@ async def _serve(listener: socket.socket, line: socket.socket, settings: dict[st
     import uvicorn
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+    from agentrig.endpoints import Endpoint
     from agentrig.gateway.app import Gateway
 
     class Server(uvicorn.Server):
@@ -67,8 +68,10 @@ async def _serve(listener: socket.socket, line: socket.socket, settings: dict[st
             self.scope["agentrig.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
 
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a call that was cut has an incomplete answer
+    models = {name: None if given is None else Endpoint(**given) for name, given in settings["models"].items()}
+    limit = settings["body_mb"] << 20
     config = uvicorn.Config(
-        Gateway(token=settings["token"], sampling=settings["sampling"], limit=settings["body_mb"] << 20),
+        Gateway(token=settings["token"], sampling=settings["sampling"], limit=limit, models=models),
         log_config=None,
         access_log=False,
         lifespan="off",

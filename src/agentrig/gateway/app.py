@@ -37,10 +37,14 @@ class Gateway:
         token: What runners bring to open and close rollouts.
         sampling: Whether the sampling fields that a request lacks are added.
         limit: Most bytes of the body of an agent's request.
+        models: The endpoint of each fixed model by the name that agents send; None for a further name of the rollout's.
     """
 
-    def __init__(self, *, token: str, sampling: bool, limit: int) -> None:
+    def __init__(
+        self, *, token: str, sampling: bool, limit: int, models: Mapping[str, Endpoint | None] | None = None
+    ) -> None:
         self._token, self._sampling, self._limit = token.encode(), sampling, limit
+        self._models = models or {}
         self.book, self._connections = Book(), Connections()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,8 +64,9 @@ class Gateway:
             if route in DIALECTS and scope["method"] == "POST":
                 await self._call(opened, DIALECTS[route], scope, headers, receive, send)
             elif route == "models" and scope["method"] == "GET":
-                model = {"id": opened.upstream.model, "object": "model", "created": 0, "owned_by": "agentrig"}
-                await respond(send, 200, json.dumps({"object": "list", "data": [model]}).encode())
+                same = {"object": "model", "created": 0, "owned_by": "agentrig"}
+                listed = [{"id": name, **same} for name in dict.fromkeys((opened.upstream.model, *self._models))]
+                await respond(send, 200, json.dumps({"object": "list", "data": listed}).encode())
             else:
                 raise Refused(
                     f"the gateway has no {scope['method']} /v1/{route}; it has POST /v1/"
@@ -90,6 +95,7 @@ class Gateway:
                 send=send,
                 abort=scope["agentrig.abort"],
                 connections=self._connections,
+                models=self._models,
                 sampling=self._sampling,
                 limit=self._limit,
             ).run()
@@ -112,7 +118,11 @@ class Gateway:
         sent = json.loads(b"".join(parts))
         rollout = str(sent["rollout"])
         if path == OPEN:
-            opened = await self.book.open(rollout, int(sent["attempt"]), Endpoint(**sent["upstream"]))
+            upstream = Endpoint(**sent["upstream"])
+            if self._models.get(upstream.model) is not None:
+                text = f"the run's model is called {upstream.model}, and so is a fixed one in [gateway.models]"
+                raise Refused(f"{text}: give that another name", status=409, code="name_taken")
+            opened = await self.book.open(rollout, int(sent["attempt"]), upstream)
             answer: dict[str, Any] = {"key": opened.key}
         else:
             opened = await self.book.close(rollout, sent.get("key"))

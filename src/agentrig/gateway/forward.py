@@ -10,15 +10,18 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import attrs
 
+from agentrig.endpoints import Endpoint
 from agentrig.gateway.book import CUT, Call, Opened, Refused
 from agentrig.gateway.connections import FAILED, Connections
 from agentrig.gateway.dialects import Dialect, StreamWriter
 from agentrig.text import cut, words_of
-from agentrig.traces import LLM_CALL, PARENT
+from agentrig.traces import LLM_CALL, PARENT, SERVER
+from agentrig.tracing.recorder import server_of
 from agentrig.tracing.streams import Events, Joining
 from agentrig.tracing.tokens import token_attributes
 
@@ -32,6 +35,9 @@ DRAINED = 64 << 20
 
 SAME_FIELD = {"max_tokens": "max_completion_tokens"}
 """Sampling fields that have a second name in requests."""
+
+TOKENS = ("prompt_token_ids", "response_token_ids", "response_logprobs")
+"""Attributes of a call that has the tokens of the run's model."""
 
 ENDED = {
     CUT: "the rollout has ended, and its calls under way with it",
@@ -52,6 +58,7 @@ class Exchange:
         send: ASGI's.
         abort: Breaks the connection to the client.
         connections: To the model's server.
+        models: The endpoint of each fixed model by name; None for a further name of the rollout's model.
         sampling: Whether to add the sampling fields that it lacks.
         limit: Most bytes of its body.
     """
@@ -64,12 +71,18 @@ class Exchange:
     send: Callable[[Any], Awaitable[None]]
     abort: Callable[[], None]
     connections: Connections
+    models: Mapping[str, Endpoint | None]
     sampling: bool
     limit: int
     _start: float = attrs.field(factory=time.time, init=False)
     _body: dict[str, Any] = attrs.field(factory=dict, init=False)
     _sent: dict[str, Any] = attrs.field(factory=dict, init=False)
+    _upstream: Endpoint = attrs.field(init=False)
+    _fixed: bool = attrs.field(default=False, init=False)
     _began: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._upstream = self.opened.upstream
 
     async def run(self) -> None:
         """Do it; whatever happens, the call has exactly one span, and the client an answer or a broken connection."""
@@ -84,7 +97,7 @@ class Exchange:
             self._record({}, error=f"HTTP {refused.status}: {refused}")
             await self._refuse(str(refused), status=refused.status, code=refused.code)
         except FAILED as error:
-            reason = f"the model's server at {self.opened.upstream.base_url} failed: {words_of(error)}"
+            reason = f"the model's server at {self._upstream.base_url} failed: {words_of(error)}"
             self._record({}, error=reason)
             await self._refuse(reason, status=502, code="upstream_failed")
         except asyncio.CancelledError:
@@ -140,23 +153,26 @@ class Exchange:
 
     def _prepared(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Return the request that the model's server gets."""
-        upstream = self.opened.upstream
-        if asked.get("model") != upstream.model:
+        policy, name = self.opened.upstream, asked.get("model")
+        if name != policy.model and not (isinstance(name, str) and name in self.models):
+            others = "".join(f" or {other!r}" for other in self.models if other != policy.model)
             raise Refused(
-                f"there is no model {asked.get('model')!r:.200} here; send model = {upstream.model!r} (an agent has "
-                "it as endpoint.model, a program as OPENAI_MODEL)",
+                f"there is no model {name!r:.200} here; send model = {policy.model!r} (an agent has it as "
+                f"endpoint.model, a program as OPENAI_MODEL){others}; [gateway.models] gives models further names",
                 status=404,
                 code="model_not_found",
             )
+        fixed = self.models.get(name)
+        self._upstream, self._fixed = fixed or policy, fixed is not None
         if asked.get("n") not in (None, 1):
             text = "n must be 1: a rollout learns from one answer to each call; make several calls instead"
             raise Refused(text, status=400, code="unsupported_value")
-        sent = dict(asked)
+        sent = {**asked, "model": self._upstream.model}
         if self.sampling:
-            for name, value in upstream.sampling.items():
-                if name not in sent and SAME_FIELD.get(name) not in sent:
-                    sent[name] = value
-        if upstream.token_ids:
+            for field, value in self._upstream.sampling.items():
+                if field not in sent and SAME_FIELD.get(field) not in sent:
+                    sent[field] = value
+        if self._upstream.token_ids:
             sent["return_token_ids"] = sent["logprobs"] = True
         return sent
 
@@ -169,7 +185,7 @@ class Exchange:
     # --- the answer -------------------------------------------------------------------------------
 
     async def _forward(self) -> None:
-        upstream = self.opened.upstream
+        upstream = self._upstream
         headers = {
             **upstream.headers,
             "authorization": f"Bearer {upstream.api_key}",
@@ -286,6 +302,14 @@ class Exchange:
         if self.call.recorded:
             return
         self.call.recorded = True
+        request = self._sent or self._body
+        if self._sent:
+            request = {**request, "model": self._body.get("model")}  # which of several names the agent has sent
+        if self._fixed:
+            # Another model's tokens must never be trained.
+            attributes = {key: value for key, value in attributes.items() if key not in TOKENS}
+            host, port = server_of(urlsplit(self._upstream.base_url))
+            attributes = {**attributes, SERVER: f"{host}:{port}"}
         span: dict[str, Any] = {
             "id": secrets.token_hex(8),
             "parent": self.headers.get(PARENT),
@@ -293,7 +317,7 @@ class Exchange:
             "start": self._start,
             "end": time.time(),
             "error": error,
-            "attributes": {"request": self._sent or self._body, **attributes},
+            "attributes": {"request": request, **attributes},
         }
         node = self.headers.get(NODE_HEADER, "")
         if node:

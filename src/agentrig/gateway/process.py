@@ -10,6 +10,8 @@ import sys
 from types import TracebackType
 from typing import Any
 
+import attrs
+
 from agentrig.endpoints import GatewayAddress, is_loopback
 from agentrig.gateway.client import GatewayError, Visit
 from agentrig.gateway.settings import GatewaySettings
@@ -73,7 +75,7 @@ class Gateway:
         assert self._process is not None
         where = f"{self._settings.host}:{self._settings.port} (gateway.host, gateway.port)"
         sent = {"token": self._token, "host": self._settings.host, "port": self._settings.port}
-        sent |= {"sampling": self._settings.sampling, "body_mb": self._settings.body_mb}
+        sent |= {"sampling": self._settings.sampling, "body_mb": self._settings.body_mb, "models": self._models()}
         line.settimeout(START_S)
         try:
             line.sendall(json.dumps(sent).encode() + b"\n")
@@ -90,6 +92,11 @@ class Gateway:
             self._process.check()
             raise ServerError(f"the gateway did not start{self._process.tail()}")
         return int(answer["port"])
+
+    def _models(self) -> dict[str, dict[str, Any] | None]:
+        """Return the endpoint of each fixed model by name, with its key; None for the run's model."""
+        named = self._settings.named
+        return {n: None if model is None else attrs.asdict(model.endpoint(n)) for n, model in named.items()}
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

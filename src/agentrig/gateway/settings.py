@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
+from agentrig.gateway.models import FixedModel, models_of
 from agentrig.settings import setting
+
+
+def _checked(_config: Any, _field: Any, value: dict[str, Any]) -> None:
+    """Reject models of another form, and a key that is not there."""
+    for name, model in models_of(value).items():
+        if model is not None:
+            model.endpoint(name)
 
 
 @attrs.frozen(kw_only=True)
@@ -13,7 +23,8 @@ class GatewaySettings:
 
     use: str = setting(
         "auto",
-        help="whether agents call the model through the gateway; auto: if the agent's spec says calls=gateway",
+        help="whether agents call the model through the gateway; auto: if the agent's spec says calls=gateway, "
+        "or if there are models",
         choices=("auto", "on", "off"),
     )
     host: str = setting("127.0.0.1", help="address that the gateway listens on; 0.0.0.0 for agents of other machines")
@@ -22,3 +33,14 @@ class GatewaySettings:
         True, help="whether the gateway adds the run's sampling fields that an agent's request lacks"
     )
     body_mb: int = setting(16, help="longest body of an agent's request, MiB", ge=1, le=1024)
+    models: dict[str, Any] = setting(
+        dict,
+        help='the models that agents may name: NAME = "policy" for the run\'s, which is trained, or a table with '
+        "base_url, model and api_key_env for one that is not",
+        validator=_checked,
+    )
+
+    @property
+    def named(self) -> dict[str, FixedModel | None]:
+        """The fixed model of each name; None for the run's."""
+        return models_of(self.models)

@@ -59,6 +59,7 @@ def register_agents() -> Iterable[AgentSpec]:
         summary="A service of your own, which gets each task by HTTP.",
         config=HttpConfig,
         build=http,
+        calls="gateway",
         checks=[check_service],
     )
 
