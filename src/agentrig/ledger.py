@@ -17,6 +17,7 @@ OTHER_SERVER = "other-server"
 NO_TOKEN_IDS = "no-token-ids"
 FAILED_ROLLOUT = "failed-rollout"
 UNMATCHED_NODE = "unmatched-node"
+UNMATCHED_MODEL = "unmatched-model"
 DUPLICATE = "duplicate"
 LEFT_OUT_BY_ADAPTER = "left-out-by-adapter"
 ZERO_VARIANCE = "zero-variance-group"
@@ -33,6 +34,7 @@ REASONS: Mapping[str, str] = {
     NO_TOKEN_IDS: "the server returned no token ids",
     FAILED_ROLLOUT: "the rollout failed: there is no reward to learn from",
     UNMATCHED_NODE: "the adapter trains other graph nodes",
+    UNMATCHED_MODEL: "the adapter trains calls that name other models",
     DUPLICATE: "the call was recorded twice; the other record counts",
     LEFT_OUT_BY_ADAPTER: "the adapter left it out and does not say why (it has no method `left_out`)",
     ZERO_VARIANCE: "all rollouts of its group got the same reward: the advantage is 0",

@@ -164,7 +164,7 @@ def test_scripts_that_other_tests_run_exist() -> None:
 def test_settings_resolve(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block is a run file, or a part of one that extends `mini`; the page shows what it names."""
     content = tomllib.loads(block.text)
-    for name in re.findall(r'\{env = "(\w+)"\}', block.text):
+    for name in re.findall(r'\b(?:api_key_)?env = "(\w+)"', block.text):
         monkeypatch.setenv(name, "set")
     for name in content.get("run", {}).get("plugins", ()):
         own = [b for b in PYTHON if b.page == block.page and b.text.startswith(f"# {name}\n")]

@@ -106,6 +106,21 @@ def test_names_that_match_nothing() -> None:
     assert "adapter.match=" in message
 
 
+def test_models_names_that_match_nothing_are_listed() -> None:
+    trace = trace_of("plan", "plan", "code")
+    names = iter(("planner", "planner", "coder"))
+    spans = [
+        attrs.evolve(s, attributes={**s.attributes, "request": {"model": next(names)}}) if s.name == LLM_CALL else s
+        for s in trace.spans
+    ]
+    spans[-1] = attrs.evolve(spans[-1], attributes={**spans[-1].attributes, SERVER: "coder:8000"})
+    with pytest.raises(RunStopped) as caught:
+        check_triplets([rollout(trace=attrs.evolve(trace, spans=tuple(spans)))], step=1, adapter="agent-match")
+    message = str(caught.value)
+    assert "They named these models: planner (2), coder, not the run's (1)." in message
+    assert "(adapter.match, adapter.model)" in message
+
+
 def test_one_triplet_is_enough_and_failures_do_not_count() -> None:
     check_triplets([rollout(trace=trace_of()), rollout(triplets=[TRIPLET])], step=1, adapter="x")
     check_triplets([rollout(failure="deadline", trace=trace_of())], step=1, adapter="x")

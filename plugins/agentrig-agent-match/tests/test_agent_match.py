@@ -72,9 +72,36 @@ def test_calls_without_ids_and_failed_calls_give_no_triplet() -> None:
     assert kept("write", Trace(rollout_id="r")) == []
 
 
-def test_an_expression_that_does_not_compile_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not a regular expression"):
-        structure(AgentMatchConfig, {"match": "("}, owner="agent-match", section="adapter")
+ROLES = Trace(
+    rollout_id="r",
+    spans=(
+        chain("w", None, "write_query"),
+        call("p", "w", request={"model": "planner"}),
+        call("c", "w", request={"model": "coder"}),
+        chain("k", None, "check"),
+        call("q", "k", request={"model": "planner-2"}),
+        call("n", "k"),
+    ),
+)
+
+
+def test_the_models_name_selects_calls_too() -> None:
+    def spans(**keys: str) -> list[str]:
+        return [t.span_id for t in AgentMatch(AgentMatchConfig(**keys))(ROLES)]
+
+    assert spans(match="", model="planner") == ["p", "q"]
+    assert spans(match="", model="^planner$") == ["p"]
+    assert spans(match="write", model="planner|coder") == ["p", "c"]
+    assert spans(match="", model="x") == []
+    adapter = AgentMatch(AgentMatchConfig(match="write", model="planner"))
+    why = {c.id: adapter.left_out(ROLES, c) for c in ROLES.llm_calls()}
+    assert why == {"p": None, "c": "unmatched-model", "q": "unmatched-node", "n": "unmatched-node"}
+
+
+@pytest.mark.parametrize("key", ["match", "model"])
+def test_an_expression_that_does_not_compile_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} = '\\(' is not a regular expression"):
+        structure(AgentMatchConfig, {key: "("}, owner="agent-match", section="adapter")
 
 
 @pytest.mark.parametrize("check", checks("adapter", "agent-match"), ids=str)

@@ -11,7 +11,7 @@ from agentrig._moved import former
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.metrics import count_failures, reason_of
-from agentrig.traces import MISSED, SERVER
+from agentrig.traces import MISSED, SERVER, Span, Trace
 
 log = logging.getLogger(__name__)
 
@@ -121,9 +121,19 @@ def check_triplets(rollouts: Sequence[Rollout], *, step: int, adapter: str) -> N
         )
     raise RunStopped(
         f"{where}\n  The adapter {adapter} kept none of {len(calls)} calls. They were made under these nodes: {seen}.\n"
-        f"  Change what it matches (adapter.match), {change}adapter.match= (empty) to train every call.",
+        f"  They named these models: {_models(calls)}.\n"
+        f"  Change what it matches (adapter.match, adapter.model), {change}adapter.match= (empty) to train every call.",
         cause="unmatched-calls",
     )
+
+
+def _models(calls: Sequence[tuple[Trace, Span]]) -> str:
+    """Return the names of models that calls sent, with their number; which of them are not the run's is said."""
+    sent: Counter[str] = Counter()
+    for _, call in calls:
+        name = str((call.attributes.get("request") or {}).get("model") or "(no name)")
+        sent[f"{name}, not the run's" if SERVER in call.attributes else name] += 1
+    return ", ".join(f"{name} ({count})" for name, count in sent.most_common())
 
 
 def _requests(rollouts: Sequence[Rollout], *, trained_only: bool) -> Iterator[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""The adapter `agent-match`: trains the LLM calls made under graph nodes whose name matches."""
+"""The adapter `agent-match`: trains the LLM calls whose node's name, and whose model's name, match."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import attrs
 
 from agentrig import AdapterSpec, Span, Trace, Triplet, hookimpl, setting
 from agentrig.adapters import triplet_of
-from agentrig.ledger import UNMATCHED_NODE
+from agentrig.ledger import UNMATCHED_MODEL, UNMATCHED_NODE
 
 
-def _compiles(_config: Any, _field: Any, value: str) -> None:
+def _compiles(_config: Any, field: Any, value: str) -> None:
     try:
         re.compile(value)
     except re.error as error:
-        raise ValueError(f"match = {value!r} is not a regular expression: {error}") from None
+        raise ValueError(f"{field.name} = {value!r} is not a regular expression: {error}") from None
 
 
 @attrs.frozen(kw_only=True)
@@ -29,11 +29,16 @@ class AgentMatchConfig:
         help="regular expression, searched in the names of all nodes that enclose a call; empty keeps every call",
         validator=_compiles,
     )
+    model: str = setting(
+        "",
+        help="regular expression, searched in the model's name that the agent sent with a call; empty for any name",
+        validator=_compiles,
+    )
 
 
 @attrs.frozen
 class AgentMatch:
-    """Keeps a call when the name of any node around it matches."""
+    """Keeps a call when the name of any node around it matches, and the model's name that the agent sent with it."""
 
     config: AgentMatchConfig
 
@@ -42,14 +47,21 @@ class AgentMatch:
         kept = []
         for call in trace.llm_calls():
             node = self._node(trace, call)
-            triplet = None if node is None else triplet_of(call, node=node)
+            triplet = None if node is None or not self._named(call) else triplet_of(call, node=node)
             if triplet is not None:
                 kept.append(triplet)
         return kept
 
     def left_out(self, trace: Trace, call: Span) -> str | None:
         """Return why a call that could be trained is left out; None for one that is kept."""
-        return UNMATCHED_NODE if self._node(trace, call) is None else None
+        if self._node(trace, call) is None:
+            return UNMATCHED_NODE
+        return None if self._named(call) else UNMATCHED_MODEL
+
+    def _named(self, call: Span) -> bool:
+        """Whether the name of the model that the agent sent matches."""
+        name = (call.attributes.get("request") or {}).get("model")
+        return not self.config.model or bool(re.search(self.config.model, str(name or "")))
 
     def _node(self, trace: Trace, call: Span) -> str | None:
         """Return the node that matches, or None; with an empty `match` the innermost, or an empty string."""
@@ -65,7 +77,7 @@ def register_adapters() -> Iterable[AdapterSpec]:
     """Bring `agent-match`."""
     yield AdapterSpec(
         name="agent-match",
-        summary="Trains the LLM calls made under graph nodes whose name matches.",
+        summary="Trains the LLM calls whose node's name, and whose model's name, match.",
         config=AgentMatchConfig,
         build=AgentMatch,
     )
