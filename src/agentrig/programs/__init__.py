@@ -1,0 +1,1 @@
+"""Agents that are programs: a command line in any language, run once for each rollout."""

@@ -1,0 +1,232 @@
+"""The agent `command`: runs a program for each rollout, and returns its answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.endpoints import Endpoint
+from agentrig.errors import AgentFailure, AgentrigError
+from agentrig.pools import Job
+from agentrig.programs import answers, sandboxes
+from agentrig.programs.config import CommandConfig
+from agentrig.programs.folders import TEMPORARY, read_answer, working_folder
+from agentrig.programs.running import CannotStart, Ending, Limits, Undead, run
+from agentrig.text import SHORTEST_MASKED, cut, storable, words_of
+from agentrig.tracing.recorder import OUTPUT_LIMIT, current
+
+ANSWER_BYTES = 40_000_000
+"""Longest answer in a file: `agentrig.runners.attempt.ANSWER_LIMIT` characters of JSON."""
+
+INPUT_FILE = "agentrig-input.json"
+
+KEY = "<the rollout's key>"
+"""What replaces the key in what is kept of the program's output."""
+
+
+class CommandAgent:
+    """Runs a program for each rollout; several threads may call it.
+
+    Args:
+        config: The agent's keys.
+
+    Raises:
+        AgentrigError: The program, its folder or the sandbox is missing; the message says what to install.
+    """
+
+    def __init__(self, config: CommandConfig) -> None:
+        if sys.platform != "linux":
+            raise AgentrigError(
+                "[agent] the agent `command` needs Linux, to end all that a program starts: use it in a container or on WSL"
+            )
+        self.config = config
+        self._folder = Path(config.folder).expanduser().absolute() if config.folder else None
+        self._mounts = [Path(path).expanduser().absolute() for path in config.mounts]
+        self._words = [word.replace("{folder}", str(self._folder)) for word in config.words]
+        for path in [self._folder, *self._mounts]:
+            if path is not None and not path.exists():
+                raise AgentrigError(f"[agent] there is no folder {path}")
+        sandboxes.check(config.sandbox, config.image)
+        self._check_program()
+
+    def _check_program(self) -> None:
+        if self.config.sandbox in ("docker", "podman"):
+            return  # it is in the image
+        program = self._words[0]
+        path = self.config.variables.get("PATH", os.environ.get("PATH"))
+        place = self._folder / program if self._folder and self.config.copy and "/" in program else program
+        if shutil.which(place, path=path) is None:
+            raise AgentrigError(
+                f"[agent] command: there is no program {program} here, or it is not executable. Install it, write its "
+                "whole path, or write {folder}/NAME and set folder"
+            )
+
+    def __call__(self, task_input: Mapping[str, Any], endpoint: Endpoint) -> Any:
+        """Run the program on one input, as `run_job` does."""
+        return self.run_job(Job(id=f"program-{uuid.uuid4().hex[:8]}", input=task_input, endpoint=endpoint))
+
+    def run_job(self, job: Job) -> Any:
+        """Run the program on one rollout and return its answer.
+
+        Raises:
+            AgentFailure: The typed failure that it ended with.
+        """
+        config = self.config
+        with ExitStack() as stack:
+            folder = stack.enter_context(working_folder(self._folder if config.copy else None))
+            variables = self._variables(job, folder)
+            callback = None
+            if config.answer == "callback":
+                from agentrig.callbacks import Callbacks
+
+                callback = stack.enter_context(Callbacks.shared("127.0.0.1").open(job.id))
+                variables[config.answer_url_variable] = callback.url
+                variables[config.answer_key_variable] = callback.key
+            with _span(self._words) as attributes:
+                ending = self._run(job, folder, variables, finished=callback.done if callback else lambda: False)
+                attributes.update(_facts(ending, secret=job.endpoint.api_key))
+                ending = _without(ending, job.endpoint.api_key)
+                return self._answer(ending, folder, callback)
+
+    def _variables(self, job: Job, folder: Path) -> dict[str, str]:
+        """Return the variables that the agent sets."""
+        config, endpoint = self.config, job.endpoint
+        found = {"PWD": str(folder), "TMPDIR": str(folder / TEMPORARY)}
+        if config.sandbox != "none":
+            found["HOME"] = str(folder)
+        found |= config.variables
+        for name, path in config.input_variables.items():
+            found[name] = _as_text(_part(job.input, path, name))
+        for name, value in (
+            (config.base_url_variable, endpoint.base_url),
+            (config.api_key_variable, endpoint.api_key),
+            (config.model_variable, endpoint.model),
+            ("AGENTRIG_SAMPLING", json.dumps(dict(endpoint.sampling))),
+            ("AGENTRIG_HEADERS", json.dumps(dict(endpoint.headers))),
+        ):
+            if name:
+                found[name] = value
+        if config.input == "environment":
+            found["AGENTRIG_INPUT"] = json.dumps(job.input)
+        elif config.input == "file":
+            (folder / INPUT_FILE).write_text(json.dumps(job.input), "utf-8")
+            found["AGENTRIG_INPUT"] = str(folder / INPUT_FILE)
+        return found
+
+    def _run(self, job: Job, folder: Path, variables: Mapping[str, str], finished: Callable[[], bool]) -> Ending:
+        config = self.config
+        place = sandboxes.Place(
+            folder=folder,
+            reads=[path for path in (self._folder, *self._mounts) if path is not None],
+            variables=variables,
+            memory_mb=config.memory_mb,
+            processes=config.processes,
+        )
+        limits = Limits(
+            time_s=config.time_s,
+            memory_mb=config.memory_mb,
+            output_mb=config.output_mb,
+            disk_mb=config.disk_mb,
+            processes=config.processes,
+        )
+        wrapped = sandboxes.wrapped(config.sandbox, config.image, self._words, place)
+        try:
+            return run(
+                wrapped.words,
+                after=wrapped.after,
+                folder=folder,
+                environment={**os.environ, **variables},
+                stdin=json.dumps(job.input).encode() + b"\n" if config.input == "stdin" else b"",
+                limits=limits,
+                finished=finished,
+            )
+        except CannotStart as error:
+            raise AgentFailure(str(error), kind="cannot-start") from None
+        except Undead as error:
+            raise AgentFailure(str(error)) from None
+
+    def _answer(self, ending: Ending, folder: Path, callback: Any) -> Any:
+        """Return the answer of a program that has ended.
+
+        Raises:
+            AgentFailure: It has failed, has not answered, or has answered twice.
+        """
+        config = self.config
+        answered = callback.result() if callback else None
+        answers.check_ending(ending, config, answered=answered is not None)
+        try:
+            if callback is not None:
+                if callback.repeated:
+                    raise AgentFailure(
+                        f"the program answered {1 + callback.repeated} times, and differently", kind="answered-twice"
+                    )
+                if answered is None:
+                    raise LookupError(f"it posted nothing to {config.answer_url_variable}")
+                return answered.judged()
+            if config.answer == "file":
+                return answers.from_file(read_answer(folder, config.answer_file, ANSWER_BYTES), config.answer_file)
+            return answers.from_stdout(ending.stdout, json_line=config.answer == "json-line")
+        except LookupError as reason:
+            return answers.none(str(reason.args[0]), required=config.answer_required)
+
+
+def _part(value: Any, path: str, name: str) -> Any:
+    """Return a part of the input; '' is all of it."""
+    for key in path.split(".") if path else ():
+        if not isinstance(value, Mapping) or key not in value:
+            raise AgentFailure(f'the input has no "{path}", which the variable {name} should have', kind="wrong-task")
+        value = value[key]
+    return value
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _without(ending: Ending, secret: str) -> Ending:
+    """Return how a program ended, without its key in what it wrote to stderr."""
+    if len(secret) < SHORTEST_MASKED:
+        return ending
+    return attrs.evolve(ending, stderr=ending.stderr.replace(secret.encode(), KEY.encode()))
+
+
+def _facts(ending: Ending, *, secret: str) -> dict[str, Any]:
+    """Return what the trace keeps of a program's end."""
+    stderr = storable(_without(ending, secret).stderr.decode("utf-8", "replace"))
+    found: dict[str, Any] = {"exit_code": ending.status, "cpu_s": ending.cpu_s, "peak_mb": round(ending.peak_mb, 1)}
+    if stderr.strip():
+        found["stderr"] = cut(stderr, OUTPUT_LIMIT)
+    if ending.exceeded:
+        found["exceeded"] = ending.exceeded
+    elif ending.left:
+        found["processes_left"] = ending.left
+    return found
+
+
+@contextmanager
+def _span(words: list[str]) -> Iterator[dict[str, Any]]:
+    """Record a span around a program; what is put into the dict is among its attributes."""
+    recorder, attributes = current(), {"command": cut(storable(" ".join(words)), 500)}
+    if recorder is None:
+        yield attributes
+        return
+    span_id = uuid.uuid4().hex[:16]
+    recorder.open(span_id, recorder.parent(), "program", attributes, start=time.time())
+    error = None
+    try:
+        yield attributes
+    except BaseException as raised:
+        error = words_of(raised)
+        raise
+    finally:
+        recorder.close(span_id, error=error)

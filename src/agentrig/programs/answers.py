@@ -1,0 +1,129 @@
+"""A program's answer, or the typed failure that it ended with."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from agentrig.errors import AgentFailure
+from agentrig.programs.config import CommandConfig
+from agentrig.programs.running import MIB, Ending
+from agentrig.text import cut, storable
+
+KINDS: Mapping[str, str] = {
+    "time": "deadline",
+    "memory": "memory-limit",
+    "output": "output-limit",
+    "disk": "disk-limit",
+    "processes": "process-limit",
+}
+"""Limit to failure kind."""
+
+SHOWN = 500
+"""Characters of a program's last words in a message."""
+
+
+def check_ending(ending: Ending, config: CommandConfig, *, answered: bool) -> None:
+    """Raise the failure that a program ended with, if it did.
+
+    Args:
+        ending: How it ended.
+        config: Its limits and the table of exit codes.
+        answered: Whether its answer has arrived by a callback; it may then be stopped.
+
+    Raises:
+        AgentFailure: A limit was exceeded, or the exit code is that of a failure.
+    """
+    last = _last_words(ending)
+    if ending.exceeded in KINDS:
+        raise AgentFailure(f"{_excess(ending, config)}, and was ended{last}", kind=KINDS[ending.exceeded])
+    if ending.exceeded == "stopped" and answered:
+        return
+    if ending.status < 0:
+        raise AgentFailure(f"the program was killed by {_signal(-ending.status)}{last}")
+    kind = config.exit_codes.get(str(ending.status), "agent-error")
+    if ending.status and kind != "answer":
+        raise AgentFailure(f"the program ended with exit code {ending.status}{last}", kind=kind)
+
+
+def _excess(ending: Ending, config: CommandConfig) -> str:
+    match ending.exceeded:
+        case "time":
+            return f"the program ran longer than time_s = {config.time_s:g}"
+        case "processes":
+            return f"the program had {ending.observed:g} processes at once, processes = {config.processes}"
+        case name:
+            limit = {"memory": config.memory_mb, "output": config.output_mb, "disk": config.disk_mb}[name]
+            what = {"memory": "used", "output": "wrote to stdout or stderr", "disk": "filled its folder with"}[name]
+            return f"the program {what} {ending.observed / MIB:.1f} MiB, {name}_mb = {limit:g}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_words(ending: Ending) -> str:
+    text = storable(ending.stderr.decode("utf-8", "replace")).strip()
+    return f"; the end of its stderr: {text[-SHOWN:]}" if text else ""
+
+
+def from_stdout(data: bytes, *, json_line: bool) -> Any:
+    """Return the answer on stdout: all of it as text, or the last line that is JSON.
+
+    Raises:
+        LookupError: There is none.
+        AgentFailure: It is not UTF-8; the kind is `bad-answer`.
+    """
+    text = _text(data, "stdout")
+    if not json_line:
+        if not text.strip():
+            raise LookupError("it wrote nothing to stdout")
+        return text.strip("\r\n")
+    for line in reversed(text.splitlines()):
+        if line.strip():
+            try:
+                return json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+    shown = cut(storable(text.strip()[-SHOWN:]), SHOWN)
+    raise LookupError(f"no line of its stdout is JSON: {shown!r}" if shown else "it wrote nothing to stdout")
+
+
+def from_file(data: bytes | None, name: str) -> Any:
+    """Return the answer in a file: JSON if its name says so, else text.
+
+    Raises:
+        LookupError: There is no such file.
+        AgentFailure: It is not UTF-8, or not JSON; the kind is `bad-answer`.
+    """
+    if data is None:
+        raise LookupError(f"there is no file {name} in its working directory")
+    text = _text(data, name)
+    if not name.endswith(".json"):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise AgentFailure(f"the answer {name} is not JSON: {error}", kind="bad-answer") from None
+
+
+def _text(data: bytes, where: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise AgentFailure(f"its {where} is not UTF-8: {error.reason} at byte {error.start}", kind="bad-answer") from None
+
+
+def none(reason: str, *, required: bool) -> None:
+    """Handle an end without an answer: return None where that is allowed.
+
+    Raises:
+        AgentFailure: An answer is required; the kind is `no-answer`.
+    """
+    if required:
+        raise AgentFailure(f"the program ended without an answer: {reason}", kind="no-answer")

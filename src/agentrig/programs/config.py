@@ -1,0 +1,138 @@
+"""The keys of the agent `command`; every command imports this."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import attrs
+
+from agentrig.settings import setting
+
+INPUTS = ("stdin", "file", "environment")
+"""How a program gets the task's input."""
+
+ANSWERS = ("json-line", "stdout", "file", "callback")
+"""Where a program's answer is read."""
+
+SANDBOXES = ("none", "bubblewrap", "docker", "podman")
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+KIND = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+"""Failure kinds, as in `agentrig.runners.attempt`."""
+
+
+def _command(config: Any, attribute: Any, value: Any) -> None:
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise ValueError(f'command is {value!r:.80}; write a text ("node agent.mjs") or a list of words')
+    if not isinstance(value, str):
+        return
+    try:
+        if not shlex.split(value):
+            raise ValueError("it is empty")
+    except ValueError as error:
+        raise ValueError(f"command = {value!r:.80} cannot be split into words: {error}") from None
+
+
+def _variable(config: Any, attribute: Any, value: str) -> None:
+    if value and not VARIABLE.fullmatch(value):
+        raise ValueError(f"{attribute.name} = {value!r:.60} is no name of an environment variable")
+
+
+def _variables(config: Any, attribute: Any, value: dict[str, str]) -> None:
+    for name in value:
+        if not VARIABLE.fullmatch(name):
+            raise ValueError(f"{attribute.name}: {name!r:.60} is no name of an environment variable")
+
+
+def _exit_codes(config: Any, attribute: Any, value: dict[str, str]) -> None:
+    for code, kind in value.items():
+        if not code.isdigit() or not 0 < int(code) < 256:
+            raise ValueError(f"exit_codes: {code!r:.20} is no exit code of a failure; they are 1 to 255")
+        if kind != "answer" and not KIND.fullmatch(kind):
+            raise ValueError(
+                f"exit_codes: {kind!r:.60} is no failure kind: letters, digits, -, _ and ., at most 40; "
+                '"answer" means that its answer counts'
+            )
+
+
+@attrs.frozen(kw_only=True)
+class CommandConfig:
+    """Keys of `command`."""
+
+    command: Any = setting(
+        validator=_command, help="the program and its words: a text, split as a shell does, or a list; {folder} is replaced"
+    )
+    shell: bool = setting(False, help="run a text by `sh -c` instead of splitting it")
+    folder: str = setting("", help="the program's folder; {folder} in the command is its path")
+    copy: bool = setting(False, help="start each rollout in a copy of the folder, not in an empty working directory")
+    input: str = setting(
+        "stdin", choices=INPUTS,
+        help="where the task's input is: JSON on stdin; JSON in the file that AGENTRIG_INPUT names; or AGENTRIG_INPUT "
+        "is the JSON itself",
+    )  # fmt: skip
+    input_variables: dict[str, str] = setting(
+        dict, validator=_variables,
+        help='more variables with parts of the input: NAME = "question"; dots for inner keys, "" for all of it',
+    )  # fmt: skip
+    base_url_variable: str = setting("OPENAI_BASE_URL", validator=_variable, help="variable with the model's address")
+    api_key_variable: str = setting("OPENAI_API_KEY", validator=_variable, help="variable with the rollout's key")
+    model_variable: str = setting("OPENAI_MODEL", validator=_variable, help="variable with the model's name")
+    variables: dict[str, str] = setting(dict, validator=_variables, help="more variables: NAME = VALUE")
+    answer: str = setting(
+        "json-line", choices=ANSWERS,
+        help="the last line of stdout that is JSON, all of stdout as text, a file, or what is posted to a callback",
+    )  # fmt: skip
+    answer_file: str = setting(
+        "answer.json", help="with answer = file: its name in the working directory; JSON if it ends in .json, else text"
+    )
+    answer_url_variable: str = setting(
+        "AGENTRIG_ANSWER_URL", validator=_variable, help="with answer = callback: variable with the address to post to"
+    )
+    answer_key_variable: str = setting(
+        "AGENTRIG_ANSWER_KEY", validator=_variable, help="with answer = callback: variable with its bearer key"
+    )
+    answer_required: bool = setting(
+        True, help="an end without an answer is the failure no-answer; false: its answer is null"
+    )
+    exit_codes: dict[str, str] = setting(
+        dict, validator=_exit_codes,
+        help='exit code to failure kind; "answer" if the answer counts all the same. Others are agent-error',
+    )  # fmt: skip
+    time_s: float = setting(100.0, help="seconds until the failure deadline; 0 for none but runners.deadline_s", ge=0)
+    memory_mb: float = setting(2048.0, help="MiB of all its processes until memory-limit; 0 for no limit", ge=0)
+    output_mb: float = setting(10.0, help="MiB on stdout, and on stderr, until output-limit", gt=0)
+    disk_mb: float = setting(1024.0, help="MiB in its working directory until disk-limit; 0 for no limit", ge=0)
+    processes: int = setting(256, help="processes at once until process-limit; 0 for no limit", ge=0)
+    sandbox: str = setting("none", choices=SANDBOXES, help="what the program runs in")
+    image: str = setting("", help="with docker or podman: the image")
+    mounts: list[str] = setting(list, help="in a sandbox: more folders that it may read, at their own paths")
+
+    def __attrs_post_init__(self) -> None:
+        """Reject keys that contradict each other."""
+        if self.shell and not isinstance(self.command, str):
+            raise ValueError("shell = true needs a command that is one text")
+        if self.copy and not self.folder:
+            raise ValueError("copy = true needs a folder")
+        if not self.folder and any("{folder}" in word for word in self.words):
+            raise ValueError("the command has {folder}, but folder is empty: name the program's folder")
+        if self.image and self.sandbox not in ("docker", "podman"):
+            raise ValueError(f'image is for the sandboxes docker and podman, and sandbox = "{self.sandbox}"')
+        if not self.image and self.sandbox in ("docker", "podman"):
+            raise ValueError(f'sandbox = "{self.sandbox}" needs an image')
+        if self.mounts and self.sandbox == "none":
+            raise ValueError('mounts are for a sandbox, and sandbox = "none"')
+        names = [*self.variables, *self.input_variables]
+        own = [n for n in (self.base_url_variable, self.api_key_variable, self.model_variable) if n in names]
+        if own:
+            raise ValueError(f"{own[0]} has the model's address, key or name: leave it out of the other variables")
+
+    @property
+    def words(self) -> list[str]:
+        """The command's words, before {folder} is replaced."""
+        if self.shell:
+            return ["sh", "-c", self.command]
+        return shlex.split(self.command) if isinstance(self.command, str) else list(self.command)
