@@ -21,6 +21,7 @@ from agentrig import (
 from agentrig.errors import AgentrigError
 from agentrig.plugins import own_runners
 from agentrig.plugins.auto_server import OWN
+from agentrig.programs.config import CommandConfig
 from agentrig.services.checks import check_service
 from agentrig.services.config import HttpConfig
 from agentrig.trackers.own import OWN as OWN_TRACKERS
@@ -47,13 +48,25 @@ def cpu_spec() -> HardwareSpec:
 
 @hookimpl
 def register_agents() -> Iterable[AgentSpec]:
-    """Register `http`."""
+    """Register `command` and `http`."""
+
+    def command(config: Any) -> Any:
+        from agentrig.programs.agent import CommandAgent
+
+        return CommandAgent(config)
 
     def http(config: Any) -> Any:
         from agentrig.services.agent import HttpAgent
 
         return HttpAgent(config)
 
+    yield AgentSpec(
+        name="command",
+        summary="A program in any language, run once for each rollout.",
+        config=CommandConfig,
+        build=command,
+        calls="gateway",
+    )
     yield AgentSpec(
         name="http",
         summary="A service of your own, which gets each task by HTTP.",

@@ -10,10 +10,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import attrs
+from typing import TYPE_CHECKING, Any
 
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentFailure, AgentrigError
@@ -22,16 +21,16 @@ from agentrig.programs import answers, sandboxes
 from agentrig.programs.config import CommandConfig
 from agentrig.programs.folders import TEMPORARY, read_answer, working_folder
 from agentrig.programs.running import CannotStart, Ending, Limits, Undead, run
-from agentrig.text import SHORTEST_MASKED, cut, storable, words_of
+from agentrig.text import cut, storable, words_of
 from agentrig.tracing.recorder import OUTPUT_LIMIT, current
+
+if TYPE_CHECKING:
+    from agentrig.callbacks import Callback
 
 ANSWER_BYTES = 40_000_000
 """Longest answer in a file: `agentrig.runners.attempt.ANSWER_LIMIT` characters of JSON."""
 
 INPUT_FILE = "agentrig-input.json"
-
-KEY = "<the rollout's key>"
-"""What replaces the key in what is kept of the program's output."""
 
 
 class CommandAgent:
@@ -39,17 +38,19 @@ class CommandAgent:
 
     Args:
         config: The agent's keys.
+        callback: Makes the callback of a rollout whose program answers by one; its answer is read when the program
+            has ended. None for one of its own: the program then ends soon after its answer.
 
     Raises:
         AgentrigError: The program, its folder or the sandbox is missing; the message says what to install.
     """
 
-    def __init__(self, config: CommandConfig) -> None:
+    def __init__(self, config: CommandConfig, callback: Callable[[Job], Callback] | None = None) -> None:
         if sys.platform != "linux":
             raise AgentrigError(
-                "[agent] the agent `command` needs Linux, to end all that a program starts: use it in a container or on WSL"
+                "[agent] the agent `command` needs Linux, to end all that a program starts: use a container or WSL"
             )
-        self.config = config
+        self.config, self._make_callback = config, callback
         self._folder = Path(config.folder).expanduser().absolute() if config.folder else None
         self._mounts = [Path(path).expanduser().absolute() for path in config.mounts]
         self._words = [word.replace("{folder}", str(self._folder)) for word in config.words]
@@ -85,18 +86,20 @@ class CommandAgent:
         with ExitStack() as stack:
             folder = stack.enter_context(working_folder(self._folder if config.copy else None))
             variables = self._variables(job, folder)
-            callback = None
-            if config.answer == "callback":
-                from agentrig.callbacks import Callbacks
-
-                callback = stack.enter_context(Callbacks.shared("127.0.0.1").open(job.id))
+            callback = stack.enter_context(self._callback(job)) if config.answer == "callback" else None
+            if callback is not None:
                 variables[config.answer_url_variable] = callback.url
                 variables[config.answer_key_variable] = callback.key
             with _span(self._words) as attributes:
-                ending = self._run(job, folder, variables, finished=callback.done if callback else lambda: False)
-                attributes.update(_facts(ending, secret=job.endpoint.api_key))
-                ending = _without(ending, job.endpoint.api_key)
+                answered = partial(_has_arrived, None if self._make_callback else callback)
+                ending = self._run(job, folder, variables, answered)
+                attributes.update(_facts(ending))
                 return self._answer(ending, folder, callback)
+
+    def _callback(self, job: Job) -> Callback:
+        from agentrig.callbacks import Callback
+
+        return self._make_callback(job) if self._make_callback else Callback(job.id, attempt=job.attempt)
 
     def _variables(self, job: Job, folder: Path) -> dict[str, str]:
         """Return the variables that the agent sets."""
@@ -155,14 +158,14 @@ class CommandAgent:
         except Undead as error:
             raise AgentFailure(str(error)) from None
 
-    def _answer(self, ending: Ending, folder: Path, callback: Any) -> Any:
+    def _answer(self, ending: Ending, folder: Path, callback: Callback | None) -> Any:
         """Return the answer of a program that has ended.
 
         Raises:
             AgentFailure: It has failed, has not answered, or has answered twice.
         """
         config = self.config
-        answered = callback.result() if callback else None
+        answered = callback.arrived if callback is not None else None
         answers.check_ending(ending, config, answered=answered is not None)
         try:
             if callback is not None:
@@ -171,7 +174,8 @@ class CommandAgent:
                         f"the program answered {1 + callback.repeated} times, and differently", kind="answered-twice"
                     )
                 if answered is None:
-                    raise LookupError(f"it posted nothing to {config.answer_url_variable}")
+                    why = f"what it posted to {config.answer_url_variable} is none: {callback.refused}"
+                    raise LookupError(why if callback.refused else f"it posted nothing to {config.answer_url_variable}")
                 return answered.judged()
             if config.answer == "file":
                 return answers.from_file(read_answer(folder, config.answer_file, ANSWER_BYTES), config.answer_file)
@@ -193,16 +197,13 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _without(ending: Ending, secret: str) -> Ending:
-    """Return how a program ended, without its key in what it wrote to stderr."""
-    if len(secret) < SHORTEST_MASKED:
-        return ending
-    return attrs.evolve(ending, stderr=ending.stderr.replace(secret.encode(), KEY.encode()))
+def _has_arrived(callback: Callback | None) -> bool:
+    return callback is not None and callback.arrived is not None
 
 
-def _facts(ending: Ending, *, secret: str) -> dict[str, Any]:
+def _facts(ending: Ending) -> dict[str, Any]:
     """Return what the trace keeps of a program's end."""
-    stderr = storable(_without(ending, secret).stderr.decode("utf-8", "replace"))
+    stderr = storable(ending.stderr.decode("utf-8", "replace"))
     found: dict[str, Any] = {"exit_code": ending.status, "cpu_s": ending.cpu_s, "peak_mb": round(ending.peak_mb, 1)}
     if stderr.strip():
         found["stderr"] = cut(stderr, OUTPUT_LIMIT)

@@ -116,7 +116,9 @@ def _text(data: bytes, where: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise AgentFailure(f"its {where} is not UTF-8: {error.reason} at byte {error.start}", kind="bad-answer") from None
+        raise AgentFailure(
+            f"its {where} is not UTF-8: {error.reason} at byte {error.start}", kind="bad-answer"
+        ) from None
 
 
 def none(reason: str, *, required: bool) -> None:

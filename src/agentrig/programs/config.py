@@ -64,7 +64,8 @@ class CommandConfig:
     """Keys of `command`."""
 
     command: Any = setting(
-        validator=_command, help="the program and its words: a text, split as a shell does, or a list; {folder} is replaced"
+        validator=_command,
+        help="the program and its words: a text, split as a shell does, or a list; {folder} is replaced",
     )
     shell: bool = setting(False, help="run a text by `sh -c` instead of splitting it")
     folder: str = setting("", help="the program's folder; {folder} in the command is its path")

@@ -78,8 +78,8 @@ def check(sandbox: str, image: str) -> None:
     executable = EXECUTABLE[sandbox]
     if shutil.which(executable) is None:
         raise AgentrigError(
-            f'[agent] sandbox = "{sandbox}": there is no {executable} on this machine.\n  Install it: {INSTALL[sandbox]}; '
-            'or set agent.sandbox="none"'
+            f'[agent] sandbox = "{sandbox}": there is no {executable} on this machine.\n'
+            f'  Install it: {INSTALL[sandbox]}; or set agent.sandbox="none"'
         )
     if sandbox == "bubblewrap":
         place = Place(folder=Path("/"), reads=(), variables={}, memory_mb=0, processes=0)
@@ -113,11 +113,11 @@ def wrapped(sandbox: str, image: str, words: Sequence[str], place: Place) -> Wra
 def _bubblewrap(place: Place) -> list[str]:
     """Return bubblewrap's words: the system and the program's folders to read, the working directory to write."""
     words = ["bwrap", "--unshare-all", "--share-net", "--die-with-parent", "--new-session"]
-    for path in SYSTEM:
-        if os.path.islink(path):
-            words += ["--symlink", os.readlink(path), path]
+    for system in SYSTEM:
+        if os.path.islink(system):
+            words += ["--symlink", os.readlink(system), system]
         else:
-            words += ["--ro-bind-try", path, path]
+            words += ["--ro-bind-try", system, system]
     for name in ETC:
         words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     words += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run"]
