@@ -90,7 +90,7 @@ class CommandAgent:
             if callback is not None:
                 variables[config.answer_url_variable] = callback.url
                 variables[config.answer_key_variable] = callback.key
-            with _span(self._words) as attributes:
+            with _span(config.node, self._words) as attributes:
                 answered = partial(_has_arrived, None if self._make_callback else callback)
                 ending = self._run(job, folder, variables, answered)
                 attributes.update(_facts(ending))
@@ -215,14 +215,15 @@ def _facts(ending: Ending) -> dict[str, Any]:
 
 
 @contextmanager
-def _span(words: list[str]) -> Iterator[dict[str, Any]]:
-    """Record a span around a program; what is put into the dict is among its attributes."""
-    recorder, attributes = current(), {"command": cut(storable(" ".join(words)), 500)}
+def _span(node: str, words: list[str]) -> Iterator[dict[str, Any]]:
+    """Record a span around a program and its calls; what is put into the dict is among its attributes."""
+    recorder, attributes = current(), {"agent.name": node, "command": cut(storable(" ".join(words)), 500)}
     if recorder is None:
         yield attributes
         return
     span_id = uuid.uuid4().hex[:16]
     recorder.open(span_id, recorder.parent(), "program", attributes, start=time.time())
+    recorder.outside_in = span_id
     error = None
     try:
         yield attributes

@@ -103,6 +103,7 @@ class CommandConfig:
         dict, validator=_exit_codes,
         help='exit code to failure kind; "answer" if the answer counts all the same. Others are agent-error',
     )  # fmt: skip
+    node: str = setting("program", help="the node that all its calls are under; adapters match its name")
     time_s: float = setting(100.0, help="seconds until the failure deadline; 0 for none but runners.deadline_s", ge=0)
     memory_mb: float = setting(2048.0, help="MiB of all its processes until memory-limit; 0 for no limit", ge=0)
     output_mb: float = setting(10.0, help="MiB on stdout, and on stderr, until output-limit", gt=0)

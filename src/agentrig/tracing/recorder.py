@@ -33,6 +33,10 @@ class Recorder:
         muted: Request token ids, but record nothing, because another tracer does.
         base_url: The endpoint's URL. Calls to other servers are recorded, but not changed and never trained on.
             Empty: every server counts as the endpoint.
+
+    Attributes:
+        root: The id of the root span.
+        outside_in: The id of the span to which calls from outside of this process belong: the program's, or the root.
         gateway: Whether this URL is the gateway's, which records the calls to it; see `join`.
     """
 
@@ -44,7 +48,7 @@ class Recorder:
         self.token_ids = token_ids
         self.server = server_of(urlsplit(base_url)) if base_url else None
         self.muted = muted
-        self.root = uuid.uuid4().hex[:16]
+        self.root = self.outside_in = uuid.uuid4().hex[:16]
         self._start = time.time()
         self._error: str | None = None
         self._spans: list[Span] = []
@@ -190,7 +194,7 @@ class Recorder:
             self._spans.append(attrs.evolve(span, parent=span.parent or self.root, attributes=attributes))
 
     def join(self, spans: Iterable[Span], *, cut: int = 0) -> None:
-        """Add the spans that the gateway recorded; those without a known parent go under the root.
+        """Add the spans that the gateway recorded; those without a known parent go under `outside_in`.
 
         A call that another tracer has recorded too stays one span, under that tracer's parent: it gets the bodies and
         token ids, which only the gateway has.
@@ -209,7 +213,7 @@ class Recorder:
                 self._spans[place] = attrs.evolve(there, attributes={**there.attributes, **span.attributes})
                 continue
             known.add(span.id)
-            self._spans.append(attrs.evolve(span, parent=span.parent if span.parent in known else self.root))
+            self._spans.append(attrs.evolve(span, parent=span.parent if span.parent in known else self.outside_in))
 
     def miss(self, library: str) -> None:
         """Count a connection to the endpoint by another library than httpx: only the gateway records its calls."""

@@ -1,0 +1,37 @@
+"""Make the starting model of the dice game: `python examples/programs/start.py models/dice`, seconds on one core.
+
+It has learned the form of a call, and to choose any of the dice, or to roll none, with equal chances.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.starting import make_start
+
+from agentrig.demonstrations import Reply, Turn, WarmUpPlan
+
+sys.path.insert(0, str(Path(__file__).parent))
+from dice import DICE, Rounds
+
+
+def make(directory: Path) -> Any:
+    """Write the model to a directory."""
+    tools = json.loads(Path(__file__).with_name("tools.json").read_text("utf-8"))
+    replies = [Reply(content="I roll none.")]
+    replies += [Reply(tool_calls=[{"name": "roll", "arguments": {"sides": sides}}]) for sides in DICE]
+    turns = [
+        Turn(messages=[{"role": "user", "content": task.input["question"]}], tools=tools, reply=reply)
+        for task in Rounds().load("train")
+        for reply in replies
+    ]
+    plan = WarmUpPlan(directory=directory, minutes=5, passes=4, parameters=100_000, vocabulary=400, context=512)
+    return make_start(GrpoConfig(), plan, turns, log=print)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))
