@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import attrs
-
 from agentrig import Outcome, RecipeSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
 
 DICE = (4, 6, 8, 12, 20)
 """The sides of the dice that there are."""
 
 
-@attrs.frozen
 class Rounds:
     """Rounds of the game; each split has its own."""
 
     splits: Sequence[str] = ("train", "validation", "test")
-    roles: Mapping[str, str] = attrs.field(
-        factory=lambda: {"train": "train", "validation": "validation", "report": "test"}
-    )
+    roles: Mapping[str, str] = {"train": "train", "validation": "validation", "report": "test"}
 
     def load(self, split: str) -> Sequence[Task]:
         """Return 100 rounds."""

@@ -51,6 +51,12 @@ VARIABLES: Mapping[str, str] = {
 """Name to meaning: variables that a user may set."""
 
 INTERNAL: Mapping[str, str] = {
+    "AGENTRIG_PROGRAM": "marks the processes that a program of the agent `command` has started",
+    "AGENTRIG_SAMPLING": "what the agent `command` gives its program: the run's sampling fields, as JSON",
+    "AGENTRIG_HEADERS": "the same: HTTP headers for every call to the model, as JSON",
+    "AGENTRIG_INPUT": "the same: the task's input as JSON, or the file that has it",
+    "AGENTRIG_ANSWER_URL": "the same: where the program posts its answer, if it answers by a callback",
+    "AGENTRIG_ANSWER_KEY": "the same: the bearer key of that address",
     "AGENTRIG_RUNNER": "marks the processes that a runner has started, so that they end with it",
     "AGENTRIG_SCRATCH": "the folder for a run's temporary files",
     "AGENTRIG_KEEP_SAFEPATH": "tells a runner that the user has set `PYTHONSAFEPATH`",

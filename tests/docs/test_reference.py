@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import reference_pages
 from model_server import ModelServer
 
 import agentrig
+from agentrig import AgentFailure, Endpoint
+from agentrig.programs.agent import CommandAgent
+from agentrig.programs.config import CommandConfig
 from agentrig.traces import ATTRIBUTES
 from agentrig.tracing.recording import recording
 from agentrig.variables import INTERNAL, VARIABLES
@@ -164,6 +168,13 @@ def test_every_attribute_of_a_span_is_listed(model: ModelServer) -> None:
         RunnableLambda(lambda x: look.invoke({"table": x})).invoke("t")
         FakeListLLM(responses=["odd"]).invoke("?")
         requests.post(f"{model.url}/chat/completions", json={"messages": [{"content": "?"}]}, timeout=20)
+        programs = [
+            CommandConfig(command="echo note >&2; sleep 99 & echo 1", shell=True),
+            CommandConfig(command="yes", output_mb=0.1),
+        ]
+        for config in programs:
+            with suppress(AgentFailure):
+                CommandAgent(config)({}, Endpoint(base_url=model.url, model="m"))
     recorder.join((), cut=1)
     seen = {name for span in recorder.trace().spans for name in span.attributes}
     assert seen == set(ATTRIBUTES)
