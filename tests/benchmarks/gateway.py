@@ -25,9 +25,9 @@ from typing import Any
 
 import psutil
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))  # after this folder: both have `rollouts`
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "support")]
+from benchmarks.rollouts import ANSWERS, QUESTION, make_database
 from replay_llm import replay_server
-from rollouts import ANSWERS, QUESTION, make_database
 
 from agentrig.endpoints import Endpoint
 from agentrig.gateway.client import Visit

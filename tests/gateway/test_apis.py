@@ -72,7 +72,9 @@ def test_streamed_chat_completions_lose_what_the_client_did_not_ask_for(visit: V
     assert [t for c in own for choice in c.choices for t in choice.model_dump().get("token_ids") or ()] == CALLS.ids
     assert sum(len(choice.logprobs.content) for c in own for choice in c.choices if choice.logprobs) == len(CALLS.ids)
     assert plain[-1].usage.completion_tokens == len(CALLS.ids)
-    for span in visit.close().spans:
+    spans = visit.close().spans
+    assert len(spans) == 2
+    for span in spans:
         exact(span, CALLS)
 
 
@@ -184,7 +186,9 @@ def test_messages_whole_and_streamed(visit: Visit, model: ScriptedServer) -> Non
     assert events[-1] == {"type": "message_stop"}
     assert (events[-2]["delta"]["stop_reason"], events[-2]["usage"]) == ("tool_use", usage)
 
-    for span in visit.close().spans:
+    spans = visit.close().spans
+    assert len(spans) == 2
+    for span in spans:
         exact(span, CALLS)
         request = span.attributes["request"]
         assert [m["role"] for m in request["messages"]] == ["system", "user", "assistant", "tool", "user"]
