@@ -25,7 +25,8 @@ from typing import Any
 
 import psutil
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "support")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.rollouts import ANSWERS, QUESTION, make_database
 from replay_llm import replay_server
 

@@ -84,8 +84,20 @@ class _Client(DefaultHttpxClient):
             self.close()
 
 
-# One client a server is shared by all threads (httpx's may be), so that rollouts reuse its connections. The process is
-# part of the key: a forked runner must neither use its parent's connections nor close them.
+# Connections are shared by all threads (httpx's may be) and all rollouts, whose addresses and keys may differ: a new
+# `httpx.Client` takes 20 ms of CPU. The process is part of the key: a forked runner must neither use its parent's
+# connections nor close them.
+@lru_cache(maxsize=2)
+def _connections(_process: int) -> _Client:
+    return _Client()
+
+
 @lru_cache(maxsize=64)
-def _client(_process: int, base_url: str, api_key: str, timeout_s: float, max_retries: int) -> OpenAI:
-    return OpenAI(base_url=base_url, api_key=api_key, timeout=timeout_s, max_retries=max_retries, http_client=_Client())
+def _client(process: int, base_url: str, api_key: str, timeout_s: float, max_retries: int) -> OpenAI:
+    return OpenAI(
+        base_url=base_url,
+        api_key=api_key,
+        timeout=timeout_s,
+        max_retries=max_retries,
+        http_client=_connections(process),
+    )
