@@ -48,7 +48,7 @@ SHOWN = (
         r"^agentrig-brief-sql is|^16 passed|^reward brief-sql|^└── score|^measuring held-out|^Successfully built",
         "what the commands of docs/tutorials/publish-it.md print; test_publish_it.py compares it",
     ),
-    (r"^mini-20260101-120000: finished", "what agentrig why prints; tests/report/test_diagnosis.py compares it"),
+    (r"^queries-cut: finished", "what agentrig why prints; tests/report/test_recorded_runs.py compares it"),
     (r"^src/agentrig/ |^algorithm\.py ", "a list of files"),
     (r"^agent\(task_input, endpoint\) ->", "the form of a call"),
     (r"^sampling   rollouts 1", "a drawing of what runs at the same time"),
