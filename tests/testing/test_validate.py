@@ -36,6 +36,30 @@ def test_a_domain_is_validated_and_its_costs_are_shown() -> None:
     assert trial["prompt_tokens_per_rollout"] > trial["response_tokens_per_rollout"] > 0
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "caught", "said"),
+    [
+        ("build=lambda config: equal", "build=lambda config: 1 / 0", "play.parts", "ZeroDivisionError"),
+        (
+            "return Score.ok(",
+            "return Score.invalid('no number') or (",
+            "play.scored",
+            "the score is invalid (no number)",
+        ),
+    ],
+)
+def test_a_reward_that_breaks_a_trial_is_red(tmp_path: Path, right: str, wrong: str, caught: str, said: str) -> None:
+    text = Path(FILE).read_text("utf-8")
+    assert right in text
+    file = tmp_path / "broken_domain.py"
+    file.write_text(text.replace(right, wrong))
+    result = validate(str(file), "--only", caught, "--tasks-n", "2")
+    assert result.exit_code == 1, result.output
+    assert f"failed   {caught}" in result.stdout
+    assert said in result.stdout
+    assert "what to do: " in result.stdout
+
+
 def test_a_key_of_a_part_is_used() -> None:
     result = validate(FILE, "adapter.match=sovle", "--only", "play.trains", "--tasks-n", "2")
     assert result.exit_code == 1, result.output

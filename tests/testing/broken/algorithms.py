@@ -187,6 +187,7 @@ def read(checkpoint: Path) -> Any:
 @hookimpl
 def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Bring one for each check, and one without a fault."""
+    yield AlgorithmSpec(name="breaks-loads", summary="Broken.", build=lambda config: 1 / 0)
     special = {"keys-declared": BareConfig, "keys-read": IdleConfig}
     for fault in ("", *FAULTS):
         yield AlgorithmSpec(

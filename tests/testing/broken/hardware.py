@@ -84,6 +84,7 @@ def register_hardware() -> Iterable[HardwareSpec]:
         yield HardwareSpec(
             name=name, summary="Broken.", build=lambda config, name=name, fields=fields: Board(name=name, **fields)
         )
+    yield HardwareSpec(name="breaks-loads", summary="Broken.", build=lambda config: 1 / 0)
     yield HardwareSpec(name="breaks-imports-light", summary="Broken.", build=heavy_build)
     yield HardwareSpec(
         name="breaks-doctor", summary="Broken.", build=lambda config: Board(name="breaks-doctor"), checks=(uncured,)

@@ -81,6 +81,7 @@ def register_tasks() -> Iterable[TasksSpec]:
 
 @hookimpl
 def register_observers() -> Iterable[ObserverSpec]:
+    yield ObserverSpec(name="breaks-loads", summary="x", build=broken)
     for fault in ("fine", "hooks", "whole-run", "failing-run", "fast", "leaves-the-run"):
         yield ObserverSpec(name=f"breaks-{fault}", summary="x", build=lambda config, fault=fault: Watcher(fault))
 

@@ -201,6 +201,7 @@ class Broken:
 @hookimpl
 def register_servers() -> Iterable[ServerSpec]:
     """Bring one for each check."""
+    yield ServerSpec(name="breaks-loads", summary="Broken.", build=lambda config: 1 / 0)
     for fault in FAULTS:
         yield ServerSpec(
             name=f"breaks-{fault}",
