@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 UNCOMPILED := /(torch|sympy|networkx|mpmath|pip)/|/(pandas|matplotlib|fontTools|verl|ray|polars|sqlalchemy|azure)/|$\
   /(litellm|langchain_community|langchain_classic|mypy|mypyc)/|/transformers/models/(?!auto/|qwen2/)|/tests?/
 
-.PHONY: setup train test docs site bench lint dev lock clean
+.PHONY: setup train test test-browser docs site bench lint dev lock clean
 
 setup: $(READY)
 
@@ -37,6 +37,11 @@ train: setup
 
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# The live page in a real browser: Playwright from here, Chromium from the system (Debian: apt install chromium).
+test-browser: setup
+	$(BIN)/uv pip install -q --python $(BIN)/python playwright==1.65.2
+	$(BIN)/python -m pytest -q tests/watch/test_browser.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -68,12 +68,15 @@ class Entry:
             context, without loss. `dropped`: they were left out.
         tokens: Number of response tokens.
         reason: Why it was dropped (see `REASONS`); empty for the other places.
+        advantage: The advantage that the tokens were trained with; None if it is not one number, or not known. It is
+            only shown.
     """
 
     call: Call
     place: Place
     tokens: int
     reason: str = ""
+    advantage: float | None = None
 
 
 def without_gradient(values: Sequence[float | None], value: float | None, *, negative_scale: float = 1.0) -> str:

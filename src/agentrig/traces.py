@@ -80,6 +80,17 @@ def tool_calls_of(message: Any) -> list[str]:
     return found
 
 
+def reply_of(attributes: Mapping[str, Any]) -> str:
+    """Return what the model replied in a call: its text, then its tool calls, a line each."""
+    response = attributes.get("response")
+    choices = response.get("choices") if isinstance(response, Mapping) else None
+    first = choices[0] if isinstance(choices, Sequence) and choices else None
+    message = first.get("message") if isinstance(first, Mapping) else None
+    content = message.get("content") if isinstance(message, Mapping) else None
+    text = content if isinstance(content, str) else "" if content is None else json_text(content)
+    return "\n".join(filter(None, [text, *tool_calls_of(message)]))
+
+
 def node_of(attributes: Mapping[str, Any]) -> str | None:
     """Return the name of the graph node (or of `agentrig.span`) from a span's attributes, or None."""
     name = attributes.get(NODE) or attributes.get("agent.name")

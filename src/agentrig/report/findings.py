@@ -8,11 +8,12 @@ from collections.abc import Mapping
 import attrs
 
 from agentrig._moved import former
+from agentrig.report import figures
 from agentrig.report.causes.finding import Finding as Finding
 from agentrig.report.causes.groups import ZERO_VARIANCE_LIMIT as ZERO_VARIANCE_LIMIT
 from agentrig.report.causes.rollouts import PART_LIMIT as PART_LIMIT
 from agentrig.report.diagnosis import diagnose
-from agentrig.report.reading import RunData, mapping, rollout_rows
+from agentrig.report.reading import RunData, mapping, number, rollout_rows
 
 
 def findings(run: RunData) -> list[Finding]:
@@ -58,6 +59,17 @@ def failures_by_kind(run: RunData, missing: list[str]) -> Failures:
     return Failures(
         kinds=[Failed(kind=k, counts=counts[k], example=examples[k]) for k in order],
         rollouts=rollouts,
+    )
+
+
+def failures_of_steps(run: RunData) -> Failures:
+    """Return the failures that the training steps have counted, without an example of each."""
+    counts = figures.totals(run, "failures")
+    rollouts = sum(int(number(row.get("rollouts")) or 0) for row in run.steps)
+    order = sorted(counts, key=lambda kind: (-counts[kind], kind))
+    return Failures(
+        kinds=[Failed(kind=k, counts={"train": counts[k]}, example="") for k in order],
+        rollouts={"train": rollouts} if run.steps else {},
     )
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig.figures import NOTHING, percent
 from agentrig.report import calls, figures, table
-from agentrig.report.diagnosis import NOTHING_WRONG, details, diagnose
-from agentrig.report.findings import failures_by_kind
+from agentrig.report.diagnosis import NOTHING_WRONG, Diagnosis, details, diagnose
+from agentrig.report.findings import failures_by_kind, failures_of_steps
 from agentrig.report.plots import audits
 from agentrig.report.reading import RunData, mapping, number
 from agentrig.report.samples import before_after, reward_disagreements
@@ -39,7 +39,7 @@ def render(runs: Sequence[RunData], svgs: Mapping[str, str]) -> str:
     from markupsafe import Markup
 
     rows = [table.row_of(run) for run in runs]
-    views = [_view(run, row) for run, row in zip(runs, rows, strict=True)]
+    views = [view(run, row) for run, row in zip(runs, rows, strict=True)]
     return _template().render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         runs=views,
@@ -66,15 +66,21 @@ def _template() -> Template:
     return environment.get_template("page.html.j2")
 
 
-def _view(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
+def view(run: RunData, row: Mapping[str, Any], *, whole: bool = True) -> dict[str, Any]:
+    """Return what the templates show of a run.
+
+    Args:
+        run: The run.
+        row: Its row of the results (`agentrig.report.table.row_of`).
+        whole: Whether to read its rollouts too, which takes seconds for many; without them there are no examples.
+    """
     missing = list(run.missing)
-    pairs = before_after(run, missing)
-    failures = failures_by_kind(run, missing)
-    disagreements = reward_disagreements(run, missing) if audits(run) else []
-    if pairs is None and run.files:
+    pairs = before_after(run, missing) if whole else None
+    failures = failures_by_kind(run, missing) if whole else failures_of_steps(run)
+    disagreements = reward_disagreements(run, missing) if whole and audits(run) else []
+    if whole and pairs is None and run.files:
         missing.append("no tasks were measured both before and after training, so none can be compared")
-    found = diagnose(run)
-    checks = [f.text for f in found.checks]
+    told = of_diagnosis(diagnose(run)) if whole else {"problems": [], "warnings": [], "checks": []}
     status = figures.status(run)
     return {
         "name": run.name,
@@ -86,9 +92,7 @@ def _view(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
         "reward": row["reward"],
         "split": _split(run),
         "tiles": _tiles(run, row, failures.rollouts),
-        "problems": [(f.cause, f.text, details(f)) for f in found.problems],
-        "warnings": [f.text for f in found.warnings],
-        "checks": checks if found.problems or not run.steps else [NOTHING_WRONG, *checks],
+        **told,
         "failures": failures,
         "time": _time_rows(run),
         "nodes": _node_rows(run),
@@ -101,6 +105,16 @@ def _view(run: RunData, row: Mapping[str, Any]) -> dict[str, Any]:
         "config": run.config_text,
         "manifest": json.dumps(run.manifest, indent=2, ensure_ascii=False) if run.manifest else "",
         "missing": list(dict.fromkeys(missing)),
+    }
+
+
+def of_diagnosis(found: Diagnosis) -> dict[str, Any]:
+    """Return what the templates show of a diagnosis."""
+    checks = [f.text for f in found.checks]
+    return {
+        "problems": [(f.cause, f.text, details(f)) for f in found.problems],
+        "warnings": [f.text for f in found.warnings],
+        "checks": checks if found.problems or not found.steps else [NOTHING_WRONG, *checks],
     }
 
 

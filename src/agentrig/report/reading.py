@@ -115,7 +115,7 @@ def read_run(directory: Path) -> RunData:
         missing.append(f"config.toml is not TOML: {error}")
     manifest = _json(directory / "manifest.json", missing)
     lines = _text(directory / "metrics.jsonl", missing)
-    files = list(_rollout_files(directory / "rollouts"))
+    files = list(rollout_files(directory / "rollouts"))
     if not (text or manifest or lines or files):
         raise AgentrigError(
             f"{directory} is not a run directory: it has no config.toml, manifest.json, metrics.jsonl or rollouts/"
@@ -252,7 +252,8 @@ def _steps(lines: str, missing: list[str]) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _rollout_files(folder: Path) -> Iterator[RolloutFile]:
+def rollout_files(folder: Path) -> Iterator[RolloutFile]:
+    """Yield the rollout files of a folder, by name; other files belong to the user."""
     if not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):

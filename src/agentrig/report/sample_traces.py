@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from agentrig.report.reading import is_correct, mapping, number
-from agentrig.traces import LLM_CALL, node_of, tool_calls_of
+from agentrig.traces import LLM_CALL, node_of, reply_of
 
 SAMPLE_COLUMNS = (
     "id", "task_id", "failure", "message", "status", "value", "correct", "components", "details", "input", "answer",
@@ -128,16 +128,6 @@ def results_of(attributes: Mapping[str, Any]) -> str:
         elif role == "tool":
             found.append(content if isinstance(content, str) else json.dumps(content, ensure_ascii=False))
     return "\n".join(found)
-
-
-def reply_of(attributes: Mapping[str, Any]) -> str:
-    """Return what the model replied in a call: its text, then its tool calls, a line each."""
-    choices = mapping(attributes.get("response")).get("choices")
-    first = mapping(choices[0]) if isinstance(choices, list) and choices else {}
-    message = mapping(first.get("message"))
-    content = message.get("content")
-    text = content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
-    return "\n".join(filter(None, [text, *tool_calls_of(message)]))
 
 
 def _attributes(span: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from agentrig.rollouts import Rollout
 from agentrig.run.checkpoints import Checkpoints
 from agentrig.run.damage import read_object, reading, writing
 from agentrig.run.files import append_line, put, write_whole
-from agentrig.run.rows import _schema, row_of
+from agentrig.run.rows import _call_schema, _schema, row_of
 from agentrig.text import storable
 
 ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
@@ -40,7 +40,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        for part in ("rollouts", "checkpoints", "plots"):
+        for part in ("rollouts", "calls", "checkpoints", "plots"):
             with writing(path / part):
                 (path / part).mkdir(parents=True, exist_ok=True)
         self.checkpoints = Checkpoints(path / "checkpoints")
@@ -115,7 +115,7 @@ class RunDirectory:
         kept = [line for line in self.metrics() if line["step"] <= step]
         self.checkpoints.drop_after(step)
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
-        for file in (self.path / "rollouts").iterdir():
+        for file in (*(self.path / "rollouts").iterdir(), *(self.path / "calls").iterdir()):
             if file.suffix == ".part" or (ROLLOUTS.fullmatch(file.name) and not _stays(file, step)):
                 file.unlink()
         for part in self.path.glob(".*.part"):
@@ -155,10 +155,20 @@ class RunDirectory:
             audits: Rollout id to the score of each audit, if there is one.
         """
         import pyarrow as pa
+
+        rows = [row_of(r, (audits or {}).get(r.id)) for r in rollouts]
+        self._write_table(pa.Table.from_pylist(rows, schema=_schema(pa)), f"rollouts/{mode}-{step:05d}.parquet")
+
+    def write_calls(self, rows: Sequence[Mapping[str, Any]], *, step: int) -> None:
+        """Write where the calls of a step's rollouts went (see `Books.rows`)."""
+        import pyarrow as pa
+
+        self._write_table(pa.Table.from_pylist(rows, schema=_call_schema(pa)), f"calls/train-{step:05d}.parquet")
+
+    def _write_table(self, table: Any, name: str) -> None:
         import pyarrow.parquet as pq
 
-        table = pa.Table.from_pylist([row_of(r, (audits or {}).get(r.id)) for r in rollouts], schema=_schema(pa))
-        target = self.path / "rollouts" / f"{mode}-{step:05d}.parquet"
+        target = self.path / name
         part = target.with_suffix(".part")
         with writing(target):
             pq.write_table(table, part, compression="zstd")

@@ -90,11 +90,14 @@ class Books:
             what it did with them) and, by reason, `dropped`. `unaccounted` only if the books do not close.
         tokens: The same for response tokens.
         wrong: What is wrong, as the message of an error; empty if the books close.
+        rows: Each recorded call and where it went: `rollout`, `span`, `node`, `place`, `reason`, `tokens` and
+            `advantage`. A call that is in two places has two rows.
     """
 
     calls: Mapping[str, Any]
     tokens: Mapping[str, Any]
     wrong: str = ""
+    rows: Sequence[Mapping[str, Any]] = ()
 
 
 class Ledger:
@@ -213,10 +216,12 @@ class Ledger:
         for recorded in self._recorded.values():
             if recorded.reason:
                 counted.add(recorded.reason, calls=1, tokens=recorded.tokens, dropped=True)
+                counted.note(recorded, "dropped", recorded.reason, recorded.tokens)
         handed = {call: r for call, r in self._recorded.items() if not r.reason}
         if entries is None:
             for recorded in handed.values():
                 counted.add("handed_over", calls=1, tokens=recorded.tokens)
+                counted.note(recorded, "handed_over", "", recorded.tokens)
             return self._closed(counted)
         faults = Faults()
         said: dict[Call, list[Entry]] = defaultdict(list)
@@ -264,6 +269,7 @@ class Ledger:
                 dropped = entry.place == "dropped"
                 column = entry.reason if dropped else entry.place
                 counted.add(column, calls=int(entry is first), tokens=entry.tokens, dropped=dropped)
+                counted.note(recorded, entry.place, entry.reason, entry.tokens, entry.advantage)
             return
         counted.add("unaccounted", calls=1, tokens=recorded.tokens)
 
@@ -287,7 +293,7 @@ class Ledger:
     def _closed(self, counted: _Columns, wrong: str = "") -> Books:
         recorded = self._recorded.values()
         calls, tokens = counted.books(len(recorded), sum(r.tokens for r in recorded))
-        return Books(calls, tokens, wrong)
+        return Books(calls, tokens, wrong, counted.rows)
 
 
 class _Columns:
@@ -295,6 +301,13 @@ class _Columns:
 
     def __init__(self) -> None:
         self._sums: dict[tuple[bool, str], list[int]] = defaultdict(lambda: [0, 0])
+        self.rows: list[dict[str, Any]] = []
+
+    def note(self, recorded: Recorded, place: str, reason: str, tokens: int, advantage: float | None = None) -> None:
+        """Note where tokens of a call went."""
+        rollout, span = recorded.call
+        row = {"rollout": rollout, "span": span, "node": recorded.node, "place": place, "reason": reason}
+        self.rows.append({**row, "tokens": tokens, "advantage": advantage})
 
     def add(self, column: str, *, calls: int, tokens: int, dropped: bool = False) -> None:
         sums = self._sums[(dropped, column)]

@@ -11,7 +11,7 @@ from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
 from agentrig.tasks import Task
 from agentrig.text import json_text, storable
-from agentrig.traces import SERVER, Span, Trace
+from agentrig.traces import SERVER, Span, Trace, reply_of
 
 
 def _span(s: Span) -> dict[str, Any]:
@@ -52,6 +52,7 @@ def row_of(r: Rollout, audits: Mapping[str, Score] | None = None) -> dict[str, A
         r: The rollout.
         audits: The score of each audit, by name.
     """
+    calls = r.trace.llm_calls()
     score, verdicts = r.score, {name: _verdict(audit) for name, audit in (audits or {}).items()}
     return {
         "id": r.id,
@@ -75,11 +76,13 @@ def row_of(r: Rollout, audits: Mapping[str, Score] | None = None) -> dict[str, A
         "duration_s": r.duration_s,
         "reward_s": r.reward_s,
         "version": r.version,
-        "calls": len(r.trace.llm_calls()),
+        "calls": len(calls),
         "truncated": _truncated(r),
         "triplets": len(r.triplets),
         "prompt_tokens": sum(len(t.prompt_ids) for t in r.triplets),
         "response_tokens": sum(len(t.response_ids) for t in r.triplets),
+        "nodes": json_text(sorted({nodes[0] for call in calls if (nodes := r.trace.nodes(call))})),
+        "replies": storable("\n".join(filter(None, (reply_of(call.attributes) for call in calls)))),
         "spans": json_text([_span(s) for s in r.trace.spans]),
     }
 
@@ -129,6 +132,12 @@ def rollout_of(row: Mapping[str, Any], tasks: Mapping[str, Task]) -> Rollout:
     )
 
 
+def _call_schema(pa: Any) -> Any:
+    text, count = pa.string(), pa.int64()
+    types = {"rollout": text, "span": text, "node": text, "place": text, "reason": text, "tokens": count}
+    return pa.schema([*types.items(), ("advantage", pa.float64())])
+
+
 def _schema(pa: Any) -> Any:
     text, number, count = pa.string(), pa.float64(), pa.int64()
     types = {
@@ -137,6 +146,6 @@ def _schema(pa: Any) -> Any:
         "audit": text, "audits": text, "input": text, "answer": text, "own_reward": number, "start": number,
         "duration_s": number, "reward_s": number,
         "version": count, "calls": count, "truncated": count, "triplets": count,
-        "prompt_tokens": count, "response_tokens": count, "spans": text,
+        "prompt_tokens": count, "response_tokens": count, "nodes": text, "replies": text, "spans": text,
     }  # fmt: skip
     return pa.schema(list(types.items()))

@@ -399,6 +399,7 @@ class RunSession:
     ) -> dict[str, Any]:
         line = {**self._line(step, metrics, time_s), "calls": books.calls, "call_tokens": books.tokens}
         line["digests"] = {**rollout_digests(self._step_rollouts), **digests}
+        self._run.write_calls(books.rows, step=step)
         self._run.append_metrics(line)
         self.lines.append(line)
         self._guards.add(line)

@@ -22,6 +22,7 @@ from agentrig.plugins.auto_server import OWN
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
 from agentrig.run.directory import RunDirectory, run_name
+from agentrig.run.log_file import warnings_in
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
 from agentrig.run.setup import first_runner, gateway_of, make_engine, ready_hardware, ready_server
@@ -147,6 +148,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     )
 
     ending.callback(session.delivery.end)
+    ending.enter_context(warnings_in(run.path / "log.jsonl", lambda: len(session.lines) + 1))
 
     # Run rollouts and updates until the algorithm is done.
     signals = RunSignals(session, runtime.abort)

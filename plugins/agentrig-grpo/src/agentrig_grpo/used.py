@@ -81,6 +81,11 @@ class Identified(Protocol):
         ...
 
     @property
+    def advantage(self) -> float:
+        """The advantage of its rollout."""
+        ...
+
+    @property
     def rollout(self) -> int:
         """The index of its rollout."""
         ...
@@ -119,10 +124,10 @@ def entries_of(
         reason = used.reasons.get(place)
         trained = used.tokens(place, 0 if reason else expected)
         if trained:
-            found.append(Entry(sample.call, "trained", trained))
+            found.append(Entry(sample.call, "trained", trained, advantage=sample.advantage))
         elif reason:
             if reason == ZERO_ADVANTAGE:
                 others, value = members[sample.group], values[sample.rollout]
                 reason = without_gradient(others, value, negative_scale=negative_scale)
-            found.append(Entry(sample.call, "dropped", expected, reason))
+            found.append(Entry(sample.call, "dropped", expected, reason, sample.advantage))
     return found

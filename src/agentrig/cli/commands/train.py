@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from agentrig.plugins.specs import RUN_KINDS
 )
 @click.option("--store", metavar="HOST:PORT", help="Let runners of other machines join; short for runners.store=…")
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end, and no display.")
+@click.option("--watch", "watched", is_flag=True, help="Serve the live page of this run's folder, and print its link.")
 @click.option("--yes", is_flag=True, help="Stop what blocks the run (a stale Ray cluster) without asking.")
 def train(
     words: Sequence[str],
@@ -29,6 +33,7 @@ def train(
     from_step: int | None,
     store: str | None,
     as_json: bool,
+    watched: bool,
     yes: bool,
     **options: Any,
 ) -> None:
@@ -41,6 +46,7 @@ def train(
     agentrig train --resume runs/mini-20260101-120000
     agentrig train --resume runs/mini-20260101-120000 --from-step 20
     agentrig train mini --store 127.0.0.1:4747
+    agentrig train mini --watch
     """
     from agentrig.errors import ConfigError
     from agentrig.run import training as run
@@ -67,7 +73,23 @@ def train(
         from agentrig.display import LiveDisplay
 
         plan.registry.add_observer(LiveDisplay(), "display")
-    with stdout_to_stderr(as_json):
+    folder = resume.parent if resume is not None else Path(plan.run.directory)
+    with stdout_to_stderr(as_json), page_of(folder) if watched else nullcontext():
         summary = run.train(plan, resume=resume, from_step=from_step)
     if as_json:
         click.echo(json.dumps(summary, indent=2))
+
+
+@contextmanager
+def page_of(folder: Path) -> Iterator[None]:
+    """Serve the live page of a folder of runs in a process of its own, which ends with this one.
+
+    It prints its link to standard error, so that `--json` keeps standard output for itself.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "agentrig", "watch", str(folder), "--with-input"]
+    page = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True)
+    try:
+        yield
+    finally:
+        page.communicate()  # its input ends, and then it does

@@ -1,0 +1,48 @@
+"""Starts the live page: on loopback, with a random token in its link."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentrig.errors import AgentrigError
+from agentrig.watch.app import make_app
+
+
+@contextmanager
+def serving(place: Path, port: int = 0) -> Iterator[str]:
+    """Serve the page of a run directory, or of a folder of them, in a thread; yields the link.
+
+    Args:
+        place: The directory.
+        port: On 127.0.0.1; 0 for any free one.
+
+    Raises:
+        AgentrigError: There is no such folder, or the port is taken.
+    """
+    import uvicorn
+
+    token = secrets.token_urlsafe(24)
+    app = make_app(place, token)
+    door = socket.socket()
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        door.bind(("127.0.0.1", port))
+        door.listen(128)  # whoever comes before the server is ready waits
+    except OSError as error:
+        door.close()
+        raise AgentrigError(f"port {port} on this machine can't be used: {error.strerror}. Leave --port out") from None
+    config = uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: server.run([door]), name="watch", daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{door.getsockname()[1]}/{token}/"
+    finally:
+        server.should_exit = True
+        thread.join(5)
+        door.close()

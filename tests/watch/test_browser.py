@@ -1,0 +1,143 @@
+"""The live page in a real browser: a run is watched while it trains.
+
+It needs Playwright for Python and the system's Chromium: `make test-browser` installs the first, and its first lines
+say how to get the second. With AGENTRIG_SCREENSHOTS=DIR it writes the pictures of the docs there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make test-browser")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt install chromium")
+
+NAMELESS = """() => [...document.querySelectorAll('a, button, input, select')].filter(e => {
+  const label = e.labels && [...e.labels].map(l => l.textContent).join('');
+  return !(e.getAttribute('aria-label') || label || e.textContent.trim() || e.title);
+}).map(e => e.outerHTML)"""
+"""Controls that a screen reader has no name for."""
+
+WIDE = "() => document.documentElement.scrollWidth - window.innerWidth"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+def picture(page: Any, name: str) -> None:
+    """Write a picture for the docs, if somebody asked for them."""
+    if folder := os.environ.get("AGENTRIG_SCREENSHOTS"):
+        page.screenshot(path=f"{folder}/{name}.png")
+
+
+@contextlib.contextmanager
+def watched_run(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a training with `--watch`; yields its process and the page's link."""
+    words = [
+        "train", "mini", "--watch", "--json", f"run.directory={folder}", "run.name=watched", "runners.n=1",
+        "algorithm.steps=5", "algorithm.tasks_per_step=6", "algorithm.group_size=4", "run.validation_tasks=6",
+        "run.report_tasks=8", 'run.block=["report"]',
+    ]  # fmt: skip
+    run = subprocess.Popen(
+        [sys.executable, "-m", "agentrig", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=folder,
+    )
+    assert run.stderr is not None
+    try:
+        found = next(filter(None, (re.search(r"watching .*: (http\S+)", line) for line in run.stderr)))
+        yield run, found[1]
+    finally:
+        run.terminate()
+        run.communicate(timeout=60)
+
+
+def test_a_run_is_watched_from_its_start_to_its_end(browser: Any, tmp_path: Path) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page, wrong = context.new_page(), []
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    with watched_run(tmp_path) as (run, link):
+        page.goto(link)
+        page.get_by_role("link", name="watched").click(timeout=60_000)
+        page.wait_for_selector(".live:not(.off)")
+        seen = []
+        for step in (1, 2, 3):  # they arrive without a reload
+            page.wait_for_function(
+                "n => Number(document.querySelector('.tiles dd')?.firstChild.textContent) >= n",
+                arg=step,
+                timeout=60_000,
+            )
+            seen.append(page.locator(".tiles dd").first.inner_text())
+        assert page.locator("figure svg").count() >= 4
+        picture(page, "watch-run")
+        assert run.wait(timeout=100) == 0
+
+    # The server that came with the run has ended with it; another one shows the run that is there.
+    assert all("net::ERR_" in text for text in wrong), "only that the server has gone"
+    page.goto("about:blank")
+    wrong.clear()
+    command = [sys.executable, "-m", "agentrig", "watch", str(tmp_path)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        found = re.search(r"(http\S+)", server.stdout.readline())
+        assert found is not None
+        page.goto(found[1] + "run/watched/traces")
+        picture(page, "watch-traces")
+        page.locator(".score").first.click()
+        page.wait_for_selector(".trace")
+        assert page.get_by_text("Never shown to the agent").count() == 1
+        assert page.locator(".tokens span[title^=probability]").count() > 0
+        picture(page, "watch-rollout")
+        first = page.url
+        page.keyboard.press("j")
+        page.wait_for_function("before => location.href !== before", arg=first)
+        page.keyboard.press("k")
+        page.wait_for_function("before => location.href === before", arg=first)
+        page.get_by_role("button", name="compare").click()
+        page.wait_for_selector("table.diff")
+        picture(page, "watch-two")
+        shared = page.url
+        other = context.new_page()
+        other.goto(shared)  # a link is all that somebody at this machine needs
+        assert other.locator("table.diff tr").count() == page.locator("table.diff tr").count()
+        page.reload()
+        assert page.locator("table.diff").count() == 1
+        for path in ("", "run/watched", "run/watched/traces", shared.removeprefix(found[1])):
+            page.goto(found[1] + path)
+            assert page.locator("h1").count() == 1
+            assert page.locator("main").count() == 1
+            assert page.evaluate(NAMELESS) == []
+            for width in (390, 768, 2560):
+                page.set_viewport_size({"width": width, "height": 900})
+                assert page.evaluate(WIDE) <= 0, f"{path} at {width} px is wider than the window"
+        page.set_viewport_size({"width": 1280, "height": 900})
+        dark = browser.new_context(color_scheme="dark").new_page()
+        dark.goto(found[1] + "run/watched")
+        colors = [each.evaluate("getComputedStyle(document.body).backgroundColor") for each in (page, dark)]
+        assert colors[0] != colors[1]
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+    finally:
+        server.terminate()
+        server.communicate(timeout=20)
+    assert wrong == []
+    context.close()
