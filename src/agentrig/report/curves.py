@@ -1,4 +1,4 @@
-"""Curves as SVG text, for pages that are drawn anew with every step: no plotting library, colours from the page's CSS.
+"""Curves as SVG text, for pages that are drawn again with every step: no plotting library, colours from the page's CSS.
 
 `agentrig.report.plots` draws the PNG files of a report with matplotlib, which takes most of a second; a live page
 draws its curves here in a few milliseconds.

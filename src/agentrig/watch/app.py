@@ -1,7 +1,7 @@
 """The addresses of the live page, as a Starlette application that only reads.
 
-Every address begins with a random token: whoever does not have the link gets nothing, also not another page that the
-same browser shows, nor another user of this machine. Answers carry a Content-Security-Policy that runs no script but
+Every address begins with a random token: without the link nobody gets anything, also not another page that the same
+browser shows, nor another user of this machine. Answers carry a Content-Security-Policy that runs no script but
 the page's own; all text is escaped by the templates.
 """
 

@@ -21,7 +21,7 @@ LIGHT = {
     "value": "Float64", "correct": "Boolean", "start": "Float64", "duration_s": "Float64", "version": "Int64",
     "calls": "Int64", "triplets": "Int64", "prompt_tokens": "Int64", "response_tokens": "Int64", "nodes": "String",
 }  # fmt: skip
-"""The columns that are held in memory, and their types: some hundred bytes a rollout."""
+"""The columns that are held in memory, and their types: a few hundred bytes a rollout."""
 
 TEXTS = ("input", "answer", "message", "details", "replies")
 """The columns that are searched for a text; they are read when somebody searches."""

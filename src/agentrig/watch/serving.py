@@ -32,7 +32,7 @@ def serving(place: Path, port: int = 0) -> Iterator[str]:
     door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         door.bind(("127.0.0.1", port))
-        door.listen(128)  # whoever comes before the server is ready waits
+        door.listen(128)  # requests before the server is ready wait
     except OSError as error:
         door.close()
         raise AgentrigError(f"port {port} on this machine can't be used: {error.strerror}. Leave --port out") from None

@@ -69,7 +69,7 @@ class Call:
         sampled: How many there are.
         prompt: How many tokens the prompt has.
         end: Why it ended.
-        fate: What became of its tokens in training, in words; '' if nothing says so.
+        fate: What became of its tokens in training, as text; '' if nothing says so.
         trained: Whether they were trained.
         advantage: The advantage that they were trained with, as text.
         error: Its error, or ''.
