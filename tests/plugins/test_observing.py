@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from agentrig.cli.entry import main
 from agentrig.errors import ConfigError, LookupFailed, PluginError
 from agentrig.plan import Plan, resolve, to_toml
+from agentrig.plugins.loading import load
 from agentrig.run.training import train
 
 MakePlan = Callable[..., Plan]
@@ -166,3 +167,12 @@ def test_a_plan_with_observers_is_written_as_a_run_file(file: Callable[..., Plan
     assert '[observer]\nuse = ["toy-notes", "mine"]\n\n[observer.toy-notes]\nfile = "notes.txt"\n' in text
     (tmp_path / "again.toml").write_text(text)
     assert to_toml(resolve(str(tmp_path / "again.toml")).as_dict()) == text
+
+
+def test_two_observers_of_one_name_are_an_error_that_names_both(tmp_path: Path) -> None:
+    source = "from agentrig import ObserverSpec, hookimpl\n@hookimpl\ndef register_observers():\n"
+    files = [tmp_path / "one.py", tmp_path / "other.py"]
+    for file in files:
+        file.write_text(source + '    yield ObserverSpec(name="same", summary="", build=object)\n')
+    with pytest.raises(PluginError, match=r'two plugins bring an observer called "same": one .* and other'):
+        load(files=[str(file) for file in files]).find("observer", "same")

@@ -143,7 +143,8 @@ def test_pytest_shows_the_message_of_a_failed_check_and_no_line_of_the_kit(tmp_p
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "test_it.py"]
     done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert "reward.loads: " in done.stdout
+    (summary,) = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    assert done.stdout.replace(summary, "").count("reward.loads: ") == 1
     assert "KeyError: 'mine' (test_it.py:8 in build)" in done.stdout
     assert "what to do: " in done.stdout
     assert "checks.py" not in done.stdout

@@ -181,7 +181,7 @@ def _without_entry_point(plugins: Collection[str]) -> Iterator[str]:
 def _a(kind: str) -> str:
     if kind == "runners":
         return kind
-    return "a task set" if kind == "tasks" else f"{'an' if kind[0] == 'a' else 'a'} {kind}"
+    return "a task set" if kind == "tasks" else f"{'an' if kind[0] in 'ao' else 'a'} {kind}"
 
 
 def _conflict(hits: Sequence[Component]) -> str:

@@ -34,7 +34,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     except CheckFailed as failed:
         if not failed.check or not isinstance(failed.__cause__, AgentrigError | None):
             raise
-        pytest.fail(str(failed), pytrace=False)
+        message = str(failed)
+    pytest.fail(message, pytrace=False)  # outside of the block: pytest would show what was caught there, too
 
 
 @pytest.fixture
