@@ -49,7 +49,7 @@ SHOWN = (
         "what the commands of docs/tutorials/publish-it.md print; test_publish_it.py compares it",
     ),
     (r"^queries-cut: finished", "what agentrig why prints; tests/report/test_recorded_runs.py compares it"),
-    (r"^\$ (agentrig new|pytest|agentrig train)", "the transcripts of docs/tutorials/every-kind.md, as they were"),
+    (r"^\$ agentrig new", "the transcripts of docs/tutorials/every-kind.md, as they were"),
     (r"^src/agentrig/ |^algorithm\.py ", "a list of files"),
     (r"^agent\(task_input, endpoint\) ->", "the form of a call"),
     (r"^sampling   rollouts 1", "a drawing of what runs at the same time"),
