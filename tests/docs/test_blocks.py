@@ -46,7 +46,11 @@ SHOWN = (
     (r"^tasks → agent", "a drawing of the data flow"),
     (
         r"^agentrig-brief-sql is|^16 passed|^reward brief-sql|^└── score|^measuring held-out|^Successfully built",
-        "what the commands of docs/tutorials/publish-it.md print; test_publish_it.py compares it",
+        "what the commands of docs/tutorials/publish-it.md print; test_tutorials.py compares it",
+    ),
+    (
+        r"^(retry|short)_sql\.py has|^agent retry_sql\.py|^reward short_sql\.py",
+        "what the commands of the other tutorials print; test_tutorials.py compares it",
     ),
     (r"^queries-cut: finished", "what agentrig why prints; tests/report/test_recorded_runs.py compares it"),
     (r"^\$ agentrig new", "the transcripts of docs/tutorials/every-kind.md, as they were"),

@@ -71,6 +71,30 @@ def test_a_plugin_for_another_agentrig_is_loaded_with_a_warning_where_it_is_used
     assert f"    warning: {said}" in listed.stdout
 
 
+def test_a_module_of_another_version_than_its_metadata_is_named(
+    site: Path, toy_file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is loaded, with a warning where it is used; other plugins are not touched."""
+    for name, said in (("toy-stale", "1.3"), ("toy-same", "1.2.0"), ("toy-none", "")):
+        install(site, name, f"__version__ = {said!r}\n" * bool(said) + reward_source(name.partition("-")[2]))
+    says = (
+        "plugin toy-stale (toy-stale 1.2): its metadata says version 1.2, and its module toy_stale says 1.3 "
+        f"({site / 'toy_stale.py'}). Another copy is imported, or the package has changed since it was installed: "
+        "install it again (pip install --force-reinstall toy-stale)"
+    )
+    listed = {p["name"]: p for p in json.loads(CliRunner().invoke(main, ["plugins", "--json"]).stdout)}
+    assert listed["toy-stale"]["status"] == "ok"
+    assert listed["toy-stale"]["warning"].startswith(says)
+    assert [listed[name]["warning"] for name in ("toy-same", "toy-none", "core")] == [None] * 3
+    with caplog.at_level(logging.WARNING):
+        resolve("toy", files=[toy_file], uses={"reward": "same"})
+        assert "toy-stale" not in caplog.text
+        resolve("toy", files=[toy_file], uses={"reward": "stale"})
+    assert caplog.text.count(says) == 1
+    with pytest.raises(PluginError, match=r"its module toy_stale says 1\.3 .* or leave --strict-plugins out"):
+        load(strict=True)
+
+
 def test_a_range_that_cannot_be_read_is_the_plugins_error(site: Path) -> None:
     install(site, "toy-odd", reward_source("odd"), requires=["agentrig>=nine"])
     assert 'its metadata requires "agentrig>=nine", which is no version range' in str(info("toy-odd").error)

@@ -18,6 +18,7 @@ from agentrig.plugins.loading import load
 from agentrig.run.training import train
 
 MINE = """
+import ctypes
 import os
 import time
 from agentrig import AlgorithmSpec, RewardSpec, Score, TasksSpec, hookimpl
@@ -31,6 +32,11 @@ def leave(config):
 
 def crash(config):
     os.abort()
+
+def hang(config):
+    native, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    for _ in range(2):
+        native.pthread_mutex_lock(lock)  # the second never returns, and keeps Python's lock: no thread can run
 
 def late(config):
     def judge(task, outcome, budget_s):
@@ -52,6 +58,7 @@ def register_rewards():
     yield RewardSpec(name="slow", summary="", build=build_slow)
     yield RewardSpec(name="leaves", summary="", build=leave)
     yield RewardSpec(name="crashes", summary="", build=crash)
+    yield RewardSpec(name="hangs", summary="", build=hang)
     yield RewardSpec(name="leaves-late", summary="", build=late)
 
 @hookimpl
@@ -90,7 +97,7 @@ def test_a_slow_build_and_a_slow_observer_are_named_while_they_run(
         registry.notify("on_step_end", event=1)
     build, observer = [r.getMessage() for r in caplog.records]
     assert build.startswith(
-        "the build of the reward slow (file -) has not ended after 0.2 s (toy_waiting.py:7 in build_slow). Ctrl-C ends"
+        "the build of the reward slow (file -) has not ended after 0.2 s (toy_waiting.py:8 in build_slow). Ctrl-C ends"
     )
     assert observer.startswith("on_step_end of observer tracker has not ended after 0.2 s (test_waiting.py:")
     assert "do slow work in a thread of its own" in observer
@@ -110,20 +117,33 @@ def test_every_component_is_built_before_tasks_are_loaded(mine: str, toy_file: s
         (
             "leaves",
             3,
-            "agentrig: the code of plugin toy_waiting has ended this process by os._exit(3) (toy_waiting.py:11 in",
+            "agentrig: the code of plugin toy_waiting has ended this process by os._exit(3) (toy_waiting.py:12 in",
         ),
-        ("leaves-late", 5, "has ended this process by os._exit(5) (toy_waiting.py:18 in judge)"),
-        ("crashes", -6, "Fatal Python error: Aborted"),
+        ("leaves-late", 5, "has ended this process by os._exit(5) (toy_waiting.py:24 in judge)"),
+        (
+            "crashes",
+            -6,
+            "agentrig: this process has ended in the build of the reward crashes (file -). Mend its `build` "
+            "(toy_waiting.py:14), use another reward, or block the plugin (AGENTRIG_BLOCK=toy_waiting)",
+        ),
+        (
+            "hangs",
+            -6,
+            "agentrig: the build of the reward hangs (file -) has not ended after 5 s, and the command is ended. ",
+        ),
     ],
 )
 def test_a_reward_that_ends_the_process_has_last_words(
     mine: str, tmp_path: Path, toy_file: str, model: ModelServer, reward: str, status: int, said: str
 ) -> None:
-    """A crash in native code shows Python's own stack, with file and line."""
+    """A crash in native code, and the end of a build that hangs, also show Python's own stack, with file and line."""
     words = ["eval", "toy", "--plugin", toy_file, "--plugin", mine, "--reward", reward, "--endpoint", model.url]
     command = [sys.executable, "-m", "agentrig", *words, "--limit", "1"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI")}
+    environment |= {"AGENTRIG_BUILD_S": "5"} if reward == "hangs" else {}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == status
     assert said in done.stderr.replace(f"{tmp_path}/", "")
-    assert 'toy_waiting.py", line 14 in crash' in done.stderr or reward != "crashes"
+    stack = {"crashes": 'toy_waiting.py", line 15 in crash', "hangs": 'toy_waiting.py", line 20 in hang'}
+    assert stack.get(reward, "") in done.stderr
+    assert done.stderr.count("agentrig: ") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +24,8 @@ from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.evaluate import Evaluation
 from agentrig.run.warmup import check_unsolved, choose_labels, demonstrate, verdict, warm_up
 
-FILE = str(Path(__file__).parents[1] / "support" / "warmup_plugin.py")
+ROOT = Path(__file__).resolve().parents[2]
+FILE = str(ROOT / "tests" / "support" / "warmup_plugin.py")
 
 
 @pytest.fixture
@@ -191,3 +193,34 @@ def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Pat
     assert json.loads((folder / "warmup.json").read_text()) == found
     again = CliRunner().invoke(main, [*words, "--out", str(folder)])
     assert "already has a model" in again.output
+
+
+def test_a_warm_up_from_a_shipped_model_to_its_end(tmp_path: Path) -> None:
+    """The task of docs/how-to/laptop.md: the model is tried before and after, and is one that a run starts from."""
+    page = (ROOT / "docs" / "how-to" / "laptop.md").read_text("utf-8")
+    (plugin,) = re.findall(r"```python\n# sort_digits\.py\n(.*?)```", page, re.S)
+    (tmp_path / "sort_digits.py").write_text(plugin)
+    words = ["warmup", "sort-digits", "--plugin", "sort_digits.py", "--labels", "8", "--model", "mini", "--passes", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrig", *words, "hardware.threads=1", "runners.n=1"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout.splitlines()
+    assert said[0] == "labels: 8 tasks of the split train"
+    assert re.match(r"mini before: \S+% of 64 training tasks without a label correct, mean reward", said[1])
+    assert "demonstrations: 8 rollouts, 8 replies to learn" in said
+    assert any(re.match(r"now: \S+% of 64 training tasks without a label correct", line) for line in said)
+    assert said[-1].startswith("next: agentrig train sort-digits ")
+    assert said[-1].endswith("--plugin sort_digits.py algorithm.model=models/sort-digits")
+    folder = tmp_path / "models" / "sort-digits"
+    made = json.loads((folder / "warmup.json").read_text())
+    assert (made["before"]["n"], made["after"]["n"], made["ready"]) == (64, 64, True)
+    shipped = ROOT / "plugins" / "agentrig-grpo" / "src" / "agentrig_grpo" / "models" / "mini"
+    for file in ("config.json", "tokenizer.json"):
+        assert (folder / file).is_file()
+    assert (
+        json.loads((folder / "config.json").read_text())["hidden_size"]
+        == json.loads((shipped / "config.json").read_text())["hidden_size"]
+    )
+    assert (folder / "model.safetensors").read_bytes() != (shipped / "model.safetensors").read_bytes()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from scaffolds import new
 
+from agentrig.cli.entry import main
 from agentrig.plugins.loading import load
 from agentrig.plugins.specs import KINDS
 from agentrig.scaffold.copying import make_package
@@ -94,6 +97,26 @@ def test_a_copy_in_one_file_is_a_plugin(kind: str, tmp_path: Path, monkeypatch: 
     assert [p.name for p in tmp_path.iterdir()] == [file]
     (plugin,) = [p for p in load(files=[file]).plugins if p.name == f"odd_{kind}"]
     assert [(c.kind, c.spec.name) for c in plugin.components] == [(kind, "odd-name3")]
+    assert f"agentrig validate {file}" in printed
+
+
+LONG = ("tasks", "agent", "reward", "algorithm", "server", "runners")
+"""Kinds whose checks make data, or start runs, servers or processes."""
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k in LONG)) for k in TEMPLATES])
+def test_the_validation_that_is_named_passes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of the message, in this process."""
+    monkeypatch.chdir(tmp_path)
+    printed = new(kind, "odd-name4", "--here", f"checked_{kind}.py")
+    (line,) = [line for line in printed.splitlines() if "agentrig validate " in line]
+    words = shlex.split(line, comments=True)
+    while "=" in words[0]:
+        monkeypatch.setenv(*words.pop(0).split("="))
+    done = CliRunner().invoke(main, words[1:])
+    assert done.exit_code == 0, done.output
+    assert f"{kind} checked_{kind}.py:odd-name4" in done.stdout
+    assert " passed" in done.stdout
 
 
 def test_the_wheel_of_agentrig_has_the_templates(tmp_path: Path) -> None:

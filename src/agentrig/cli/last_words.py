@@ -9,10 +9,12 @@ import sys
 from typing import NoReturn
 
 from agentrig.errors import own_file
+from agentrig.plugins.guard import GUARD
 
 
 def install() -> None:
-    """Print the stack if native code crashes, and words if a plugin calls `os._exit` in this process."""
+    """Print the stack if native code crashes, and words if a plugin ends this process or builds without an end."""
+    GUARD.install()
     if not faulthandler.is_enabled():
         try:
             faulthandler.enable(all_threads=False)
@@ -27,6 +29,7 @@ def install() -> None:
         if os.getpid() == process and own_file(frame.f_code.co_filename, installed=True):
             where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
             os.write(2, words(status, where, str(frame.f_globals.get("__name__", ""))).encode())
+            GUARD.dismiss()
         leave(status)
 
     ended.speaks = True  # type: ignore[attr-defined]

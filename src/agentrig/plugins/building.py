@@ -56,7 +56,9 @@ def built(component: Component, config: Any, **more: Any) -> Any:
     who = f"the {component.kind} {spec.name}"
     plugin = f"\n  it comes from plugin {component.plugin} ({component.distribution} {component.version})"
     try:
-        with waiting_for(f"the build of {who} ({component.distribution} {component.version})", cure=CURE):
+        what = f"the build of {who} ({component.distribution} {component.version})"
+        mend = f"Mend its `build`{defined_at(spec.build)}, use another {component.kind}, or block the plugin"
+        with waiting_for(what, cure=CURE, mend=f"{mend} (AGENTRIG_BLOCK={component.plugin})", ends=True):
             made = spec.build(config, **more)
     except AgentrigError:
         raise

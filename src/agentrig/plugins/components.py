@@ -40,6 +40,7 @@ class PluginInfo:
         origin: The module, or the file, that it was loaded from.
         declared: The range of agentrig that its distribution requires; '' if it names none.
         lethal: Whether a trial refused it: its import would end, or hold up, every process.
+        disagrees: In which way the imported module is not the installed version; '' if it is.
         observes: The hooks `on_*` that it implements itself: every run calls them.
     """
 
@@ -52,6 +53,7 @@ class PluginInfo:
     components: Sequence[Component] = ()
     observes: Sequence[str] = ()
     declared: str = ""
+    disagrees: str = ""
     lethal: bool = False
 
     @property
@@ -61,6 +63,13 @@ class PluginInfo:
         return version and (
             f"plugin {self.name} ({self.distribution} {self.version}) is made for agentrig{self.declared}, and this is "
             f"agentrig {version}: install a version of {self.distribution} for this one"
+        )
+
+    @property
+    def warning(self) -> str:
+        """What may be wrong with this plugin although it loads, and what to do; '' if nothing is."""
+        return self.unsuited or (
+            self.disagrees and f"plugin {self.name} ({self.distribution} {self.version}): {self.disagrees}"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,6 +83,6 @@ class PluginInfo:
             "error": self.error,
             "observes": list(self.observes),
             "agentrig": self.declared or None,
-            "warning": self.unsuited or None,
+            "warning": self.warning or None,
             "components": [{"kind": c.kind, "name": c.spec.name, "summary": c.spec.summary} for c in self.components],
         }

@@ -18,7 +18,7 @@ from agentrig.plugins import hookspecs, trial
 from agentrig.plugins.components import Component, PluginInfo
 from agentrig.plugins.files import load_file as load_file
 from agentrig.plugins.ranges import declared as declared_range
-from agentrig.plugins.ranges import outside
+from agentrig.plugins.ranges import other_version, outside
 from agentrig.plugins.registry import BLOCK_VARIABLE, Registry, _misspelled, _specs
 from agentrig.plugins.specs import KINDS
 
@@ -98,7 +98,7 @@ def load(
         required: bool,
         made_for: Callable[[], str] = str,
     ) -> None:
-        declared = ""
+        declared = disagrees = ""
 
         def info(status: Literal["ok", "failed", "blocked"], **more: Any) -> PluginInfo:
             about: dict[str, Any] = {
@@ -107,6 +107,7 @@ def load(
                 "version": version,
                 "origin": origin,
                 "declared": declared,
+                "disagrees": disagrees,
             }
             return PluginInfo(status=status, **about, **more)
 
@@ -123,6 +124,9 @@ def load(
             if strict and (unsuited := info("ok").unsuited):
                 raise PluginError(f"{unsuited}, or leave --strict-plugins out")
             module = importer()
+            disagrees = "" if required else other_version(origin, dist, version)
+            if strict and disagrees:
+                raise PluginError(f"{disagrees}, or leave --strict-plugins out")
             twin = manager.get_name(module)
             if twin is not None:
                 raise PluginError(f'it is the same object as plugin "{twin}" ({origin}); leave one entry point out')

@@ -1,9 +1,10 @@
-"""The range of agentrig that a plugin is made for, as its metadata declares it."""
+"""Versions: the range of agentrig that a plugin's metadata declares, and whether its module is of that version."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
+import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -65,3 +66,37 @@ def contains(versions: SpecifierSet, version: str) -> bool:
     except InvalidVersion:
         return False
     return any(versions.contains(v, prereleases=True) for v in (known, Version(known.base_version)))
+
+
+def other_version(origin: str, distribution: str, version: str) -> str:
+    """Return how a module that has been imported disagrees with its package's metadata, and what to do; else ''.
+
+    Args:
+        origin: The entry point's value; the top-level module may have a `__version__`.
+        distribution: The package's name.
+        version: The version in its metadata.
+    """
+    top = origin.partition(":")[0].strip().partition(".")[0]
+    module = sys.modules.get(top)
+    said = getattr(module, "__version__", None)
+    if not isinstance(said, str) or said == version or _same_version(said, version):
+        return ""
+    owners = importlib.metadata.packages_distributions().get(top, [distribution])
+    if distribution not in owners:  # an entry point may name a module of another package
+        return ""
+    file = getattr(module, "__file__", None) or "no file"
+    return (
+        f"its metadata says version {version}, and its module {top} says {said} ({file}). Another copy is imported, or "
+        "the package has changed since it was installed: install it again "
+        f"(pip install --force-reinstall {distribution}), or remove the other copy"
+    )
+
+
+def _same_version(one: str, other: str) -> bool:
+    """Whether two texts are the same version, `1.2` and `1.2.0`."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(one) == Version(other)
+    except InvalidVersion:
+        return False

@@ -92,11 +92,11 @@ class Registry:
         return f"{component.plugin}:{component.spec.name}"
 
     def use(self, component: Component) -> None:
-        """Warn, once, if a component that is about to be used comes from a plugin for another agentrig."""
+        """Warn, once, if a component that is about to be used comes from a plugin that has a warning."""
         plugin = next((p for p in self.plugins if p.name == component.plugin), None)
-        if plugin is not None and plugin.name not in self._warned and plugin.unsuited:
+        if plugin is not None and plugin.name not in self._warned and plugin.warning:
             self._warned.add(plugin.name)
-            log.warning("%s", plugin.unsuited)
+            log.warning("%s", plugin.warning)
 
     def get(self, kind: type[S], name: str) -> S:
         """Return the spec of that class and name; see `find` for the errors."""
@@ -159,7 +159,7 @@ class Registry:
         copies = {name: frozen(value) for name, value in arguments.items()}
         for name, function, argnames in watching:
             try:
-                with waiting_for(f"{hook} of observer {name}", cure=CURE):
+                with waiting_for(f"{hook} of observer {name}", cure=CURE, mend="Mend it, or leave it out of the run"):
                     function(*(copies[a] for a in argnames))
             except (Exception, SystemExit):  # sys.exit in an observer does not end the run either
                 self.observer_errors[name] += 1

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agentrig.errors import own_file, short_path
+from agentrig.plugins.guard import GUARD
 
 log = logging.getLogger(__name__)
 
@@ -17,12 +18,14 @@ PATIENCE_S = 10.0
 
 
 @contextmanager
-def waiting_for(what: str, *, cure: str) -> Iterator[None]:
-    """Log a warning, once, if the block takes longer than `PATIENCE_S`; it is not ended.
+def waiting_for(what: str, *, cure: str, mend: str, ends: bool = False) -> Iterator[None]:
+    """Log a warning, once, if the block takes longer than `PATIENCE_S`.
 
     Args:
         what: What runs in the block, for the message: `the build of the reward exact (agentrig-exact 1.2)`.
-        cure: What to do about it.
+        cure: What to do while it runs.
+        mend: What to do if the process ends in the block.
+        ends: Whether a command is ended if the block takes longer than `agentrig.plugins.guard.limit_s`.
     """
     thread = threading.get_ident()
 
@@ -33,7 +36,8 @@ def waiting_for(what: str, *, cure: str) -> Iterator[None]:
     timer.daemon = True
     timer.start()
     try:
-        yield
+        with GUARD.watching(what, cure=mend, ends=ends):
+            yield
     finally:
         timer.cancel()
 

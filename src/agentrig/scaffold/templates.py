@@ -23,12 +23,14 @@ class Template:
         name: The name of its component; its distribution is `agentrig-NAME` and its module `agentrig_NAME`.
         use: How a run uses the component: what follows `agentrig train`, with `{name}`.
         environment: What a shell sets in front of that command, with a space at the end; '' for nothing.
+        beside: The components of others that `agentrig validate` needs to check it: what follows its name.
     """
 
     kind: str
     name: str
     use: str
     environment: str = ""
+    beside: str = ""
 
     @property
     def folder(self) -> Path:
@@ -45,6 +47,10 @@ class Template:
         words = self.use.format(name=name) + (f" --plugin {file}" if file else "")
         return f"{self.environment}agentrig train {words}"
 
+    def validation(self, file: Path) -> str:
+        """Return the command that runs the kit's checks on a component in a file."""
+        return f"{self.environment}agentrig validate {file}{self.beside and f' {self.beside}'}"
+
 
 def source_of(name: str) -> Path:
     """Return the source file of the package of a component."""
@@ -60,8 +66,10 @@ TEMPLATES: Mapping[str, Template] = {
     t.kind: t
     for t in (
         Template(kind="tasks", name="car-dealers", use="mini --tasks {name}"),
-        Template(kind="agent", name="one-shot", use="mini --agent {name}"),
-        Template(kind="reward", name="partial-credit", use="mini --reward {name}"),
+        Template(
+            kind="agent", name="one-shot", use="mini --agent {name}", beside="--tasks mini-sql --reward spider-exec"
+        ),
+        Template(kind="reward", name="partial-credit", use="mini --reward {name}", beside="--tasks mini-sql"),
         Template(kind="adapter", name="last-calls", use="mini --adapter {name}"),
         Template(kind="algorithm", name="best-of-group", use="mini --algorithm {name} algorithm.model=mini"),
         Template(kind="server", name="timed-server", use="mini --server {name}"),

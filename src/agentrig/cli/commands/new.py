@@ -37,6 +37,7 @@ def new(kind: str, name: str, file: Path | None) -> None:
         click.echo(f"{file} has the {kind} {name}.\n")
         steps = [
             (f"agentrig plugins --plugin {file}", "lists it"),
+            (template.validation(file), "checks it"),
             (template.command(name, file=file), "trains with it"),
         ]
         edit = f"Then edit {file}."

@@ -50,8 +50,8 @@ def _print_plugin(plugin: PluginInfo) -> None:
     click.echo(f"{plugin.distribution} {plugin.version}  {plugin.status}  ({plugin.origin})")
     if plugin.error:
         click.echo(f"    {plugin.error}")
-    if plugin.unsuited:
-        click.echo(f"    warning: {plugin.unsuited}")
+    if plugin.warning:
+        click.echo(f"    warning: {plugin.warning}")
     if plugin.observes:
         click.echo(f"    {'hooks':<10} {', '.join(plugin.observes)}")
     for c in plugin.components:

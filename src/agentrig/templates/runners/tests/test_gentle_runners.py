@@ -1,9 +1,17 @@
-"""Tests `gentle-runners`."""
+"""Runs the checks of `agentrig.testing` on `gentle-runners`, and a test of its own."""
 
 import os
 from types import SimpleNamespace
 
+import pytest
 from agentrig_gentle_runners import Config, build
+
+from agentrig.testing import Check, checks
+
+
+@pytest.mark.parametrize("check", checks("runners", "gentle-runners", settings={"nice": 1}), ids=str)
+def test_the_contract(check: Check) -> None:
+    check()
 
 
 def test_the_runners_have_a_lower_priority() -> None:
