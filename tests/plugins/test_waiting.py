@@ -43,6 +43,9 @@ def late(config):
         os._exit(5)
     return judge
 
+def crash_late(config):
+    return lambda task, outcome, budget_s: os.abort()
+
 class Unread:
     splits = ("train", "validation", "test")
     roles = {"train": "train", "validation": "validation", "report": "test"}
@@ -59,6 +62,7 @@ def register_rewards():
     yield RewardSpec(name="leaves", summary="", build=leave)
     yield RewardSpec(name="crashes", summary="", build=crash)
     yield RewardSpec(name="hangs", summary="", build=hang)
+    yield RewardSpec(name="crashes-late", summary="", build=crash_late)
     yield RewardSpec(name="leaves-late", summary="", build=late)
 
 @hookimpl
@@ -127,6 +131,11 @@ def test_every_component_is_built_before_tasks_are_loaded(mine: str, toy_file: s
             "(toy_waiting.py:14), use another reward, or block the plugin (AGENTRIG_BLOCK=toy_waiting)",
         ),
         (
+            "crashes-late",
+            -6,
+            "agentrig: this process has ended in the reward crashes-late (file -) (judging 1 answers). Mend it",
+        ),
+        (
             "hangs",
             -6,
             "agentrig: the build of the reward hangs (file -) has not ended after 5 s, and the command is ended. ",
@@ -145,5 +154,6 @@ def test_a_reward_that_ends_the_process_has_last_words(
     assert done.returncode == status
     assert said in done.stderr.replace(f"{tmp_path}/", "")
     stack = {"crashes": 'toy_waiting.py", line 15 in crash', "hangs": 'toy_waiting.py", line 20 in hang'}
+    stack["crashes-late"] = 'toy_waiting.py", line 28 in <lambda>'
     assert stack.get(reward, "") in done.stderr
     assert done.stderr.count("agentrig: ") == 1

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import AgentrigError, PluginError, place_of, short_path
+from agentrig.plugins.guard import VARIABLE, build_limit_s
 from agentrig.plugins.waiting import waiting_for
 
 if TYPE_CHECKING:
@@ -57,8 +58,11 @@ def built(component: Component, config: Any, **more: Any) -> Any:
     plugin = f"\n  it comes from plugin {component.plugin} ({component.distribution} {component.version})"
     try:
         what = f"the build of {who} ({component.distribution} {component.version})"
-        mend = f"Mend its `build`{defined_at(spec.build)}, use another {component.kind}, or block the plugin"
-        with waiting_for(what, cure=CURE, mend=f"{mend} (AGENTRIG_BLOCK={component.plugin})", ends=True):
+        mend = (
+            f"Mend its `build`{defined_at(spec.build)}, use another {component.kind}, or block the plugin "
+            f"(AGENTRIG_BLOCK={component.plugin}). A build may take {VARIABLE} seconds, 0 for no limit"
+        )
+        with waiting_for(what, cure=CURE, mend=mend, limit_s=build_limit_s()):
             made = spec.build(config, **more)
     except AgentrigError:
         raise

@@ -1,4 +1,4 @@
-"""The guard: a small process beside a command that says in whose code the command ended, and ends a build that hangs.
+"""The guard: a small process beside a command that says in whose code the command ended, and ends one that hangs.
 
 Native code that crashes, or that never returns and keeps Python's lock, leaves no thread of the command a chance to say
 anything. So the guard is told what begins and what has ended. It is started with the first build of a command.
@@ -40,23 +40,19 @@ class Guard:
         self._wanted = True
 
     @contextlib.contextmanager
-    def watching(self, what: str, *, cure: str, ends: bool) -> Iterator[None]:
+    def watching(self, what: str, *, cure: str, limit_s: float = 0.0) -> Iterator[None]:
         """Let the guard say what this process ended in, if it ends in this block.
 
         Args:
             what: What runs in the block, for the message.
             cure: What to do about it.
-            ends: Whether the guard also ends the process if the block takes too long.
-
-        Raises:
-            ConfigError: The variable with the limit is no number.
+            limit_s: Seconds after which the guard ends the process if the block has not ended; 0 for no limit.
         """
-        limit = limit_s() if ends else 0.0
         if not self._wanted:
             yield
             return
         number = next(self._numbers)
-        self._tell({"begins": number, "what": what, "cure": cure, "limit_s": limit})
+        self._tell({"begins": number, "what": what, "cure": cure, "limit_s": limit_s})
         try:
             yield
         finally:
@@ -88,7 +84,7 @@ class Guard:
         )
 
 
-def limit_s() -> float:
+def build_limit_s() -> float:
     """Return the seconds that a build may take; 0 for no limit.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any
 LOOK_S = 0.5
 """How often it looks whether the command is still there, in seconds."""
 
-GRACE_S = 2.0
+GRACE_S = 5.0
 """Seconds that the command has to end after each signal."""
 
 
@@ -38,11 +38,10 @@ def main(command: int) -> None:
             if innermost is not None:
                 say(f"this process has ended in {innermost['what']}. {innermost['cure']}")
             return
-        if innermost is not None and 0 < innermost["limit_s"] < time.monotonic() - innermost["since"]:
-            say(
-                f"{innermost['what']} has not ended after {innermost['limit_s']:g} s, and the command is ended. "
-                f"{innermost['cure']}.\n  If it needs more time: AGENTRIG_BUILD_S=SECONDS, or 0 for no limit"
-            )
+        late = (w for w in under_way.values() if 0 < w["limit_s"] < time.monotonic() - w["since"])
+        if overdue := next(late, None):
+            limit = f"has not ended after {overdue['limit_s']:g} s, and the command is ended"
+            say(f"{overdue['what']} {limit}. {overdue['cure']}")
             end(command)
             return
 

@@ -218,10 +218,17 @@ def noted() -> Iterator[None]:
 
 def make_scorer(plan: Plan) -> Scorer:
     """Return the scorer for the plan's reward, with the plan's correctness rules."""
-    spec: Any = plan.components["reward"].spec
+    component = plan.components["reward"]
+    spec: Any = component.spec
     correctness = Correctness(run_at=plan.run.correct_at, reward_at=spec.correct_at)
     reward, sees_trace = plan.reward()
-    return Scorer(reward, budget_s=plan.run.reward_budget_s, correctness=correctness, sees_trace=sees_trace)
+    return Scorer(
+        reward,
+        budget_s=plan.run.reward_budget_s,
+        correctness=correctness,
+        sees_trace=sees_trace,
+        who=f"the reward {spec.name} ({component.distribution} {component.version})",
+    )
 
 
 def audit_scorers(plan: Plan) -> dict[str, Scorer]:
