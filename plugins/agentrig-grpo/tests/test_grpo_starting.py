@@ -10,6 +10,7 @@ import pytest
 import torch
 from agentrig_grpo import checkpoint
 from agentrig_grpo.config import GrpoConfig
+from agentrig_grpo.naming import model_directory
 from agentrig_grpo.own_tokenizer import save_trained
 from agentrig_grpo.server.chat import Chat
 from agentrig_grpo.starting import affordable, architecture, encode, make_start, parameters_of
@@ -50,6 +51,24 @@ def test_a_new_model_learns_its_demonstrations_in_one_thread(tmp_path: Path) -> 
     assert prompt == encode(tokenizer, turn(7)).prompt_ids
     out = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)
     assert tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True) == "sorted: 2 3 7"
+
+
+def test_a_shipped_model_learns_its_demonstrations(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    try:
+        found = made(tmp_path / "a", model="mini", passes=4.0, tokens_per_batch=300)
+    finally:
+        torch.set_num_threads(threads)
+    assert found.losses[-1] < found.losses[0]
+    model, shipped = checkpoint.load_model(tmp_path / "a"), checkpoint.load_model(model_directory("mini"))
+    assert model.config.hidden_size == shipped.config.hidden_size
+    assert (found.parameters, found.context) == (shipped.num_parameters(), 512)
+    moved = [not torch.equal(a, b) for a, b in zip(model.parameters(), shipped.parameters(), strict=True)]
+    assert all(moved), "all of it is trained, from the shipped weights"
+    assert (
+        checkpoint.load_tokenizer(tmp_path / "a").get_vocab()
+        == checkpoint.load_tokenizer(model_directory("mini")).get_vocab()
+    )
 
 
 def test_tokenizers_write_any_text_and_calls_of_tools(tmp_path: Path) -> None:
