@@ -18,13 +18,13 @@ PATIENCE_S = 10.0
 
 
 @contextmanager
-def waiting_for(what: str, *, cure: str, mend: str, limit_s: float = 0.0) -> Iterator[None]:
+def waiting_for(what: str, *, cure: str, mend: str = "", limit_s: float = 0.0) -> Iterator[None]:
     """Log a warning, once, if the block takes longer than `PATIENCE_S`.
 
     Args:
         what: What runs in the block, for the message: `the build of the reward exact (agentrig-exact 1.2)`.
         cure: What to do while it runs.
-        mend: What to do if the process ends in the block.
+        mend: What to do if the process ends in the block; by default the same.
         limit_s: Seconds after which a command is ended if the block has not ended; 0 for no limit.
     """
     thread = threading.get_ident()
@@ -36,7 +36,7 @@ def waiting_for(what: str, *, cure: str, mend: str, limit_s: float = 0.0) -> Ite
     timer.daemon = True
     timer.start()
     try:
-        with GUARD.watching(what, cure=mend, limit_s=limit_s):
+        with GUARD.watching(what, cure=mend or cure, limit_s=limit_s):
             yield
     finally:
         timer.cancel()
