@@ -58,7 +58,7 @@ def register_recipes() -> Iterable[RecipeSpec]:
                 "tasks_per_step": 8,
                 "group_size": 4,
                 "max_tokens": 40,
-                "lr": 4e-4,
+                "lr": 8e-4,
                 "validate_every": 0,
             },
             "run": {"report_tasks": 16},

@@ -52,6 +52,10 @@ NOT_RUN = (
     (r"make_mini\.py", "it takes an hour"),
     (r"^cd plugins/agentrig-grpo/training", "nothing of its block is run"),
     (r"^agentrig warmup|algorithm\.model=models/", "it takes minutes; tests/run/test_warmup.py makes a model"),
+    (
+        r"examples/programs",
+        "it needs a model or packages; tests/programs/test_examples.py runs the programs",
+    ),
     (r"agent\.url=", "it needs a service; tests/docs/test_service_page.py runs that of the page"),
     (r"verl_spider/", "it needs Spider and a GPU"),
     (r"embedded_mini\.toml", "it takes an hour; docs/benchmarks.md has its figures"),
