@@ -22,7 +22,7 @@ KINDS: Mapping[str, str] = {
 """Limit to failure kind."""
 
 SHOWN = 500
-"""Characters of a program's last words in a message."""
+"""Characters of the end of stderr in a message."""
 
 
 def check_ending(ending: Ending, config: CommandConfig, *, answered: bool) -> None:
@@ -36,7 +36,7 @@ def check_ending(ending: Ending, config: CommandConfig, *, answered: bool) -> No
     Raises:
         AgentFailure: A limit was exceeded, or the exit code is that of a failure.
     """
-    last = _last_words(ending)
+    last = _end_of_stderr(ending)
     if ending.exceeded in KINDS:
         raise AgentFailure(f"{_excess(ending, config)}, and was ended{last}", kind=KINDS[ending.exceeded])
     if ending.exceeded == "stopped" and answered:
@@ -67,7 +67,7 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _last_words(ending: Ending) -> str:
+def _end_of_stderr(ending: Ending) -> str:
     text = storable(ending.stderr.decode("utf-8", "replace")).strip()
     return f"; the end of its stderr: {text[-SHOWN:]}" if text else ""
 
