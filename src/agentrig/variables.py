@@ -58,6 +58,7 @@ INTERNAL: Mapping[str, str] = {
     "AGENTRIG_INPUT": "the same: the task's input as JSON, or the file that has it",
     "AGENTRIG_ANSWER_URL": "the same: where the program posts its answer, if it answers by a callback",
     "AGENTRIG_ANSWER_KEY": "the same: the bearer key of that address",
+    "AGENTRIG_AGENT_FOLDER": "the folder from which the agent `agent-lightning-1` imports its class",
     "AGENTRIG_RUNNER": "marks the processes that a runner has started, so that they end with it",
     "AGENTRIG_SCRATCH": "the folder for a run's temporary files",
     "AGENTRIG_KEEP_SAFEPATH": "tells a runner that the user has set `PYTHONSAFEPATH`",

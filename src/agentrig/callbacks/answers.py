@@ -94,6 +94,8 @@ class Callback:
         rollout_id: The rollout's id.
         attempt: The number of its attempt.
         listener: Where it listens; None for this process's listener on loopback.
+        path: The address's path; empty for one of the rollout's and the attempt's.
+        key: The key; empty for a new one.
 
     Attributes:
         url: Where the answer is to be posted.
@@ -102,10 +104,12 @@ class Callback:
         repeated: How many further answers differed from the first.
     """
 
-    def __init__(self, rollout_id: str, *, attempt: int = 1, listener: Listener | None = None) -> None:
+    def __init__(
+        self, rollout_id: str, *, attempt: int = 1, listener: Listener | None = None, path: str = "", key: str = ""
+    ) -> None:
         self._first: Future[Answer] = Future()
         self._door = (listener or Listener.shared()).open(
-            f"rollouts/{rollout_id}/attempts/{attempt}/answer", self._take
+            path or f"rollouts/{rollout_id}/attempts/{attempt}/answer", self._take, key
         )
         self.url, self.key = self._door.url, self._door.key
         self.refused = ""

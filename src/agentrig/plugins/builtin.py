@@ -19,6 +19,7 @@ from agentrig import (
     hookimpl,
 )
 from agentrig.errors import AgentrigError
+from agentrig.lightning_v1.config import LightningV1Config
 from agentrig.plugins import own_runners
 from agentrig.plugins.auto_server import OWN
 from agentrig.programs.config import CommandConfig
@@ -48,7 +49,7 @@ def cpu_spec() -> HardwareSpec:
 
 @hookimpl
 def register_agents() -> Iterable[AgentSpec]:
-    """Register `command` and `http`."""
+    """Register `command`, `http` and `agent-lightning-1`."""
 
     def command(config: Any) -> Any:
         from agentrig.programs.agent import CommandAgent
@@ -59,6 +60,11 @@ def register_agents() -> Iterable[AgentSpec]:
         from agentrig.services.agent import HttpAgent
 
         return HttpAgent(config)
+
+    def lightning_v1(config: Any) -> Any:
+        from agentrig.lightning_v1.agent import build
+
+        return build(config)
 
     yield AgentSpec(
         name="command",
@@ -74,6 +80,14 @@ def register_agents() -> Iterable[AgentSpec]:
         build=http,
         calls="gateway",
         checks=[check_service],
+    )
+    yield AgentSpec(
+        name="agent-lightning-1",
+        summary="An agent that was written for the gateway of Agent Lightning 1.x.",
+        config=LightningV1Config,
+        build=lightning_v1,
+        calls="gateway",
+        whole_rows=True,
     )
 
 

@@ -194,7 +194,7 @@ def _part(value: Any, path: str, name: str) -> Any:
 
 
 def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _has_arrived(callback: Callback | None) -> bool:
