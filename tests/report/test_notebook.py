@@ -85,7 +85,7 @@ def test_errors_say_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         run.plot("time")
     assert run.plot("accuracy").save(tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(AgentrigError, match="pip install pandas"):
+    with pytest.raises(AgentrigError, match=r"pip install 'agentrig\[notebook\]'"):
         run.rollouts("report")
     with pytest.raises(AgentrigError, match="there is no run directory"):
         agentrig.load_run(tmp_path / "nothing")

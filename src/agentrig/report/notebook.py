@@ -269,7 +269,7 @@ def _pandas() -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise AgentrigError("frames need pandas, which is not installed: pip install pandas") from error
+        raise AgentrigError("frames need pandas, which is not installed: pip install 'agentrig[notebook]'") from error
     return pandas
 
 
