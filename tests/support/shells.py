@@ -37,7 +37,7 @@ class Shell:
         place = self.made.folder / "place"
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", f"{script}\npwd > {place}"],
-            cwd=self.folder, env={**os.environ, **variables}, capture_output=True, text=True, timeout=280, check=False,
+            cwd=self.folder, env={**os.environ, **variables}, capture_output=True, text=True, timeout=800, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{script}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         self.folder = Path(place.read_text().strip())
