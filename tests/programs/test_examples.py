@@ -12,12 +12,14 @@ from pathlib import Path
 import attrs
 import pytest
 
+from agentrig import Endpoint, Task
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job, Result
 from agentrig.programs.agent import CommandAgent
 from agentrig.programs.config import CommandConfig
 from agentrig.runners.attempt import run_agent
+from agentrig.testing import check_agent
 from agentrig.testing.scripted import Reply, ScriptedServer, scripted_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,9 +92,19 @@ def test_in_bubblewrap_the_gateway_is_reached_and_the_rest_is_hidden(play: Calla
         f"test -e {ROOT}/pyproject.toml && echo seen; test -e {PROGRAMS}/dice.py && echo folder; touch x; (sleep 99 &)"
     )
     config = CommandConfig(command=script, shell=True, folder=str(PROGRAMS), sandbox="bubblewrap", answer="stdout")
-    from agentrig import Endpoint
-
     assert CommandAgent(config)({}, Endpoint(base_url="http://127.0.0.1:9/v1", model="m")) == "folder"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing("bash")), reason="there is no curl or no jq")
+def test_the_bash_agent_passes_the_kit() -> None:
+    settings = {"command": COMMANDS["bash"], "folder": str(PROGRAMS), "exit_codes": {"22": "llm-error"}}
+    tasks = [Task(id=f"t{i}", input={"question": f"round {i}"}) for i in range(2)]
+    report = check_agent("command", settings=settings, tasks=tasks, slow_s=0.2, raise_failed=False)
+    assert {result.check: result.status for result in report.results} == {
+        result.check: "passed" for result in report.results
+    }
+    assert len(report.results) >= 18
 
 
 def test_the_page_shows_the_program() -> None:
