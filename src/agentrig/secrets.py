@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from agentrig.text import mask
 
@@ -84,3 +85,22 @@ class Secret:
 def sources(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with each secret replaced by its source, as in a run file."""
     return {key: value.source if isinstance(value, Secret) else value for key, value in keys.items()}
+
+
+TOKENS = ("token", "key", "password", "secret")
+"""Parts of the name of a URL's parameter that holds a secret."""
+
+
+def without_login(config: Any, attribute: Any, url: str) -> None:
+    """Reject a URL that holds a login: a run writes its settings into its directory.
+
+    Raises:
+        ValueError: It has a user, a password, or a parameter such as `write_token`.
+    """
+    parts = urlsplit(url)
+    named = [name for name, _ in parse_qsl(parts.query) if any(word in name.lower() for word in TOKENS)]
+    if "@" in parts.netloc or named:
+        raise ValueError(
+            f"'{attribute.name}' holds a login, and the run directory must not: take it out of the URL, and give it "
+            "by the environment variables of the client"
+        )

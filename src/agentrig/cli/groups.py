@@ -47,6 +47,7 @@ class Group(NearestGroup):
         "watch": ("watch:watch", "Show runs in a browser while they go on: curves, and every trace."),
         "report": ("report:report", "Rebuild the report of a run, or compare several."),
         "why": ("why:why", "Say what held a run's learning back, and what to change."),
+        "export-traces": ("export_traces:export_traces", "Send a run's traces to OpenTelemetry, or into a file."),
         "export": ("export:export", "Copy a run's latest checkpoint as a Hugging Face directory."),
     }
     """Command name to `module:attribute` in `commands/` and its line in the list, in the order for a new user."""

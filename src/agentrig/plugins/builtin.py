@@ -20,6 +20,7 @@ from agentrig import (
 )
 from agentrig.errors import AgentrigError
 from agentrig.lightning_v1.config import LightningV1Config
+from agentrig.otlp.exporting import OtlpConfig
 from agentrig.plugins import own_runners
 from agentrig.plugins.auto_server import OWN
 from agentrig.programs.config import CommandConfig
@@ -124,7 +125,14 @@ def register_servers() -> Iterable[ServerSpec]:
 
 @hookimpl
 def register_observers() -> Iterable[ObserverSpec]:
-    """Register the trackers."""
+    """Register the trackers, and `otlp`."""
+
+    def otlp(config: Any) -> Any:
+        from agentrig.otlp.exporting import Otlp
+
+        return Otlp(config)
+
+    yield ObserverSpec(name="otlp", summary="Traces to an OpenTelemetry collector.", config=OtlpConfig, build=otlp)
     for own in OWN_TRACKERS:
         yield ObserverSpec(name=own.name, summary=own.summary, config=own.config, build=own.build, tracker=True)
 

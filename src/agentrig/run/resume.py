@@ -22,19 +22,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def resume_plan(directory: Path, *, overrides: Sequence[str] = (), from_step: int | None = None) -> Plan:
+def resume_plan(
+    directory: Path,
+    *,
+    overrides: Sequence[str] = (),
+    observers: Sequence[str] = (),
+    from_step: int | None = None,
+) -> Plan:
     """Return the plan of a run directory, to resume the run.
 
     Args:
         directory: The run directory.
         overrides: `section.key=value`.
+        observers: Observers to use, in addition to those of the run.
         from_step: The step of the checkpoint to resume from; a run that has ended can then run again from there.
 
     Raises:
         ConfigError: It is not a run directory, or its format is later than this version, or this version does not
             have its settings; or the run has ended and no override extends it.
     """
-    plan = recorded_plan(directory, overrides=overrides)
+    plan = recorded_plan(directory, overrides=overrides, observers=observers)
     summary = RunDirectory(directory).read_json("summary.json")
     steps = getattr(plan.configs["algorithm"], "steps", None)
     ended = from_step is None and bool(summary.get("complete"))
@@ -52,12 +59,13 @@ def resume_plan(directory: Path, *, overrides: Sequence[str] = (), from_step: in
     return plan
 
 
-def recorded_plan(directory: Path, *, overrides: Sequence[str] = ()) -> Plan:
+def recorded_plan(directory: Path, *, overrides: Sequence[str] = (), observers: Sequence[str] = ()) -> Plan:
     """Return the plan that a run directory was written with, whether the run has ended or not.
 
     Args:
         directory: The run directory.
         overrides: `section.key=value`.
+        observers: Observers to use, in addition to those of the run.
 
     Raises:
         ConfigError: It is not a run directory, or its format is later than this version, or this version does not
@@ -68,7 +76,7 @@ def recorded_plan(directory: Path, *, overrides: Sequence[str] = ()) -> Plan:
     facts = RunDirectory(directory).read_json("manifest.json")
     check_format(directory, facts)
     try:
-        plan = resolve(str(directory / "config.toml"), overrides=overrides)
+        plan = resolve(str(directory / "config.toml"), overrides=overrides, observers=observers)
     except ConfigError as error:
         if overrides or facts.get("agentrig", agentrig_version()) == agentrig_version():
             raise

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from agentrig.agents import Outcome
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
+from agentrig.run.damage import reading
 from agentrig.tasks import Task
 from agentrig.text import json_text, storable
 from agentrig.traces import SERVER, Span, Trace, reply_of
@@ -136,6 +138,23 @@ def _call_schema(pa: Any) -> Any:
     text, count = pa.string(), pa.int64()
     types = {"rollout": text, "span": text, "node": text, "place": text, "reason": text, "tokens": count}
     return pa.schema([*types.items(), ("advantage", pa.float64())])
+
+
+def stored_rollouts(folder: Path, *, size: int) -> Iterator[list[Rollout]]:
+    """Yield the rollouts of all files of a run, without triplets and private parts, `size` at a time.
+
+    Raises:
+        agentrig.errors.RunFileError: A file is damaged; the message says which.
+    """
+    import pyarrow.parquet as pq
+
+    for file in sorted(folder.glob("[a-z]*-[0-9]*.parquet")):
+        with reading(file, "Restore it from a copy, or remove it: its rollouts are then left out"):
+            stored = pq.ParquetFile(file)
+        for batch in stored.iter_batches(batch_size=size):
+            with reading(file, "Restore it from a copy, or remove it: its rollouts are then left out"):
+                rollouts = [rollout_of(row, {}) for row in batch.to_pylist()]
+            yield rollouts
 
 
 def _schema(pa: Any) -> Any:

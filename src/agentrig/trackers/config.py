@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-from urllib.parse import parse_qsl, urlsplit
-
 import attrs
 
-from agentrig.secrets import Secret
+from agentrig.secrets import Secret, without_login
 from agentrig.settings import setting
-
-TOKENS = ("token", "key", "password", "secret")
-"""Parts of the name of a URL's parameter that holds a secret."""
-
-
-def no_login(config: Any, attribute: Any, url: str) -> None:
-    """Reject a URL that holds a login: a run writes its settings into its directory.
-
-    Raises:
-        ValueError: It has a user, a password, or a parameter such as `write_token`.
-    """
-    parts = urlsplit(url)
-    named = [name for name, _ in parse_qsl(parts.query) if any(word in name.lower() for word in TOKENS)]
-    if "@" in parts.netloc or named:
-        raise ValueError(
-            f"'{attribute.name}' holds a login, and the run directory must not: take it out of the URL, and give it "
-            "by the environment variables of the tracker's client"
-        )
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +60,7 @@ class MlflowConfig(ProjectConfig):
     tracking_uri: str = setting(
         "",
         help="the server or store; empty for MLFLOW_TRACKING_URI, and without it mlflow.db beside the run directory",
-        validator=no_login,
+        validator=without_login,
     )
     offline: bool = setting(False, help="use mlflow.db beside the run directory, whatever MLFLOW_TRACKING_URI says")
 
@@ -92,7 +71,7 @@ class TrackioConfig(ProjectConfig):
 
     space_id: str = setting("", help="the Hugging Face Space; empty for trackio's database on this machine")
     server_url: str = setting(
-        "", help="a trackio server; its token is TRACKIO_WRITE_TOKEN; empty for none", validator=no_login
+        "", help="a trackio server; its token is TRACKIO_WRITE_TOKEN; empty for none", validator=without_login
     )
 
 

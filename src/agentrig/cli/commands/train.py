@@ -24,6 +24,7 @@ from agentrig.plugins.specs import RUN_KINDS
     "--from-step", type=click.IntRange(min=1), metavar="N", help="With --resume: from the checkpoint of step N."
 )
 @click.option("--store", metavar="HOST:PORT", help="Let runners of other machines join; short for runners.store=…")
+@click.option("--otlp", metavar="URL", help="Send traces to this OpenTelemetry collector (OTLP/HTTP).")
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end, and no display.")
 @click.option("--watch", "watched", is_flag=True, help="Serve the live page of this run's folder, and print its link.")
 @click.option("--yes", is_flag=True, help="Stop what blocks the run (a stale Ray cluster) without asking.")
@@ -32,6 +33,7 @@ def train(
     resume: Path | None,
     from_step: int | None,
     store: str | None,
+    otlp: str | None,
     as_json: bool,
     watched: bool,
     yes: bool,
@@ -47,6 +49,7 @@ def train(
     agentrig train --resume runs/mini-20260101-120000 --from-step 20
     agentrig train mini --store 127.0.0.1:4747
     agentrig train mini --watch
+    agentrig train mini --otlp http://localhost:4318
     """
     from agentrig.errors import ConfigError
     from agentrig.run import training as run
@@ -58,6 +61,9 @@ def train(
         raise ConfigError("--from-step needs --resume RUN: it selects the checkpoint that the run resumes from")
     if store is not None:
         words = [*words, f"runners.store={store}"]
+    senders = []
+    if otlp is not None:
+        words, senders = [*words, f"observer.otlp.url={otlp}"], ["otlp"]
     if resume is not None:
         source = words[0] if words and "=" not in words[0] else None
         if source or any(
@@ -66,8 +72,9 @@ def train(
             raise ConfigError(
                 "a resumed run keeps its configuration; with --resume you can only give section.key=value"
             )
-        plan = resume_plan(resume, overrides=words, from_step=from_step)
+        plan = resume_plan(resume, overrides=words, observers=senders, from_step=from_step)
     else:
+        options["observers"] = [*options["observers"], *senders]
         plan = make_plan(words, options)
     if not as_json:
         from agentrig.display import LiveDisplay

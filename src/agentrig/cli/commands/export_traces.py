@@ -1,0 +1,61 @@
+"""`agentrig export-traces`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("export-traces")
+@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--otlp", "url", metavar="URL", help="The collector's OTLP/HTTP address: http://localhost:4318")
+@click.option("--file", type=click.Path(path_type=Path, dir_okay=False), help="A new file, as lines of OTLP's JSON.")
+@click.option("--content/--no-content", default=True, help="Messages, arguments and results too (on by default).")
+def export_traces(run: Path, url: str | None, file: Path | None, content: bool) -> None:
+    """Send a run's traces to OpenTelemetry, as `agentrig train --otlp URL` does while it runs, or write them to a file.
+
+    Trace and span ids are the same in every export.
+
+    \b
+    agentrig export-traces runs/mini-20260101-120000 --otlp http://localhost:4318
+    agentrig export-traces runs/mini-20260101-120000 --file traces.jsonl
+    """
+    from contextlib import ExitStack
+
+    from agentrig.errors import AgentrigError, ConfigError
+    from agentrig.otlp import lines
+    from agentrig.otlp.exporting import BATCH, Exporter, ExportError, OtlpConfig, origin_of
+    from agentrig.otlp.spans import spans_of
+    from agentrig.run.directory import RunDirectory
+    from agentrig.run.rows import stored_rollouts
+    from agentrig.settings import structure
+
+    if not (run / "manifest.json").is_file():
+        raise ConfigError(f"{run} is not a run directory: it has no manifest.json")
+    if (url is None) == (file is None):
+        raise ConfigError("say where the traces go: --otlp URL, or --file FILE")
+    origin = origin_of(
+        RunDirectory(run).read_json("manifest.json").get("config", {}), run.resolve().name, content=content
+    )
+    rollouts = spans = 0
+    with ExitStack() as stack:
+        if url is not None:
+            config = structure(OtlpConfig, {"url": url}, owner="export-traces", section="--otlp")
+            exporter = Exporter(config.url, timeout_s=config.timeout_s)
+        else:
+            assert file is not None
+            if file.exists():
+                raise ConfigError(f"{file} exists already: name another file, or delete it")
+            out = stack.enter_context(file.open("w", encoding="utf-8"))
+        for batch in stored_rollouts(run / "rollouts", size=BATCH):
+            found = [span for rollout in batch for span in spans_of(rollout, origin)]
+            if url is None:
+                out.write(lines.line(found) + "\n")
+            else:
+                try:
+                    exporter.send(found)
+                except ExportError as error:
+                    raise AgentrigError(f"{error} {rollouts} rollouts were sent before") from None
+            rollouts, spans = rollouts + len(batch), spans + len(found)
+    click.echo(f"{rollouts} rollouts, {spans} spans -> {url or file}")

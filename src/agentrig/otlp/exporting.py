@@ -1,0 +1,136 @@
+"""Spans sent to an OpenTelemetry collector: by the official exporter over HTTP, in a thread of its own."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import attrs
+
+from agentrig.background import Background
+from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
+from agentrig.otlp.spans import Origin, spans_of
+from agentrig.rollouts import Rollout
+from agentrig.secrets import without_login
+from agentrig.settings import setting
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+BATCH = 16
+"""Rollouts in one request."""
+
+
+def _http(config: Any, attribute: Any, url: str) -> None:
+    """Reject what is no URL, or holds a login."""
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ValueError(f"'{attribute.name}' must be a URL such as http://localhost:4318, not {url!r}")
+    without_login(config, attribute, url)
+
+
+@attrs.frozen(kw_only=True)
+class OtlpConfig:
+    """Settings of `otlp`."""
+
+    url: str = setting(
+        "http://localhost:4318",
+        help="the collector's OTLP/HTTP address; /v1/traces is added if it has no path",
+        validator=_http,
+    )
+    content: bool = setting(True, help="send messages, arguments and results too, and not only figures")
+    timeout_s: float = setting(10.0, help="seconds for one request, with its retries", gt=0)
+    queue: int = setting(500, help="how many requests may wait; more are dropped and counted", ge=1)
+    flush_s: float = setting(30.0, help="seconds that the run waits for the collector at its end", ge=0)
+
+
+class ExportError(Exception):
+    """The collector did not take the spans."""
+
+
+class Exporter:
+    """Sends spans to a collector.
+
+    Args:
+        url: Its OTLP/HTTP address.
+        timeout_s: Seconds for one request, with its retries.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        whole = url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/traces"
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # what fails is counted, and said once
+        self.url, self._success = whole, SpanExportResult.SUCCESS
+        self._exporter = OTLPSpanExporter(endpoint=whole, timeout=timeout_s)
+
+    def send(self, spans: Sequence[ReadableSpan]) -> None:
+        """Send spans; returns once the collector has them.
+
+        Raises:
+            ExportError: It did not take them within the time.
+        """
+        if spans and self._exporter.export(spans) is not self._success:
+            raise ExportError(f"{self.url} did not take {len(spans)} spans: is an OTLP/HTTP collector there?")
+
+
+class Otlp:
+    """The observer `otlp`: sends the spans of every rollout, and never lets the run wait for the collector."""
+
+    def __init__(self, config: OtlpConfig) -> None:
+        self._exporter = Exporter(config.url, timeout_s=config.timeout_s)
+        self._work = Background("otlp", limit=config.queue, patience_s=config.flush_s)
+        self._content = config.content
+        self._origin = origin_of({}, "", content=config.content)
+        self._waiting: list[Rollout] = []
+        self._runs = False
+
+    def on_run_start(self, event: RunStart) -> None:
+        """Note whose rollouts come."""
+        self._origin = origin_of(event.config, Path(event.directory).resolve().name, content=self._content)
+        self._runs = True
+
+    def on_rollout_end(self, rollout: Rollout) -> None:
+        """Collect a rollout; a command that is no run (`eval`, `dev`) has each sent by itself."""
+        if not self._runs and not self._waiting:
+            atexit.unregister(self.settle)
+            atexit.register(self.settle)
+        self._waiting.append(rollout)
+        if len(self._waiting) >= BATCH or not self._runs:
+            self._send()
+
+    def on_step_end(self, event: StepEnd) -> None:
+        """Send what is left of the step."""
+        self._send()
+
+    def on_run_end(self, event: RunEnd) -> None:
+        """Send what is left."""
+        self._send()
+
+    def on_run_error(self, event: RunError) -> None:
+        """Send what is left."""
+        self._send()
+
+    def settle(self) -> dict[str, Any]:
+        """Send what is left, wait a bounded time, and return the counts of requests."""
+        self._send()
+        return {**attrs.asdict(self._work.settle()), "url": self._exporter.url}
+
+    def _send(self) -> None:
+        rollouts, self._waiting, origin = self._waiting, [], self._origin
+        if rollouts:
+            self._work.put(lambda: self._exporter.send([span for r in rollouts for span in spans_of(r, origin)]))
+
+
+def origin_of(config: Mapping[str, Any], run: str, *, content: bool) -> Origin:
+    """Return the origin of a run's rollouts, from its resolved configuration."""
+    from agentrig import __version__
+
+    def used(kind: str) -> str:
+        return str(config.get(kind, {}).get("use", kind)).rpartition(":")[2]
+
+    return Origin(run=run, agent=used("agent"), reward=used("reward"), version=__version__, content=content)

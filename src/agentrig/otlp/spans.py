@@ -1,0 +1,234 @@
+"""A rollout as OpenTelemetry spans: `invoke_agent` at the root, `chat` for calls to a model, `execute_tool` for tools.
+
+A graph node, or a part that `agentrig.span` names, is a span of its own name. The score is an event of the root,
+`gen_ai.evaluation.result`. Parents, times and errors are those of the trace. The private part of a task is in no span.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrig.otlp import names
+from agentrig.rollouts import Rollout
+from agentrig.text import cut, json_text
+from agentrig.traces import LLM_CALL, SERVER, Span
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+LIMIT = 20_000
+"""Longest attribute, in characters."""
+
+OWN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}")
+"""Ids of spans that OpenTelemetry accepts as they are."""
+
+
+@attrs.frozen(kw_only=True)
+class Origin:
+    """The run that rollouts come from.
+
+    Attributes:
+        run: The run's name.
+        agent: The agent's name.
+        reward: The reward's name.
+        version: agentrig's version.
+        content: Whether messages, arguments and results are part of the spans.
+    """
+
+    run: str
+    agent: str
+    reward: str
+    version: str
+    content: bool = True
+
+
+def trace_id(rollout_id: str) -> int:
+    """Return a rollout's trace id, the same in every export: 128 bits."""
+    return int.from_bytes(hashlib.sha256(rollout_id.encode()).digest()[:16], "big") or 1
+
+
+def span_id(rollout_id: str, own: str) -> int:
+    """Return a span's id: its own if it has 64 bits, else a digest; the same in every export."""
+    if OWN_ID.fullmatch(own):
+        return int(own, 16)
+    return int.from_bytes(hashlib.sha256(f"{rollout_id}/{own}".encode()).digest()[:8], "big") or 1
+
+
+def spans_of(rollout: Rollout, origin: Origin) -> list[ReadableSpan]:
+    """Return a rollout's trace as spans of OpenTelemetry's SDK, in their order of start."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+    resource = Resource({"service.name": "agentrig", "service.version": origin.version, "agentrig.run": origin.run})
+    scope = InstrumentationScope("agentrig", origin.version, schema_url=names.SCHEMA)
+    trace = trace_id(rollout.id)
+
+    def context(own: str) -> SpanContext:
+        return SpanContext(trace, span_id(rollout.id, own), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+    found = []
+    for place, span in enumerate(rollout.trace.spans):
+        name, attributes = _named(span, origin)
+        error, events = span.error, []
+        if not place:
+            name, more = _root(rollout, origin)
+            attributes, error = {**attributes, **more}, span.error or rollout.failure
+            events = (
+                [Event(names.EVALUATION, _score(rollout, origin), timestamp=_ns(span.end))] if rollout.score else []
+            )
+        if error is not None:
+            attributes.setdefault(names.ERROR, cut(error.partition(":")[0], 200))
+        status = Status(StatusCode.ERROR, cut(error, LIMIT)) if error is not None else Status(StatusCode.UNSET)
+        found.append(
+            ReadableSpan(
+                name,
+                context=context(span.id),
+                parent=context(span.parent) if span.parent is not None else None,
+                resource=resource,
+                attributes=_plain(attributes),
+                events=events,
+                kind=SpanKind.CLIENT if span.name == LLM_CALL else SpanKind.INTERNAL,
+                status=status,
+                start_time=_ns(span.start),
+                end_time=_ns(span.end),
+                instrumentation_scope=scope,
+            )
+        )
+    return found
+
+
+def _root(rollout: Rollout, origin: Origin) -> tuple[str, dict[str, Any]]:
+    """Return name and attributes of the span around a whole rollout."""
+    found: dict[str, Any] = {
+        names.OPERATION: "invoke_agent",
+        names.AGENT: origin.agent,
+        "agentrig.rollout": rollout.id,
+        "agentrig.task": rollout.task.id,
+        "agentrig.group": rollout.group,
+        "agentrig.mode": rollout.mode,
+        "agentrig.step": rollout.step,
+        "agentrig.weights": rollout.version,
+        names.ERROR: rollout.failure,
+    }
+    if origin.content:
+        found[names.INPUT] = _messages([{"role": "user", "content": json_text(dict(rollout.task.input))}])
+        if rollout.outcome.answer is not None:
+            answer = rollout.outcome.answer
+            text = answer if isinstance(answer, str) else json_text(answer)
+            found[names.OUTPUT] = _messages([{"role": "assistant", "content": text}])
+    return f"invoke_agent {origin.agent}", found
+
+
+def _score(rollout: Rollout, origin: Origin) -> dict[str, Any]:
+    """Return the attributes of the event with the score; its details may hold gold answers, so they are left out."""
+    assert rollout.score is not None
+    label = rollout.score.status
+    if rollout.correct is not None:
+        label = "correct" if rollout.correct else "incorrect"
+    found = {
+        names.EVALUATION_NAME: origin.reward,
+        names.EVALUATION_VALUE: rollout.score.value,
+        names.EVALUATION_LABEL: label,
+        names.ERROR: "reward-invalid" if rollout.score.status == "invalid" else None,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _named(span: Span, origin: Origin) -> tuple[str, dict[str, Any]]:
+    """Return a span's name and attributes."""
+    attributes = span.attributes
+    if span.name == LLM_CALL:
+        return _chat(span, origin)
+    tool = attributes.get("tool.name")
+    if isinstance(tool, str) and span.name == "tool":
+        found = {names.OPERATION: "execute_tool", names.TOOL: tool, names.TOOL_TYPE: "function"}
+        if origin.content:
+            found |= {names.TOOL_ARGUMENTS: attributes.get("input"), names.TOOL_RESULT: attributes.get("output")}
+        return f"execute_tool {tool}", found
+    kept = {k: v for k, v in attributes.items() if not k.startswith("gen_ai.") and k not in ("input", "output")}
+    if origin.content:
+        kept |= {f"agentrig.{k}": attributes[k] for k in ("input", "output") if k in attributes}
+    return span.node or span.name, kept
+
+
+def _chat(span: Span, origin: Origin) -> tuple[str, dict[str, Any]]:
+    request, response = (_mapping(span.attributes.get(key)) for key in ("request", "response"))
+    usage = _mapping(response.get("usage"))
+    prompt, sampled = (span.attributes.get(f"{part}_token_ids") for part in ("prompt", "response"))
+    choices = [_mapping(choice) for choice in response.get("choices") or ()]
+    found: dict[str, Any] = {
+        names.OPERATION: "chat",
+        names.PROVIDER: "openai",  # the protocol that it speaks, whatever the server
+        **{attribute: request[key] for key, attribute in names.REQUEST.items() if request.get(key) is not None},
+        names.RESPONSE_ID: response.get("id"),
+        names.RESPONSE_MODEL: response.get("model"),
+        names.FINISH_REASONS: [str(c["finish_reason"]) for c in choices if c.get("finish_reason")] or None,
+        names.INPUT_TOKENS: usage.get("prompt_tokens", len(prompt) if prompt else None),
+        names.OUTPUT_TOKENS: usage.get("completion_tokens", len(sampled) if sampled else None),
+        names.SERVER: span.attributes.get(SERVER),
+    }
+    if origin.content:
+        found[names.INPUT] = _messages(request.get("messages"))
+        found[names.OUTPUT] = _messages(
+            [{**_mapping(c.get("message")), "finish": c.get("finish_reason")} for c in choices]
+        )
+        found[names.TOOLS] = json_text(request["tools"]) if request.get("tools") else None
+    return f"chat {request['model']}" if request.get("model") else "chat", found
+
+
+def _messages(messages: Any) -> str | None:
+    """Return messages as JSON in the form of the conventions: a role, and parts."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        return None
+    found = []
+    for message in (_mapping(m) for m in messages):
+        content, parts = message.get("content"), []
+        answers = message.get("tool_call_id")
+        if content is not None and answers is not None:
+            parts.append({"type": "tool_call_response", "id": answers, "response": content})
+        elif isinstance(content, str):
+            parts.append({"type": "text", "content": content})
+        elif content is not None:
+            parts += [{**_mapping(p), "content": _mapping(p).get("text")} for p in content]
+        for call in (_mapping(c) for c in message.get("tool_calls") or ()):
+            function = _mapping(call.get("function"))
+            parts.append(
+                {"type": "tool_call", "id": call.get("id"), "name": function.get("name"),
+                 "arguments": function.get("arguments")}
+            )  # fmt: skip
+        one = {"role": message.get("role") or "assistant", "parts": parts}
+        if message.get("finish"):
+            one["finish_reason"] = message["finish"]
+        found.append(one)
+    return json_text(found)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes with values that OpenTelemetry has; others become JSON, and None is left out."""
+    found = {}
+    for key, value in attributes.items():
+        if isinstance(value, str):
+            found[key] = cut(value, LIMIT)
+        elif isinstance(value, bool | int | float):
+            found[key] = value
+        elif key == names.FINISH_REASONS and value:
+            found[key] = tuple(value)
+        elif value is not None:
+            found[key] = cut(json_text(value), LIMIT)
+    return found
+
+
+def _ns(seconds: float) -> int:
+    """Return Unix time in nanoseconds; a float has about 200 ns of precision."""
+    return round(seconds * 1e9)
