@@ -47,7 +47,6 @@ VARIABLES: Mapping[str, str] = {
     "NETRC": "the file that holds that login",
     "SWANLAB_API_KEY": "the login of SwanLab, for the tracker `swanlab`, and verl's logger of that name",
     "SWANLAB_MODE": "`local`, `offline` or `disabled`: no login is needed",
-    "OTEL_EXPORTER_OTLP_HEADERS": "headers, such as a key, for the collector of `--otlp`: `NAME=VALUE,NAME=VALUE`",
     "MLFLOW_TRACKING_URI": "MLflow's server or store, for the tracker `mlflow`",
 }
 """Name to meaning: variables that a user may set."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -128,9 +129,8 @@ class Otlp:
 
 def origin_of(config: Mapping[str, Any], run: str, *, content: bool) -> Origin:
     """Return the origin of a run's rollouts, from its resolved configuration."""
-    from agentrig import __version__
 
     def used(kind: str) -> str:
         return str(config.get(kind, {}).get("use", kind)).rpartition(":")[2]
 
-    return Origin(run=run, agent=used("agent"), reward=used("reward"), version=__version__, content=content)
+    return Origin(run=run, agent=used("agent"), reward=used("reward"), version=version("agentrig"), content=content)

@@ -129,7 +129,7 @@ def _root(rollout: Rollout, origin: Origin) -> tuple[str, dict[str, Any]]:
 def _score(rollout: Rollout, origin: Origin) -> dict[str, Any]:
     """Return the attributes of the event with the score; its details may hold gold answers, so they are left out."""
     assert rollout.score is not None
-    label = rollout.score.status
+    label: str = rollout.score.status
     if rollout.correct is not None:
         label = "correct" if rollout.correct else "incorrect"
     found = {
@@ -148,7 +148,7 @@ def _named(span: Span, origin: Origin) -> tuple[str, dict[str, Any]]:
         return _chat(span, origin)
     tool = attributes.get("tool.name")
     if isinstance(tool, str) and span.name == "tool":
-        found = {names.OPERATION: "execute_tool", names.TOOL: tool, names.TOOL_TYPE: "function"}
+        found: dict[str, Any] = {names.OPERATION: "execute_tool", names.TOOL: tool, names.TOOL_TYPE: "function"}
         if origin.content:
             found |= {names.TOOL_ARGUMENTS: attributes.get("input"), names.TOOL_RESULT: attributes.get("output")}
         return f"execute_tool {tool}", found
@@ -216,7 +216,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes with values that OpenTelemetry has; others become JSON, and None is left out."""
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in attributes.items():
         if isinstance(value, str):
             found[key] = cut(value, LIMIT)
