@@ -15,7 +15,7 @@ from agentrig.text import words_of
 
 log = logging.getLogger(__name__)
 
-_late: set[str] = set()
+_late: set[Background] = set()
 
 
 @attrs.define(kw_only=True)
@@ -96,7 +96,7 @@ class Background:
             self.writes.unsent = self._open
             if not done and not self._ended:
                 self._ended = True
-                _late.add(self.name)
+                _late.add(self)
                 log.warning(
                     "%s has not finished: the run stops waiting for its last %d writes. The run's own files have "
                     "everything",
@@ -129,6 +129,6 @@ class Background:
         log.debug("%s failed", self.name, exc_info=error)
 
 
-def late() -> list[str]:
-    """Return the names of those that a run stopped waiting for: their threads may still be at work."""
-    return sorted(_late)
+def late() -> set[Background]:
+    """Return those that a run stopped waiting for, and whose threads are still at work."""
+    return {one for one in _late if one._open}

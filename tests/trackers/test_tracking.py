@@ -6,12 +6,16 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tracker_readers
+from click.testing import CliRunner
 
+from agentrig.background import Background, late
+from agentrig.cli.entry import main
 from agentrig.errors import ConfigError, LookupFailed
 from agentrig.plan import Plan, resolve, to_toml
 from agentrig.report.findings import findings
@@ -145,6 +149,15 @@ Group("agentrig", commands={"work": click.command()(work)})(["work"])
 def test_a_command_ends_though_a_client_waits_for_ever_at_exit() -> None:
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+def test_a_tracker_of_an_earlier_command_ends_no_later_one() -> None:
+    stuck, never = Background("tracker stuck", limit=9, patience_s=0.0), threading.Event()
+    stuck.put(never.wait)
+    stuck.settle()
+    assert stuck in late()
+    assert CliRunner().invoke(main, ["plugins", "--json"]).exit_code == 0  # os._exit would end this process
+    never.set()
 
 
 def test_resolve_adds_trackers_to_those_of_a_file(tmp_path: Path, toy_file: str) -> None:

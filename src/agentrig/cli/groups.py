@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import click
 
-from agentrig.background import late
+from agentrig.background import Background, late
 from agentrig.errors import AgentrigError, nearest
 from agentrig.processes.ends import Interrupted, handling, interrupt, leave
 
@@ -70,10 +70,11 @@ class Group(NearestGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; errors that a user can fix give exit status 1, signals 128 plus their number."""
+        before = late()  # of an earlier command in this process
         try:
             with handling(interrupt):
                 result = super().invoke(ctx)
-            _leave_the_late(0)
+            _leave_the_late(0, before)
             return result
         except AgentrigError as error:
             from agentrig.text import storable
@@ -81,25 +82,25 @@ class Group(NearestGroup):
             click.echo(f"agentrig: {storable(str(error))}", err=True)
             if error.abandoned:
                 leave(1)
-            _leave_the_late(1)
+            _leave_the_late(1, before)
             ctx.exit(1)
         except KeyboardInterrupt as error:
             click.echo(f"agentrig: {str(error) or 'interrupted'}", err=True)
             status = error.exit_status if isinstance(error, Interrupted) else 130
             if isinstance(error, Interrupted) and error.abandoned:
                 leave(status)
-            _leave_the_late(status)
+            _leave_the_late(status, before)
             ctx.exit(status)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception:
-            if late():
+            if late() - before:
                 sys.excepthook(*sys.exc_info())
-                _leave_the_late(1)
+                _leave_the_late(1, before)
             raise
 
 
-def _leave_the_late(status: int) -> None:
+def _leave_the_late(status: int, before: set[Background]) -> None:
     """End this process if a run has stopped waiting for a tracker: its client might wait for ever at exit."""
-    if late():
+    if late() - before:
         leave(status, within_s=LATE_S)
