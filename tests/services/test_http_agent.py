@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -377,3 +378,24 @@ def test_the_doctor_reads_the_status(
         more = {"health": service.address + health} if health else {}
         finding = doctor(url=service.address, **more)[0]
     assert (finding.result, words in finding.cure) == (result, True)
+
+
+def test_the_seconds_of_a_connection_are_connect_s() -> None:
+    """A machine that takes no connection and refuses none holds a rollout up for `connect_s` seconds."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = [socket.socket() for _ in range(4)]  # fill its queue; the next connection gets no answer
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}/solve"
+        took = []
+        for connect_s in (0.2, 2.0):
+            start = time.monotonic()
+            outcome = run_agent(HttpAgent(HttpConfig(url=url, connect_s=connect_s, retries=0)), JOB).outcome
+            took.append(time.monotonic() - start)
+            assert outcome.failure == "service-down", outcome.message
+        for each in waiting:
+            each.close()
+    assert took[1] > 1.9 > took[1] - took[0] > 0.9

@@ -20,9 +20,8 @@ from agentrig.report.causes.evidence import Seen
 from agentrig.report.diagnosis import NOTHING_WRONG, Diagnosis, details, diagnose
 from agentrig.report.plots import PLOTS
 from agentrig.report.reading import RolloutFile, RunData, mapping, number, read_run, rollout_rows
-from agentrig.report.sample_traces import reply_of
 from agentrig.run.damage import writing
-from agentrig.traces import LLM_CALL, node_of
+from agentrig.traces import LLM_CALL, node_of, reply_of
 
 COLUMNS = (
     "id", "task_id", "group", "failure", "message", "status", "value", "correct", "components", "details", "audits",

@@ -298,8 +298,10 @@ class Pages:
 
 
 def _filter(given: Mapping[str, str]) -> Filter:
-    numbers = {key: _whole(given.get(key)) for key in ("step", "shortest", "longest")}
-    texts = {key: given.get(key, "").strip() for key in ("mode", "score", "failure", "node", "text", "task")}
+    numbers: dict[str, Any] = {key: _whole(given.get(key)) for key in ("step", "shortest", "longest")}
+    texts: dict[str, Any] = {
+        key: given.get(key, "").strip() for key in ("mode", "score", "failure", "node", "text", "task")
+    }
     return Filter(**texts, **numbers)
 
 

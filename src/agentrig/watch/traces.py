@@ -282,7 +282,7 @@ def _step(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> Step | None
 def _tree(spans: Sequence[Mapping[str, Any]]) -> list[Node]:
     known = {str(s.get("id")) for s in spans}
     below: dict[str, list[Mapping[str, Any]]] = {}
-    roots = []
+    roots: list[Mapping[str, Any]] = []
     for span in spans:
         parent = str(span.get("parent"))
         (below.setdefault(parent, []) if parent in known and parent != str(span.get("id")) else roots).append(span)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from rollouts import trace_of
 
 from agentrig import Outcome, Score, Task
-from effects import Flip, Settings, Together, config_of, folder, registry
+from effects import Elsewhere, Flip, Settings, Together, config_of, folder, registry
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 
@@ -131,6 +131,10 @@ TABLES = {
         ),
     },
     "adapter.agent-match": {
+        "model": Elsewhere(
+            "plugins/agentrig-agent-match/tests/test_agent_match.py::test_the_models_name_selects_calls_too",
+            "it needs a trace with several models",
+        ),
         "match": Flip(
             a="write",
             b="check",
