@@ -97,7 +97,7 @@ def headers(settings: Settings) -> Any:
 
 
 def callbacks(settings: Settings) -> Any:
-    """Return the host of the address at which a service can call back; None if it is told of none."""
+    """Return the host of the address at which a service can call back; None if it is not given one."""
     told = played(settings)[1][0].get("callback")
     return None if told is None else told["url"].split("//")[1].split(":")[0]
 
