@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import chdir
 from importlib.util import find_spec
@@ -165,11 +166,26 @@ def test_a_command_parses(command: Command, place: Path, monkeypatch: pytest.Mon
         ".": parse_activate,
         "modelscope": parse_modelscope,
         "ray": parse_ray,
+        "tensorboard": parse_tensorboard,
     }.get(program, parse_script)
     check(list(words) if program in KNOWN else list(command.words))
 
 
-KNOWN = ("agentrig", "make", "pytest", "python", "pip", "uv", "cd", "export", "source", ".", "modelscope", "ray")
+KNOWN = (
+    "agentrig",
+    "make",
+    "pytest",
+    "python",
+    "pip",
+    "uv",
+    "cd",
+    "export",
+    "source",
+    ".",
+    "modelscope",
+    "ray",
+    "tensorboard",
+)
 
 
 def parse_agentrig(words: list[str]) -> None:
@@ -252,7 +268,11 @@ def parse_pip(words: list[str]) -> None:
             word = word.partition("[")[0]
             assert (Path(word) / "pyproject.toml").is_file() or word == ".", f"there is no package in {word}"
         else:
-            assert not word.startswith("agentrig"), f"{word} is on no index: name its folder"
+            name, _, extra = word.strip("'").partition("[")
+            known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            assert not name.startswith("agentrig") or extra.rstrip("]") in known, (
+                f"{word} is on no index: name its folder"
+            )
 
 
 def parse_files(words: list[str]) -> None:
@@ -292,10 +312,17 @@ def parse_modelscope(words: list[str]) -> None:
     assert {w for w in words if w.startswith("--")} <= {"--model", "--local_dir", "--revision", "--cache_dir"}
 
 
+def parse_tensorboard(words: list[str]) -> None:
+    assert words[0] == "--logdir"
+
+
 def parse_script(words: list[str]) -> None:
     """A script of the repository, or Python of an environment that such a script makes in a folder of the reader's."""
     if words[0].startswith("/some/folder/") and words[0].endswith("/bin/python"):
         parse_python(words[1:])
+        return
+    if words[0].endswith("/.venv/bin/pip"):  # of an environment that the line before it makes
+        parse_files(words[2:])
         return
     assert os.access(words[0], os.X_OK), f"{words[0]} is an unknown program; add it here if a page uses it"
 

@@ -161,7 +161,8 @@ def test_a_run_that_would_learn_nothing_stops_in_its_first_step(
     assert "step 1" in str(caught.value)
     run = tmp_path / "runs" / "toy"
     error = json.loads((run / "error.json").read_text())
-    assert error == {"error": "RunStopped", "message": str(caught.value)}
+    assert error == {"error": "RunStopped", "message": str(caught.value), "cause": caught.value.cause}
+    assert caught.value.cause
     summary = run / "summary.json"
     assert summary.is_file() == ("algorithm.change=nan" in overrides)  # only that step has an end
     assert not summary.is_file() or json.loads(summary.read_text())["complete"] is False

@@ -118,7 +118,13 @@ def validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         install_copy(EXAMPLES / f"agentrig-{domain}", site, *patches)
         return CliRunner().invoke(main, ["validate", f"agentrig-{domain}", *words])
 
+    forget()  # another test of this process may have imported the examples themselves
     yield run
+    forget()
+
+
+def forget() -> None:
+    """Let the next import of the examples find the patched copies."""
     for name in [name for name in sys.modules if name.startswith(("agentrig_units", "agentrig_json_repair"))]:
         del sys.modules[name]
 

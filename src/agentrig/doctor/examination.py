@@ -48,6 +48,7 @@ def examine(
     overrides: Sequence[str] = (),
     uses: Mapping[str, str | None] | None = None,
     observers: Sequence[str] = (),
+    trackers: Sequence[str] = (),
     files: Sequence[str] = (),
     strict_plugins: bool = False,
 ) -> list[Finding]:
@@ -58,12 +59,17 @@ def examine(
         overrides: `section.key=value`.
         uses: Other components by kind, as in `--agent` and `--hardware`.
         observers: Observers to use, in addition to those of the recipe or run file.
+        trackers: Trackers to use, in addition to those of the recipe or run file.
         files: Python files that are plugins too.
         strict_plugins: Whether a plugin that fails to load is a problem.
     """
-    situation, findings = look(
-        source, overrides=overrides, uses=uses or {}, observers=observers, files=files, strict_plugins=strict_plugins
-    )
+    settings: dict[str, Any] = {
+        "observers": observers,
+        "trackers": trackers,
+        "files": files,
+        "strict_plugins": strict_plugins,
+    }
+    situation, findings = look(source, overrides=overrides, uses=uses or {}, **settings)
     with ThreadPoolExecutor(2) as together:  # several checks wait for a subprocess
         for found in together.map(_run, CHECKS, repeat(situation)):
             findings += found
@@ -101,19 +107,22 @@ def look(
     *,
     overrides: Sequence[str],
     uses: Mapping[str, str | None],
-    observers: Sequence[str],
-    files: Sequence[str],
-    strict_plugins: bool,
+    **more: Any,
 ) -> tuple[Situation, list[Finding]]:
-    """Collect the input of the checks; a wrong recipe or unusable hardware gives a finding, not an error."""
+    """Collect the input of the checks; a wrong recipe or unusable hardware gives a finding, not an error.
+
+    Args:
+        source: As in `examine`, like the others.
+        overrides: `section.key=value`.
+        uses: Components by kind.
+        more: What else `agentrig.plan.resolve` takes.
+    """
     from agentrig.plan import resolve
 
     findings: list[Finding] = []
     plan = chosen = None
     hardware = uses.get("hardware")
-    settings: dict[str, Any] = {
-        "overrides": overrides, "observers": observers, "files": files, "strict_plugins": strict_plugins,
-    }  # fmt: skip
+    settings: dict[str, Any] = {"overrides": overrides, **more}
     try:
         plan = resolve(source, uses=uses, **settings)
         plan.components["hardware"], plan.components["server"]  # resolves `auto`
