@@ -87,6 +87,10 @@ def test_the_page_needs_no_other_file_and_no_script(finished: Path, page: Page):
     assert not re.search(r"@import|url\(\s*['\"]?(?!#)", text)
     assert page.tags.count("svg") >= 4
     assert "prefers-color-scheme: dark" in text
+    policy = re.search(r'http-equiv="content-security-policy" content="([^"]*)"', text)
+    assert policy is not None
+    assert "default-src 'none'" in policy[1]
+    assert "script-src" not in policy[1]
 
 
 def test_the_plots_take_their_colours_from_the_page(finished: Path, page: Page):
