@@ -112,7 +112,10 @@ def draw_bars(name: str, steps: Sequence[int], parts: Mapping[str, Sequence[floa
         return None
     size = math.ceil(len(steps) / MOST_POINTS)
     few = [steps[i] for i in range(0, len(steps), size)]
-    means = {part: [_mean(values[i : i + size]) for i in range(0, len(steps), size)] for part, values in parts.items()}
+    means = {
+        part: [figures.mean(values[i : i + size]) or 0.0 for i in range(0, len(steps), size)]
+        for part, values in parts.items()
+    }
     totals = [sum(values[i] for values in means.values()) for i in range(len(few))]
     frame = _Frame.around(steps[0] - 0.5, steps[-1] + 0.5, 0.0, max(totals))
     drawn = list(frame.axes(unit))
@@ -128,7 +131,7 @@ def draw_bars(name: str, steps: Sequence[int], parts: Mapping[str, Sequence[floa
                 "</title></rect>"
             )
             bottoms[i] += value
-    spoken = "; ".join(f"{part}: {_mean(values):.3g}{unit} a step" for part, values in parts.items())
+    spoken = "; ".join(f"{part}: {figures.mean(values) or 0.0:.3g}{unit} a step" for part, values in parts.items())
     return _drawing(name, drawn, spoken, [(_color(i), part) for i, part in enumerate(means, 1)])
 
 
@@ -212,16 +215,12 @@ def _color(i: int) -> int:
     return (i - 1) % 6 + 1
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
-
-
 def _thinned(line: Line) -> Line:
     size = math.ceil(len(line.xs) / MOST_POINTS)
     if size <= 1:
         return line
     places = range(0, len(line.xs), size)
-    ys = [_mean(line.ys[i : i + size]) for i in places]
+    ys = [figures.mean(line.ys[i : i + size]) or 0.0 for i in places]
     return attrs.evolve(line, xs=[line.xs[min(len(line.xs) - 1, i + size // 2)] for i in places], ys=ys)
 
 

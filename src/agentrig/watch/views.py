@@ -116,7 +116,7 @@ def groups(run: Run, wanted: Filter) -> list[dict[str, Any]]:
             "task": task,
             "question": asked(questions.get(members[0]["id"]), task),
             "rollouts": [chip(row) for row in members],
-            "mean": _mean([row["value"] for row in members if verdict(row) != "failed"]),
+            "mean": figures.mean([row["value"] for row in members if verdict(row) != "failed"]),
         }
         for (_, task), members in rows.items()
     ]
@@ -172,7 +172,3 @@ def query(wanted: Filter, **changed: Any) -> str:
     """Return a filter as the query of an address."""
     values = {**attrs.asdict(wanted), **changed}
     return urlencode({key: value for key, value in values.items() if value not in (None, "")})
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
