@@ -323,10 +323,16 @@ def test_temporary_files_are_in_one_folder_and_only_those_of_dead_runs_are_remov
     os.utime(own, (0, 0))
     (dead := tmp_path / "agentrig-dead").mkdir()
     (dead / scratch.LOCK).touch()
-    orphan = subprocess.Popen(["sleep", "600"], env={**os.environ, scratch.VARIABLE: str(dead)})
-    assert [p.pid for p in marked(scratch.VARIABLE, str(dead))] == [orphan.pid]
-    assert scratch.sweep(tmp_path) == [dead]
-    assert orphan.wait(10) == -signal.SIGKILL
+    with subprocess.Popen(["sleep", "600"], env={**os.environ, scratch.VARIABLE: str(dead)}) as orphan:
+        try:
+            end = time.monotonic() + 20  # the kernel shows the variables of a new program a moment after its start
+            while not marked(scratch.VARIABLE, str(dead)) and time.monotonic() < end:
+                time.sleep(0.01)
+            assert [p.pid for p in marked(scratch.VARIABLE, str(dead))] == [orphan.pid]
+            assert scratch.sweep(tmp_path) == [dead]
+            assert orphan.wait(10) == -signal.SIGKILL
+        finally:
+            orphan.kill()
     assert sorted(f.name for f in tmp_path.iterdir()) == sorted([folder.name, own.name])
     assert scratch._own is not None
     scratch._own[1].release()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -123,8 +124,11 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 def serving(server: str) -> list[psutil.Process]:
     """Return the servers that a run in this process has started, without their guards."""
-    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in living if PROCESS[server] in child.cmdline()]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has ended
+            found += [child] if PROCESS[server] in child.cmdline() else []
+    return found
 
 
 def wait_for(file: Path, process: subprocess.Popen[str]) -> None:

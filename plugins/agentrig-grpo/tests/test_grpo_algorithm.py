@@ -323,6 +323,13 @@ def test_solved_tasks_end_a_run_normally(model_dir, tmp_path):
     assert [c for c in resumed.calls if c[0] in ("end", "report")] == [("report", "after", 2)]
 
 
+def cmdline(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has ended
+        return []
+
+
 @pytest.mark.parametrize("lost", ["rollouts", "weights"])
 def test_a_server_that_dies_in_a_step_is_named_with_the_way_to_go_on(model_dir, tmp_path, lost):
     """It dies before the second step's rollouts, or before it gets the second step's weights."""
@@ -331,7 +338,7 @@ def test_a_server_that_dies_in_a_step_is_named_with_the_way_to_go_on(model_dir, 
         def rollouts(self, tasks, *, n, endpoint, step, mode="train", on_groups=None, version=None):
             found = super().rollouts(tasks, n=n, endpoint=endpoint, step=step, mode=mode, version=version)
             if mode == "train" and step == 2:
-                servers = [p for p in psutil.Process().children() if "agentrig_grpo.server" in p.cmdline()]
+                servers = [p for p in psutil.Process().children() if "agentrig_grpo.server" in cmdline(p)]
                 assert servers
                 for server in servers:
                     server.kill()
