@@ -23,7 +23,7 @@ from agentrig.lightning_v1.config import LightningV1Config
 from agentrig.otlp.exporting import OtlpConfig
 from agentrig.plugins import own_runners
 from agentrig.plugins.auto_server import OWN
-from agentrig.programs.config import CommandConfig
+from agentrig.programs.config import ENVIRONMENT, CommandConfig
 from agentrig.services.checks import check_service
 from agentrig.services.config import HttpConfig
 from agentrig.trackers.own import OWN as OWN_TRACKERS
@@ -72,6 +72,7 @@ def register_agents() -> Iterable[AgentSpec]:
         summary="A program in any language, run once for each rollout.",
         config=CommandConfig,
         build=command,
+        environment=ENVIRONMENT,
         calls="gateway",
     )
     yield AgentSpec(

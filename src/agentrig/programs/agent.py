@@ -57,7 +57,9 @@ class CommandAgent:
         for path in [self._folder, *self._mounts]:
             if path is not None and not path.exists():
                 raise AgentrigError(f"[agent] there is no folder {path}")
-        sandboxes.check(config.sandbox, config.image)
+        if config.sandbox != "none":
+            with working_folder() as trial:
+                sandboxes.check(config.sandbox, config.image, self._place(trial, {}))
         self._check_program()
 
     def _check_program(self) -> None:
@@ -128,13 +130,6 @@ class CommandAgent:
 
     def _run(self, job: Job, folder: Path, variables: Mapping[str, str], finished: Callable[[], bool]) -> Ending:
         config = self.config
-        place = sandboxes.Place(
-            folder=folder,
-            reads=[path for path in (self._folder, *self._mounts) if path is not None],
-            variables=variables,
-            memory_mb=config.memory_mb,
-            processes=config.processes,
-        )
         limits = Limits(
             time_s=config.time_s,
             memory_mb=config.memory_mb,
@@ -142,11 +137,12 @@ class CommandAgent:
             disk_mb=config.disk_mb,
             processes=config.processes,
         )
+        place = self._place(folder, variables)
         wrapped = sandboxes.wrapped(config.sandbox, config.image, self._words, place)
         try:
             return run(
                 wrapped.words,
-                after=wrapped.after,
+                container=wrapped.container,
                 folder=folder,
                 environment={**os.environ, **variables},
                 stdin=json.dumps(job.input).encode() + b"\n" if config.input == "stdin" else b"",
@@ -157,6 +153,20 @@ class CommandAgent:
             raise AgentFailure(str(error), kind="cannot-start") from None
         except Undead as error:
             raise AgentFailure(str(error)) from None
+        finally:
+            if wrapped.container is not None:
+                Path(wrapped.container.id_file).unlink(missing_ok=True)
+
+    def _place(self, folder: Path, variables: Mapping[str, str]) -> sandboxes.Place:
+        """Return where a program runs."""
+        return sandboxes.Place(
+            folder=folder,
+            reads=[path for path in (self._folder, *self._mounts) if path is not None],
+            variables=variables,
+            memory_mb=self.config.memory_mb,
+            processes=self.config.processes,
+            disk_mb=self.config.disk_mb,
+        )
 
     def _answer(self, ending: Ending, folder: Path, callback: Callback | None) -> Any:
         """Return the answer of a program that has ended.
@@ -204,7 +214,8 @@ def _has_arrived(callback: Callback | None) -> bool:
 def _facts(ending: Ending) -> dict[str, Any]:
     """Return what the trace keeps of a program's end."""
     stderr = storable(ending.stderr.decode("utf-8", "replace"))
-    found: dict[str, Any] = {"exit_code": ending.status, "cpu_s": ending.cpu_s, "peak_mb": round(ending.peak_mb, 1)}
+    used = {"cpu_s": ending.cpu_s, "peak_mb": round(ending.peak_mb, 1)}
+    found: dict[str, Any] = {"exit_code": ending.status, **{name: value for name, value in used.items() if value}}
     if stderr.strip():
         found["stderr"] = cut(stderr, OUTPUT_LIMIT)
     if ending.exceeded:

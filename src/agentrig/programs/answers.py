@@ -21,6 +21,9 @@ KINDS: Mapping[str, str] = {
 }
 """Limit to failure kind."""
 
+NO_CONTAINER = 125
+"""Exit code of docker and podman that could not start a container."""
+
 SHOWN = 500
 """Characters of the end of stderr in a message."""
 
@@ -43,7 +46,8 @@ def check_ending(ending: Ending, config: CommandConfig, *, answered: bool) -> No
         return
     if ending.status < 0:
         raise AgentFailure(f"the program was killed by {_signal(-ending.status)}{last}")
-    kind = config.exit_codes.get(str(ending.status), "agent-error")
+    no_container = ending.status == NO_CONTAINER and config.sandbox in ("docker", "podman")
+    kind = config.exit_codes.get(str(ending.status), "cannot-start" if no_container else "agent-error")
     if ending.status and kind != "answer":
         raise AgentFailure(f"the program ended with exit code {ending.status}{last}", kind=kind)
 

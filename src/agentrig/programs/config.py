@@ -18,6 +18,12 @@ ANSWERS = ("json-line", "stdout", "file", "callback")
 
 SANDBOXES = ("none", "bubblewrap", "docker", "podman")
 
+ENVIRONMENT = (
+    "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_API_VERSION", "DOCKER_TLS*", "DOCKER_CERT_PATH",
+    "CONTAINER_HOST", "CONTAINER_CONNECTION", "CONTAINER_SSHKEY", "CONTAINERS_CONF*", "CONTAINERS_STORAGE_CONF",
+)  # fmt: skip
+"""Variables of docker and podman that say which daemon, or which settings, they use."""
+
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 KIND = re.compile(r"[A-Za-z0-9_.-]{1,40}")

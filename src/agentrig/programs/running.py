@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import selectors
 import signal
@@ -72,8 +73,8 @@ class Ending:
         stdout: All that it wrote there.
         stderr: The same; the middle of a long text is missing.
         seconds: Wall time.
-        cpu_s: CPU seconds of all its processes.
-        peak_mb: Most memory at once, MiB.
+        cpu_s: CPU seconds of all its processes; 0 in a container.
+        peak_mb: Most memory at once, MiB; in a container as the looks at its limit saw it.
     """
 
     status: int
@@ -85,6 +86,21 @@ class Ending:
     seconds: float
     cpu_s: float
     peak_mb: float
+
+
+@attrs.frozen(kw_only=True)
+class Container:
+    """The container that a program runs in.
+
+    Attributes:
+        id_file: Where docker or podman writes its id.
+        remove: The command that removes it, whether it runs or not.
+        out_of_memory: The command that writes `true` if a process of it was ended because its memory was too small.
+    """
+
+    id_file: str
+    remove: Sequence[str]
+    out_of_memory: Sequence[str]
 
 
 class CannotStart(Exception):
@@ -121,7 +137,7 @@ class _Tail:
 def run(
     words: Sequence[str],
     *,
-    after: Sequence[str] = (),
+    container: Container | None = None,
     folder: Path,
     environment: Mapping[str, str],
     stdin: bytes,
@@ -132,7 +148,7 @@ def run(
 
     Args:
         words: The program and its arguments.
-        after: Is run if the program does not end by itself, such as `docker rm` of its container.
+        container: What `words` run it in, if that is one; it is removed too.
         folder: Its working directory, whose size is limited.
         environment: All its variables.
         stdin: What it can read there.
@@ -147,7 +163,7 @@ def run(
     ours, theirs = socket.socketpair()
     sizes = (limits.time_s, limits.memory_mb * MIB, limits.disk_mb * MIB, limits.processes)
     supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(theirs.fileno()), *map(str, sizes), str(folder)]
-    supervisor += [str(len(after)), *after]
+    supervisor += [json.dumps(attrs.asdict(container)) if container is not None else ""]
     start = time.monotonic()
     try:
         with ours, theirs, _input(stdin) as given:

@@ -12,9 +12,17 @@ from pathlib import Path
 import attrs
 
 from agentrig.errors import AgentrigError
+from agentrig.programs.running import MIB, Container
 
-TRY_S = 30.0
+TRY_S = 60.0
 """How long a sandbox may take to say that it works, seconds."""
+
+NO_CONTAINER = (125, 126)
+"""Exit codes of docker and podman if a container cannot be started."""
+
+TASKS = 8
+"""A container may have this many threads for each process that the program may have; what looks at processes counts
+those, and comes too late for a program that starts thousands at once."""
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt")
 """Folders of the system that a program in bubblewrap may read."""
@@ -28,11 +36,22 @@ ETC = (
 INSTALL: Mapping[str, str] = {
     "bubblewrap": "apt-get install bubblewrap (or dnf, pacman: the package is called the same)",
     "docker": "https://docs.docker.com/engine/install/, and start its daemon",
-    "podman": "apt-get install podman (or dnf, pacman)",
+    "podman": "apt-get install podman catatonit (or dnf, pacman)",
 }
 """How each sandbox is installed."""
 
 EXECUTABLE: Mapping[str, str] = {"bubblewrap": "bwrap", "docker": "docker", "podman": "podman"}
+
+CURES: Mapping[str, str] = {
+    "permission denied while trying to connect": "add your user to the group docker, or use podman, which needs none",
+    "Cannot connect to the Docker daemon": "start it (systemctl start docker), or name its address by DOCKER_HOST",
+    "container-init binary not found": "apt-get install catatonit",
+    "RLIMIT": 'this machine may not raise limits: in containers.conf, [containers], set default_ulimits = ["nofile='
+    '1024:1024", "nproc=1024:1024"]',
+    "cgroups in hybrid mode": 'in containers.conf, [engine], set runtime = "runc", or boot with cgroup v2 only',
+    "newuidmap": "apt-get install uidmap, and give your user a range in /etc/subuid and /etc/subgid",
+}
+"""What to do for a part of what docker or podman says."""
 
 
 @attrs.frozen(kw_only=True)
@@ -45,13 +64,15 @@ class Place:
         variables: What the agent sets; other variables come from the runner, but not into a container.
         memory_mb: MiB for a container; 0 for no limit.
         processes: Processes in a container at once; 0 for no limit.
+        disk_mb: MiB of each file that a container of docker writes; 0 for no limit.
     """
 
     folder: Path
     reads: Sequence[Path]
     variables: Mapping[str, str] = attrs.field(repr=False)
-    memory_mb: float
-    processes: int
+    memory_mb: float = 0
+    processes: int = 0
+    disk_mb: float = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -60,21 +81,24 @@ class Wrapped:
 
     Attributes:
         words: What to run.
-        after: A command that removes what may be left; empty if nothing can.
+        container: The container that this makes, if it makes one.
     """
 
     words: Sequence[str]
-    after: Sequence[str] = ()
+    container: Container | None = None
 
 
-def check(sandbox: str, image: str) -> None:
-    """Make sure that a sandbox is installed and works.
+def check(sandbox: str, image: str, place: Place) -> None:
+    """Make sure that a sandbox is installed and works: run `true` in it.
+
+    Args:
+        sandbox: Its name, which is not `none`.
+        image: For a container.
+        place: As rollouts have it.
 
     Raises:
-        AgentrigError: It is not, or does not; the message says how to install it.
+        AgentrigError: It is not, or does not; the message says what to do.
     """
-    if sandbox == "none":
-        return
     executable = EXECUTABLE[sandbox]
     if shutil.which(executable) is None:
         raise AgentrigError(
@@ -82,23 +106,36 @@ def check(sandbox: str, image: str) -> None:
             f'  Install it: {INSTALL[sandbox]}; or set agent.sandbox="none"'
         )
     if sandbox == "bubblewrap":
-        place = Place(folder=Path("/"), reads=(), variables={}, memory_mb=0, processes=0)
-        words = [*_bubblewrap(place)[:-3], "--", "true"]
         cure = (
             "It needs user namespaces. In a container or on a hardened system, allow them: sysctl "
             "kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0, and AppArmor's "
             "kernel.apparmor_restrict_unprivileged_userns=0"
         )
-    else:
-        words = [executable, "image", "inspect", image]
-        cure = f"Does its daemon run, may you use it, and is the image there? {executable} pull {image}"
+        _try(sandbox, wrapped(sandbox, image, ["true"], place), cure)
+        return
+    cure = f"Does its daemon run, may you use it, and is the image there? {executable} pull {image}"
+    _try(sandbox, Wrapped(words=[executable, "image", "inspect", image]), cure)
+    cure = f"Does this work: {executable} run --rm --init --network host {image} true"
+    trial = _container(executable, image, [], place, ["--rm", "--entrypoint", "true"])
+    _try(sandbox, trial, cure, no_true=True)
+
+
+def _try(sandbox: str, trial: Wrapped, cure: str, *, no_true: bool = False) -> None:
+    """Run a command that a working sandbox can run; its image may have no `true`."""
+    executable = trial.words[0]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=TRY_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(trial.words, capture_output=True, text=True, timeout=TRY_S, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
+        if trial.container is not None:
+            subprocess.run(trial.container.remove, capture_output=True, stdin=subprocess.DEVNULL)
         raise AgentrigError(f"[agent] {executable} does not answer within {TRY_S:g} s. {cure}") from None
-    if done.returncode:
+    finally:
+        if trial.container is not None:
+            Path(trial.container.id_file).unlink(missing_ok=True)
+    if done.returncode in NO_CONTAINER if no_true else done.returncode:
         said = (done.stderr or done.stdout).strip()[-500:]
-        raise AgentrigError(f'[agent] sandbox = "{sandbox}" does not work: {said}\n  {cure}')
+        known = [f"{found}. " for part, found in CURES.items() if part.lower() in said.lower()]
+        raise AgentrigError(f'[agent] sandbox = "{sandbox}" does not work: {said}\n  {"".join(known)}{cure}')
 
 
 def wrapped(sandbox: str, image: str, words: Sequence[str], place: Place) -> Wrapped:
@@ -126,18 +163,37 @@ def _bubblewrap(place: Place) -> list[str]:
     return [*words, "--bind", str(place.folder), str(place.folder)]
 
 
-def _container(executable: str, image: str, words: Sequence[str], place: Place) -> Wrapped:
-    """Return the words of docker or podman. Values of variables, such as the key, are on no command line."""
+def _container(executable: str, image: str, words: Sequence[str], place: Place, more: Sequence[str] = ()) -> Wrapped:
+    """Return the words of docker or podman. Values of variables, such as the key, are on no command line.
+
+    The container stays until it is removed: only so can be asked why its program has ended.
+    """
     name = f"agentrig-{uuid.uuid4().hex}"
-    found = [executable, "run", "--rm", "--interactive", "--init", "--name", name, "--network", "host"]
+    id_file = place.folder.with_name(f"{place.folder.name}.{name}")
+    found = [executable, "run", "--interactive", "--init", "--name", name, "--cidfile", str(id_file), *more]
+    # The host's network: the gateway and the callback listen on loopback.
+    found += ["--pull", "never", "--network", "host", "--read-only", "--tmpfs", "/tmp", "--tmpfs", "/run"]
+    found += ["--security-opt", "no-new-privileges", "--security-opt", "label=disable"]
+    found += ["--oom-score-adj", "1000"]
     found += ["--user", f"{os.getuid()}:{os.getgid()}", "--workdir", str(place.folder)]
+    if executable == "podman" and os.getuid() != 0:
+        found += ["--userns", "keep-id"]  # else the folder is another user's there
     if place.memory_mb:
-        found += ["--memory", f"{int(place.memory_mb)}m"]
+        memory = f"{int(place.memory_mb)}m"
+        found += ["--memory", memory, "--memory-swap", memory]
     if place.processes:
-        found += ["--pids-limit", str(place.processes)]
+        found += ["--pids-limit", str(TASKS * place.processes)]  # these are threads
+    if executable == "docker":  # for podman these would replace default_ulimits of containers.conf
+        found += ["--ulimit", "core=0"]
+        if place.disk_mb:
+            found += ["--ulimit", f"fsize={int(place.disk_mb * MIB)}"]
     for path in place.reads:
         found += ["--volume", f"{path}:{path}:ro"]
     found += ["--volume", f"{place.folder}:{place.folder}"]
     for variable in place.variables:
         found += ["--env", variable]
-    return Wrapped(words=[*found, image, *words], after=[executable, "rm", "--force", name])
+    # Without a time, podman gives the program 10 seconds to end.
+    remove = [executable, "rm", "--force", *(["--ignore", "--time", "0"] if executable == "podman" else []), name]
+    asks = [executable, "inspect", "--format", "{{.State.OOMKilled}}", name]
+    container = Container(id_file=str(id_file), remove=remove, out_of_memory=asks)
+    return Wrapped(words=[*found, image, *words], container=container)

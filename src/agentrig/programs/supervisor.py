@@ -3,10 +3,14 @@
 The program's descendants can leave its session and clear their environment. They stay descendants of this process,
 because it adopts orphans (PR_SET_CHILD_SUBREAPER). When it has no child any more, none is left.
 
-It is started for every rollout as `python -I -S supervisor.py CHANNEL SECONDS MEMORY DISK PROCESSES FOLDER N AFTER …
+It is started for every rollout as `python -I -S supervisor.py CHANNEL SECONDS MEMORY DISK PROCESSES FOLDER CONTAINER
 COMMAND …`, so it imports little, and nothing of agentrig's. CHANNEL is the number of an inherited socket. If its other
 end is closed, or sends something, the program ends. It gets the report, one line of words: see
-`agentrig.programs.running`. AFTER, N words, is run after a program that did not end by itself: it removes a container.
+`agentrig.programs.running`.
+
+CONTAINER is empty, or the JSON of an `agentrig.programs.running.Container` in which docker or podman runs the program.
+Then the daemon, not this process, is above the program. So it is watched by its control group, and removed by a
+command. If this process is killed, a guard that no family of processes knows does that.
 """
 
 import os
@@ -32,6 +36,12 @@ ENTRY = 512
 SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER, of <linux/prctl.h>."""
 
+REMOVE_S = 30.0
+"""How long the removal of a container, or a question about it, may take, seconds."""
+
+GUARD = 'read -r removed || for n in 1 2 3 4 5; do sleep 1; "$@" && break; done'
+"""What the guard does: the pipe at its input ends without a line if this process is killed."""
+
 
 class Supervisor:
     """One program and its descendants.
@@ -40,6 +50,7 @@ class Supervisor:
         channel: The socket to the runner.
         limits: Seconds, bytes of memory, bytes below `folder`, processes; 0 for no limit.
         folder: The program's working directory.
+        container: What it runs in, if that is one.
 
     Attributes:
         exceeded: The limit that ended the program, or `stopped` if the runner did; `-` if it ended by itself.
@@ -49,8 +60,8 @@ class Supervisor:
         status: The program's exit code, negative for a signal.
     """
 
-    def __init__(self, channel: int, limits: list[float], folder: str) -> None:
-        self.channel, self.folder = channel, folder
+    def __init__(self, channel: int, limits: list[float], folder: str, container: "Container | None" = None) -> None:
+        self.channel, self.folder, self.container = channel, folder, container
         self.seconds, self.memory, self.disk, self.processes = limits
         self.exceeded, self.observed = "-", 0.0
         self.peak, self.cpu_s, self.status = 0.0, 0.0, 0
@@ -81,6 +92,8 @@ class Supervisor:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec would keep that
             signal.signal(number, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if self.container is not None:
+            return  # the container has the others; this is docker's or podman's own command
         if self.disk:
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(self.disk), int(self.disk)))
         with open("/proc/self/oom_score_adj", "w") as file:
@@ -105,12 +118,12 @@ class Supervisor:
 
     def _look(self, seconds: float) -> None:
         """Compare what is used with the limits."""
-        family = descendants()
+        family = descendants() if self.container is None else self.container.processes()
         memory = sum(memory_of(pid) for pid in family)
         self.peak = max(self.peak, memory)
         self._compare("time", seconds, self.seconds)
         self._compare("memory", memory, self.memory)
-        self._compare("processes", len(family) - 1, self.processes)
+        self._compare("processes", len(family) - (self.container is None), self.processes)
         if self.disk:
             self._compare("disk", size_of(self.folder), self.disk)
 
@@ -120,6 +133,8 @@ class Supervisor:
 
     def end(self) -> tuple[int, int]:
         """Kill all descendants; return how many were left by a program that had ended, and how many do not die."""
+        if self.container is not None:
+            self._end_container(self.container)
         killed: set[int] = set()
         limit = time.monotonic() + END_S
         while True:
@@ -142,13 +157,103 @@ class Supervisor:
             self._compare("disk", size_of(self.folder), self.disk)
         return len(killed), 0
 
-    def _reap(self) -> bool:
-        pid, status, used = os.wait4(-1, os.WNOHANG)
-        self.cpu_s += used.ru_utime + used.ru_stime
-        self.peak = max(self.peak, used.ru_maxrss * 1024)
+    def _end_container(self, container: "Container") -> None:
+        """Remove the container, and ask before whether its memory was too small for a program that has failed."""
+        if self.exceeded == "-" and self.child:
+            self._reap(self.child, 0)
+            if self.status and self.memory and container.ran_out_of_memory():
+                self.exceeded, self.observed = "memory", self.memory
+        container.remove()
+
+    def _reap(self, which: int = -1, options: int = os.WNOHANG) -> bool:
+        pid, status, used = os.wait4(which, options)
+        if self.container is None:  # else it is docker's or podman's use
+            self.cpu_s += used.ru_utime + used.ru_stime
+            self.peak = max(self.peak, used.ru_maxrss * 1024)
         if pid == self.child:
             self.status = os.waitstatus_to_exitcode(status)
         return pid != 0
+
+
+class Container:
+    """The container that a program runs in.
+
+    Args:
+        word: The JSON of an `agentrig.programs.running.Container`.
+    """
+
+    def __init__(self, word: str) -> None:
+        import json
+
+        found = json.loads(word)
+        self._id_file, self._remove, self._asks = found["id_file"], found["remove"], found["out_of_memory"]
+        self._guard, self._id = -1, ""
+
+    def guard(self) -> None:
+        """Start the guard. It must be no descendant, so this comes before `adopt_orphans`."""
+        out, self._guard = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setsid()
+                if os.fork() == 0:
+                    null = os.open(os.devnull, os.O_WRONLY)
+                    for source, target in ((out, 0), (null, 1), (null, 2)):
+                        os.dup2(source, target)
+                    kept = {name: value for name, value in os.environ.items() if not name.startswith("AGENTRIG_")}
+                    os.execve("/bin/sh", ["sh", "-c", GUARD, "sh", *self._remove], kept)
+            finally:
+                os._exit(0)
+        os.close(out)
+        os.waitpid(child, 0)
+
+    def processes(self) -> list[int]:
+        """Return its processes; none if its daemon runs on another machine, where its own limits hold."""
+        if not self._id:
+            try:
+                with open(self._id_file, encoding="ascii") as file:
+                    self._id = file.read().strip()
+            except OSError:
+                pass  # it is not made yet
+        return [pid for pid in numbers() if self._id in groups_of(pid)] if self._id else []
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether the kernel has ended a process of it for lack of memory."""
+        done, said = output_of(self._asks)
+        return done and said.strip() == b"true"
+
+    def remove(self) -> None:
+        """Remove it; if that fails, the guard tries again."""
+        if output_of(self._remove)[0]:
+            os.write(self._guard, b"\n")
+        os.close(self._guard)
+
+
+def output_of(words: list[str]) -> tuple[bool, bytes]:
+    """Run a command for at most `REMOVE_S`; return whether it succeeded, and the start of what it wrote to stdout."""
+    out, into = os.pipe()
+    null = os.open(os.devnull, os.O_RDWR)
+    files = [(os.POSIX_SPAWN_DUP2, source, target) for source, target in ((null, 0), (into, 1), (null, 2))]
+    try:
+        pid = os.posix_spawnp(words[0], words, os.environ, file_actions=files)
+    except OSError:
+        return False, b""
+    finally:
+        os.close(into)
+        os.close(null)
+    watched = os.pidfd_open(pid)
+    ended = bool(select.select([watched], [], [], REMOVE_S)[0])
+    os.close(watched)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    os.set_blocking(out, False)
+    try:
+        said = os.read(out, 4096)
+    except BlockingIOError:
+        said = b""
+    os.close(out)
+    return status == 0, said
 
 
 def adopt_orphans() -> None:
@@ -159,17 +264,30 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
+def numbers() -> list[int]:
+    """Return all processes."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def groups_of(pid: int) -> str:
+    """Return the control groups that a process is in, but for podman's own."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+            return "".join(line for line in file if "conmon" not in line)
+    except OSError:
+        return ""  # it has ended
+
+
 def descendants() -> list[int]:
     """Return the processes below this one."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    parent = int(file.read().rpartition(b")")[2].split()[1])
-            except OSError:
-                continue  # it has ended
-            children.setdefault(parent, []).append(int(name))
+    for pid in numbers():
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except OSError:
+            continue  # it has ended
+        children.setdefault(parent, []).append(pid)
     found = list(children.get(os.getpid(), ()))
     for pid in found:
         found += children.get(pid, ())
@@ -203,16 +321,18 @@ def size_of(folder: str) -> int:
 
 def main(words: list[str]) -> None:
     """Run the program and report."""
-    made = Supervisor(int(words[1]), [float(word) for word in words[2:6]], words[6])
-    os.set_inheritable(made.channel, False)  # the program must not write reports
+    os.set_inheritable(int(words[1]), False)  # the program must not write reports
+    container = Container(words[7]) if words[7] else None
+    made = Supervisor(int(words[1]), [float(word) for word in words[2:6]], words[6], container)
+    if container is not None:
+        container.guard()
     adopt_orphans()
-    after = 8 + int(words[7])
-    failed = made.start(words[after:])
+    failed = made.start(words[8:])
     if not failed:
         made.watch()
     left, undead = made.end()
-    if words[8:after] and made.exceeded != "-":
-        os.waitpid(os.posix_spawnp(words[8], words[8:after], os.environ), 0)
+    if container is not None:
+        left = 0  # what is left of podman's own work; the container's processes end with its first
     report = (failed, made.status, made.exceeded, int(made.observed), left, undead, f"{made.cpu_s:.3f}", int(made.peak))
     try:
         os.write(made.channel, " ".join(str(word) for word in report).encode() + b"\n")
