@@ -1,33 +1,41 @@
-"""The gateway: CPU per call beside a direct call, and rollouts a second of the stub benchmark through one gateway.
+"""The gateway: CPU per call beside a direct call, rollouts a second through it, and how many one process can carry.
 
-    python tests/benchmarks/gateway.py                        both
+    python tests/benchmarks/gateway.py                        all three
     python tests/benchmarks/gateway.py --calls 2000           CPU milliseconds a call, of the gateway's process
-    python tests/benchmarks/gateway.py --rollouts 600         rollouts a second, through tap and gateway
+    python tests/benchmarks/gateway.py --rollouts 600         rollouts a second of the stub benchmark, tap and gateway
+    python tests/benchmarks/gateway.py --carried 2000         the calls of as many rollouts, by clients that cost little
 
 The calls are those of the reference agent: prompts of 400 letters and answers of 30 tokens, from the replay server, by
 clients in threads over connections that they keep. The gateway's seconds are its process's CPU time, read before and
 after: what a call costs beside a direct one, which has no such process between.
 Rollouts are those of `tests/benchmarks/rollouts.py`: the graph of langgraph-sql, one write and one check each.
+The clients of `--carried` do what such a rollout asks of the gateway and nothing else: each opens a rollout, sends the
+two requests that the agent has sent, and closes it, over sockets that it keeps.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
+import socket
 import statistics
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import attrs
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.rollouts import ANSWERS, QUESTION, make_database
+from benchmarks.rollouts import ANSWERS, QUESTION, cpu_s, make_database, measure
 from replay_llm import replay_server
 
 from agentrig.endpoints import Endpoint
@@ -39,22 +47,13 @@ PROMPT = "You answer questions about the database music:\n" + "CREATE TABLE band
 PROMPT += f"Question: {QUESTION}"
 
 
-def cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process has used."""
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
-
-
-def ask(endpoint: Endpoint, calls: int, *, stream: bool, ids: bool) -> None:
-    """Make calls over one kept connection, by the standard library: the least that a client costs."""
-    import http.client
-    from urllib.parse import urlsplit
-
+def ask(endpoint: Endpoint, calls: int, *, ids: bool) -> None:
+    """Make calls over one kept connection, by the standard library."""
     parts = urlsplit(endpoint.base_url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=60)
     body: dict[str, Any] = {"model": endpoint.model, "messages": [{"role": "user", "content": PROMPT}]}
     body |= {"temperature": 0.7, "max_tokens": 200} | ({"return_token_ids": True, "logprobs": True} if ids else {})
-    data = json.dumps(body | ({"stream": True} if stream else {})).encode()
+    data = json.dumps(body).encode()
     headers = {"authorization": f"Bearer {endpoint.api_key}", "content-type": "application/json"}
     for _ in range(calls):
         connection.request("POST", f"{parts.path}/chat/completions", data, headers)
@@ -64,9 +63,9 @@ def ask(endpoint: Endpoint, calls: int, *, stream: bool, ids: bool) -> None:
     connection.close()
 
 
-def at_once(endpoint: Endpoint, calls: int, clients: int, **how: Any) -> float:
-    """Make calls from several threads; return the wall seconds."""
-    threads = [threading.Thread(target=ask, args=(endpoint, calls // clients), kwargs=how) for _ in range(clients)]
+def at_once(work: Callable[[int], None], clients: int) -> float:
+    """Do work in several threads; return the wall seconds."""
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(clients)]
     start = time.perf_counter()
     for thread in threads:
         thread.start()
@@ -78,128 +77,146 @@ def at_once(endpoint: Endpoint, calls: int, clients: int, **how: Any) -> float:
 def cost_of_calls(address: str, calls: int) -> None:
     """Print the CPU time of the gateway's process for a call, and this process's for opening and closing a rollout."""
     direct = Endpoint(base_url=address, model="replay", api_key="k", token_ids=True)
-    at_once(direct, 64, 8, stream=False, ids=True)
+    at_once(lambda _: ask(direct, 8, ids=True), 8)
     print(f"{'clients':>8} {'gateway CPU ms/call':>20} {'calls/s':>9} {'direct calls/s':>15}")
     with Gateway(GatewaySettings()) as gateway:
         for clients in (1, 8, 32):
             visit = Visit(gateway.address, "calls")
-            endpoint = visit.open(1, direct)
-            at_once(endpoint, 4 * clients, clients, stream=False, ids=False)
+            endpoint, each = visit.open(1, direct), calls // clients
+            at_once(lambda _, e=endpoint: ask(e, 4, ids=False), clients)  # type: ignore[misc]
             before = cpu_s(gateway.pid)
-            wall = at_once(endpoint, calls, clients, stream=False, ids=False)
+            wall = at_once(lambda _, e=endpoint, n=each: ask(e, n, ids=False), clients)  # type: ignore[misc]
             spent = cpu_s(gateway.pid) - before
-            plain = at_once(direct, calls, clients, stream=False, ids=True)
+            plain = at_once(lambda _, n=each: ask(direct, n, ids=True), clients)  # type: ignore[misc]
             found = visit.close()
-            made = calls // clients * clients
+            made = each * clients
             assert len(found.spans) == made + 4 * clients
             assert all(s.error is None and s.attributes["response_token_ids"] for s in found.spans)
             print(f"{clients:>8} {1e3 * spent / made:>20.3f} {made / wall:>9.0f} {made / plain:>15.0f}", flush=True)
         before, own = cpu_s(gateway.pid), time.process_time()
-        for i in range(200):
+        for i in range(400):
             visit = Visit(gateway.address, f"r{i}")
             visit.open(1, direct)
             visit.close()
         spent, own = cpu_s(gateway.pid) - before, time.process_time() - own
-        print(f"open and close: {1e3 * spent / 200:.3f} ms in the gateway, {1e3 * own / 200:.3f} ms in the runner")
+        print(f"open and close: {1e3 * spent / 400:.3f} ms in the gateway, {1e3 * own / 400:.3f} ms in the runner")
 
 
-def one_side(address: str, database: Path, runners: int, count: int, through: bool) -> dict[str, Any]:
-    """Run rollouts; return their rate, how many have triplets, and the gateway's CPU seconds."""
-    from contextlib import nullcontext
+@attrs.define
+class Raw:
+    """A socket that is kept, and requests that are bytes: the least that a client costs."""
 
-    from agentrig.plugins.loading import load
-    from agentrig.plugins.specs import AdapterSpec, AgentSpec
-    from agentrig.rewards import Score
-    from agentrig.runners.engine import RolloutEngine
-    from agentrig.runners.jobs import AgentPlan
-    from agentrig.runners.processes import Pool
-    from agentrig.runners.runtime import Runtime
-    from agentrig.runners.scorer import Scorer
-    from agentrig.tasks import Task
+    address: str
+    _socket: socket.socket | None = None
 
-    registry = load()
-    spec: Any = registry.get(AdapterSpec, "agent-match")
-    agent: Any = registry.get(AgentSpec, "langgraph-sql")
-    plan = AgentPlan(name="langgraph-sql", config={})
-    pool = Pool(plan, n=runners, threads=2, deadline_s=60, retries=1, preload=agent.preload)
-    endpoint = Endpoint(base_url=address, model="replay", sampling={"temperature": 0}, token_ids=True)
-    given = {"question": QUESTION, "db_id": "music", "database": str(database)}
-    tasks = [Task(id=str(i), input=given) for i in range(count)]
-    found: dict[str, Any] = {}
-    with Gateway(GatewaySettings()) if through else nullcontext() as gateway:
-        runtime = Runtime(pool, gateway=gateway)
-        scorer = Scorer(lambda task, outcome, budget: Score.ok(1.0), budget_s=5)
-        engine = RolloutEngine(runtime, scorer=scorer, adapter=spec.build(spec.config()))
+    def post(self, path: str, key: str, body: bytes) -> bytes:
+        """Return the body of the answer; the server must state its length."""
+        parts = urlsplit(self.address)
+        if self._socket is None:
+            self._socket = socket.create_connection((parts.hostname, parts.port), timeout=60)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        head = f"POST {path} HTTP/1.1\r\nhost: {parts.netloc}\r\nauthorization: Bearer {key}\r\n"
+        self._socket.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        content = b""
+        while b"\r\n\r\n" not in content:
+            content += self._more()
+        said, _, found = content.partition(b"\r\n\r\n")
+        assert said.startswith(b"HTTP/1.1 200 "), content
+        length = int(said.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        while len(found) < length:
+            found += self._more()
+        return found
 
-        def body() -> None:
-            engine.run(tasks[: 4 * runners], n=1, endpoint=endpoint, step=0, mode="train")
-            pids = [os.getpid(), *pool.processes(), *([gateway.pid] if gateway else [])]
-            before = [cpu_s(pid) for pid in pids]
-            rollouts = engine.run(tasks, n=1, endpoint=endpoint, step=1, mode="train")
-            spent = [cpu_s(pid) - s for pid, s in zip(pids, before, strict=True)]
-            first, last = min(r.start for r in rollouts), max(r.start + r.duration_s for r in rollouts)
-            good = sum(r.failure is None and len(r.triplets) >= 1 for r in rollouts)
-            found.update(rate=count / (last - first), good=good, gateway_ms=1e3 * spent[-1] / count if gateway else 0.0)
-            found.update(runners_ms=1e3 * sum(spent[1 : 1 + runners]) / count)
-
-        runtime.run(body)
-    return found
+    def _more(self) -> bytes:
+        assert self._socket is not None
+        part = self._socket.recv(1 << 18)
+        assert part, "the gateway closed the connection"
+        return part
 
 
-def measure(runners: int, count: int, address: str, database: Path, *, through: bool) -> dict[str, Any]:
-    """Run one side in a fresh process."""
-    import subprocess
+def carried(address: str, requests: Sequence[dict[str, Any]], count: int, clients: int) -> None:
+    """Print how many rollouts a second pass through the gateway when their agents cost nothing, and the CPU of each."""
+    calls = [json.dumps(request).encode() for request in requests]
+    upstream = attrs.asdict(Endpoint(base_url=address, model="replay", sampling={"temperature": 0}, token_ids=True))
+    (server,) = (p.pid for p in psutil.Process().children() if "replay_llm" in " ".join(p.cmdline()))
+    with Gateway(GatewaySettings()) as gateway:
+        url, token = gateway.address.url, gateway.address.token
+        sent = {"attempt": 1, "upstream": {k: v for k, v in upstream.items() if k != "gateway"}}
+        whole: list[int] = []
 
-    command = [sys.executable, __file__, "--side", "gateway" if through else "tap", "--runners", str(runners)]
-    command += ["--rollouts", str(count), "--address", address, "--database", str(database)]
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=1800)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if not lines:
-        raise SystemExit(f"it failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    result: dict[str, Any] = json.loads(lines[-1][7:])
-    return result
+        def work(client: int, each: int) -> None:
+            connection = Raw(url)
+            for i in range(each):
+                name = f"r{client}-{i}"
+                opening = json.dumps({"rollout": name, **sent}).encode()
+                key = json.loads(connection.post("/agentrig/open", token, opening))["key"]
+                for call in calls:
+                    assert b"token_ids" not in connection.post(f"/rollouts/{name}/v1/chat/completions", key, call)
+                closing = json.dumps({"rollout": name, "key": key}).encode()
+                spans = connection.post("/agentrig/close", token, closing)
+                whole.append(spans.count(b'"response_token_ids"'))
+
+        at_once(lambda client: work(client, 4), clients)
+        whole.clear()
+        pids = {"gateway": gateway.pid, "replay server": server, "clients": os.getpid()}
+        before, each = {name: cpu_s(pid) for name, pid in pids.items()}, count // clients
+        wall = at_once(lambda client: work(client, each), clients)
+        spent = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
+    made = each * clients
+    assert whole == [len(calls)] * made, "a rollout lacks a call's ids"
+    costs = ", ".join(f"{name} {1e3 * seconds / made:.2f} ms" for name, seconds in spent.items())
+    print(f"{clients} clients that cost little: {made / wall:.0f} rollouts/s through one gateway process, which is busy ")
+    print(f"{spent['gateway'] / wall:.0%} of the time; CPU a rollout: {costs}", flush=True)
+
+
+def requests_of(address: str, database: Path) -> list[dict[str, Any]]:
+    """Return the requests that the reference agent sends in one rollout of the stub benchmark."""
+    from agentrig_langgraph_sql.graph import build_graph
+    from agentrig_langgraph_sql.model import LLM
+
+    from agentrig.traces import LLM_CALL
+    from agentrig.tracing.recording import recording
+
+    llm = LLM(base_url=address, model="replay", sampling={"temperature": 0})
+    with recording("r", token_ids=False) as recorder:
+        build_graph(llm).invoke({"question": QUESTION, "database": str(database)})
+    return [dict(s.attributes["request"]) for s in recorder.trace().spans if s.name == LLM_CALL]
+
+
+def rates(address: str, database: Path, count: int, runners: Sequence[int], repeats: int) -> None:
+    """Print rollouts a second through tap and gateway, and the CPU of each process."""
+    (server,) = (p.pid for p in psutil.Process().children() if "replay_llm" in " ".join(p.cmdline()))
+    print(f"{'runners':>7} {'through':>8} {'rollouts/s':>10}   CPU ms a rollout: gateway, runners, run, replay server; sum")
+    for n in runners:
+        sides: dict[str, list[dict[str, Any]]] = {"agentrig": [], "gateway": []}
+        for _ in range(repeats):
+            for side, results in sides.items():
+                results.append(measure(side, n, count, address, database, threads=2, server=server))
+        for side, results in sides.items():
+            assert all(r["good"] == count for r in results), [r["good"] for r in results]
+            parts = [statistics.median(r["cpu_ms"][p] for r in results) for p in ("gateway", "runners", "run", "server")]
+            rate, total = statistics.median(r["rate"] for r in results), sum(parts)
+            words = "  ".join(f"{part:.2f}" for part in (*parts, total))
+            print(f"{n:>7} {'tap' if side == 'agentrig' else side:>8} {rate:>10.1f}   {words}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--calls", type=int, default=0)
     parser.add_argument("--rollouts", type=int, default=0)
+    parser.add_argument("--carried", type=int, default=0)
     parser.add_argument("--runners", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--side", choices=("tap", "gateway"))
-    parser.add_argument("--address")
-    parser.add_argument("--database", type=Path)
     options = parser.parse_args()
-    if options.side:
-        arguments = (options.address, options.database, options.runners[0], options.rollouts)
-        print("RESULT " + json.dumps(one_side(*arguments, options.side == "gateway")), flush=True)
-        return
-    both = not options.calls and not options.rollouts
+    everything = not (options.calls or options.rollouts or options.carried)
     with tempfile.TemporaryDirectory() as name, replay_server(ANSWERS, Path(name)) as address:
-        if options.calls or both:
+        database = make_database(Path(name))
+        if options.calls or everything:
             cost_of_calls(address, options.calls or 2000)
-        if not (options.rollouts or both):
-            return
-        database, count = make_database(Path(name)), options.rollouts or 600
-        heads = ("runners", "tap", "gateway", "CPU ms/rollout: gateway", "runners, tap", "runners, gateway", "good")
-        print("  ".join(heads))
-        for runners in options.runners:
-            sides: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
-            for _ in range(options.repeats):
-                for through, results in sides.items():
-                    results.append(measure(runners, count, address, database, through=through))
-
-            def median(through: bool, key: str, results: Any = sides) -> float:
-                return statistics.median(r[key] for r in results[through])
-
-            good = [r["good"] for results in sides.values() for r in results]
-            print(
-                f"{runners:>7}  {median(False, 'rate'):.1f}  {median(True, 'rate'):.1f}  "
-                f"{median(True, 'gateway_ms'):.2f}  {median(False, 'runners_ms'):.1f}  "
-                f"{median(True, 'runners_ms'):.1f}  {good}",
-                flush=True,
-            )
+        if options.rollouts or everything:
+            rates(address, database, options.rollouts or 600, options.runners, options.repeats)
+        if options.carried or everything:
+            carried(address, requests_of(address, database), options.carried or 2000, 8)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def main() -> None:
     try:
         family = socket.AF_INET6 if ":" in settings["host"] else socket.AF_INET
         listener = socket.create_server((settings["host"], settings["port"]), family=family, backlog=1024)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # head and body are two writes
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a stream's events must not wait for each other
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     except OSError as error:
         line.sendall(json.dumps({"error": error.strerror or str(error)}).encode() + b"\n")
@@ -54,6 +54,7 @@ async def _serve(listener: socket.socket, line: socket.socket, settings: dict[st
 
     from agentrig.endpoints import Endpoint
     from agentrig.gateway.app import Gateway
+    from agentrig.gateway.writing import OneWrite
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -62,6 +63,10 @@ async def _serve(listener: socket.socket, line: socket.socket, settings: dict[st
             yield
 
     class Connection(HttpToolsProtocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            """Write what belongs together at once."""
+            super().connection_made(OneWrite(transport, self.loop))  # type: ignore[arg-type]
+
         def on_message_begin(self) -> None:
             """Let the application break the connection."""
             super().on_message_begin()
@@ -79,6 +84,7 @@ async def _serve(listener: socket.socket, line: socket.socket, settings: dict[st
         ws="none",
         date_header=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=3600,  # agents keep their connections over the time of an update
     )
     asyncio.get_running_loop().add_reader(line, lambda: os._exit(0))  # nothing comes any more but its end

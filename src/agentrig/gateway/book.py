@@ -63,7 +63,7 @@ class Opened:
         attempt: The number of the attempt.
         key: What its calls bring.
         upstream: The model's server.
-        spans: The spans of its calls, as JSON values in the form of `agentrig.traces.Span`.
+        spans: The spans of its calls, as JSON texts in the form of `agentrig.traces.Span`.
         calls: Its calls under way.
         cut: How many calls were cut because the rollout had ended.
         places: Bounds how many of its calls are passed on at once.
@@ -73,7 +73,7 @@ class Opened:
     attempt: int
     key: str = attrs.field(repr=False)
     upstream: Endpoint
-    spans: list[dict[str, Any]] = attrs.field(factory=list, repr=False)
+    spans: list[bytes] = attrs.field(factory=list, repr=False)
     calls: set[Call] = attrs.field(factory=set, repr=False)
     cut: int = 0
     places: asyncio.Semaphore = attrs.field(factory=lambda: asyncio.Semaphore(CALLS_AT_ONCE), repr=False)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import select
+import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -14,10 +17,14 @@ import attrs
 
 from agentrig.endpoints import Endpoint, GatewayAddress
 from agentrig.errors import AgentrigError
+from agentrig.text import parsed
 from agentrig.traces import CUT, Span, Trace
 
 TIMEOUT_S = 60.0
 """Seconds until an answer of the gateway to opening or closing."""
+
+IDLE_S = 30.0
+"""Seconds that an idle connection is used again: a firewall between machines may forget it without a word."""
 
 
 class GatewayError(AgentrigError):
@@ -83,21 +90,72 @@ class Visit:
         return Calls(spans=[Span(**span) for span in found["spans"]], cut=found["cut"])
 
     def _post(self, path: str, sent: dict[str, Any]) -> Any:
-        parts = urlsplit(self.address.url)
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=TIMEOUT_S)
         body = json.dumps({"rollout": self.rollout, **sent}).encode()
-        headers = {"authorization": f"Bearer {self.address.token}", "content-type": "application/json"}
         try:
-            connection.request("POST", path, body, headers)
-            reply = connection.getresponse()
-            content = reply.read()
+            status, content = _kept.post(self.address, path, body)
         except (OSError, http.client.HTTPException) as error:
             raise GatewayError(
                 f"the gateway at {self.address.url} does not answer ({error or type(error).__name__}): has the run "
                 "ended, or can this machine not reach that address (gateway.host)?"
             ) from None
-        finally:
+        if status != 200:
+            raise GatewayError(f"the gateway at {self.address.url} answers {status}: {content.decode()[:500]}")
+        return parsed(content)[0]
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection that closes when its thread has ended."""
+
+    used = 0.0
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def fit(self) -> bool:
+        """Whether it can be used again: if the other end has closed it, there is something to read."""
+        if self.sock is None or time.monotonic() - self.used > IDLE_S:
+            return False
+        reading = select.poll()
+        reading.register(self.sock, select.POLLIN)
+        return not reading.poll(0)
+
+
+class _Kept(threading.local):
+    """A thread's connection to the gateway: kept, because to connect costs more than to open or close a rollout."""
+
+    def __init__(self) -> None:
+        self._owner: tuple[int, str] | None = None
+        self._connection: _Connection | None = None
+
+    def post(self, address: GatewayAddress, path: str, body: bytes) -> tuple[int, bytes]:
+        """Send a request; return the status and the body of its answer.
+
+        Raises:
+            OSError, http.client.HTTPException: The gateway does not answer.
+        """
+        connection = self._connected(address)
+        headers = {"authorization": f"Bearer {address.token}", "content-type": "application/json"}
+        try:
+            connection.request("POST", path, body, headers)
+            reply = connection.getresponse()
+            content = reply.read()
+        except BaseException:
             connection.close()
-        if reply.status != 200:
-            raise GatewayError(f"the gateway at {self.address.url} answers {reply.status}: {content.decode()[:500]}")
-        return json.loads(content)
+            raise
+        connection.used = time.monotonic()
+        return reply.status, content
+
+    def _connected(self, address: GatewayAddress) -> _Connection:
+        """Return the kept connection, or a new one: to another gateway, in a forked process, or for one that ended."""
+        owner = (os.getpid(), address.url)
+        if self._connection is None or self._owner != owner or not self._connection.fit:
+            if self._connection is not None:
+                self._connection.close()
+            parts = urlsplit(address.url)
+            self._owner = owner
+            self._connection = _Connection(parts.hostname or "", parts.port or 80, timeout=TIMEOUT_S)
+        return self._connection
+
+
+_kept = _Kept()

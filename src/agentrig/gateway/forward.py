@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import attrs
+import orjson
 
 from agentrig.endpoints import Endpoint
 from agentrig.gateway.book import CUT, Call, Opened, Refused
 from agentrig.gateway.connections import FAILED, Connections
 from agentrig.gateway.dialects import Dialect, StreamWriter
-from agentrig.text import cut, words_of
+from agentrig.text import cut, parsed, words_of
 from agentrig.traces import LLM_CALL, PARENT, SERVER
 from agentrig.tracing.recorder import server_of
 from agentrig.tracing.streams import Events, Joining
@@ -77,6 +78,7 @@ class Exchange:
     _start: float = attrs.field(factory=time.time, init=False)
     _body: dict[str, Any] = attrs.field(factory=dict, init=False)
     _sent: dict[str, Any] = attrs.field(factory=dict, init=False)
+    _sent_text: bytes = attrs.field(default=b"", init=False)
     _upstream: Endpoint = attrs.field(init=False)
     _fixed: bool = attrs.field(default=False, init=False)
     _began: bool = attrs.field(default=False, init=False)
@@ -193,7 +195,8 @@ class Exchange:
             "accept-encoding": "identity",
         }
         url = f"{upstream.base_url.rstrip('/')}/chat/completions"
-        response = await self.connections.post(url, json.dumps(self._sent).encode(), headers)
+        self._sent_text = json.dumps(self._sent).encode()
+        response = await self.connections.post(url, self._sent_text, headers)
         try:
             streams = response.headers.get("content-type", "").startswith("text/event-stream")
             if response.status < 400 and streams:
@@ -209,7 +212,7 @@ class Exchange:
 
     async def _answer(self, content: bytes) -> None:
         try:
-            completion = json.loads(content)
+            completion, plain = parsed(content)
             shown = self._shown(completion)
             tokens = token_attributes(completion)
             body = json.dumps(self.dialect.answer(shown, self._body)).encode()
@@ -218,7 +221,7 @@ class Exchange:
             self._record({"response": {"text": content[:2000].decode("utf-8", "replace")}}, error=reason)
             await self._refuse(reason, status=502, code="upstream_failed")
             return
-        self._record({"response": completion, **tokens})
+        self._record({"response": completion, **tokens}, plain=plain)
         await self._respond(200, body)
 
     def _shown(self, completion: dict[str, Any]) -> dict[str, Any]:
@@ -297,14 +300,21 @@ class Exchange:
 
     # --- what is recorded, and what the client gets --------------------------------------------------
 
-    def _record(self, attributes: Mapping[str, Any], *, error: str | None = None) -> None:
-        """Record the call's span, once."""
+    def _record(self, attributes: Mapping[str, Any], *, error: str | None = None, plain: bool = False) -> None:
+        """Record the call's span, once.
+
+        Args:
+            attributes: Of the span, without its request.
+            error: Why the call failed.
+            plain: Whether the attributes are plain JSON, as `agentrig.text.parsed` says.
+        """
         if self.call.recorded:
             return
         self.call.recorded = True
         request = self._sent or self._body
-        if self._sent:
+        if self._sent and self._sent["model"] != self._body.get("model"):
             request = {**request, "model": self._body.get("model")}  # which of several names the agent has sent
+            plain = False
         if self._fixed:
             # Another model's tokens must never be trained.
             attributes = {key: value for key, value in attributes.items() if key not in TOKENS}
@@ -319,12 +329,14 @@ class Exchange:
             "error": error,
             "attributes": {"request": request, **attributes},
         }
+        if plain:  # what was sent is text already
+            span["attributes"]["request"] = orjson.Fragment(self._sent_text)
         node = self.headers.get(NODE_HEADER, "")
         if node:
             above = {**span, "id": secrets.token_hex(8), "name": "agent", "attributes": {"agent.name": node[:200]}}
             span["parent"] = above["id"]
-            self.opened.spans.append(above)
-        self.opened.spans.append(span)
+            self.opened.spans.append(json.dumps(above).encode())
+        self.opened.spans.append(orjson.dumps(span) if plain else json.dumps(span).encode())
 
     async def _refuse(self, message: str, *, status: int, code: str) -> None:
         if self._began:

@@ -104,7 +104,8 @@ def _lightning_attributes(span: Span) -> dict[str, Any]:
         if span.attributes.get(key):
             found[key] = span.attributes[key]
     if span.attributes.get("response_logprobs"):
-        found["logprobs.content"] = json.dumps([{"logprob": x} for x in span.attributes["response_logprobs"]])
+        numbers = json.dumps(span.attributes["response_logprobs"])[1:-1]  # an object each, without making a dict each
+        found["logprobs.content"] = '[{"logprob": ' + numbers.replace(", ", '}, {"logprob": ') + "}]"
     return found
 
 
