@@ -165,8 +165,8 @@ def carried(address: str, requests: Sequence[dict[str, Any]], count: int, client
     made = each * clients
     assert whole == [len(calls)] * made, "a rollout lacks a call's ids"
     costs = ", ".join(f"{name} {1e3 * seconds / made:.2f} ms" for name, seconds in spent.items())
-    print(f"{clients} clients that cost little: {made / wall:.0f} rollouts/s through one gateway process, which is busy ")
-    print(f"{spent['gateway'] / wall:.0%} of the time; CPU a rollout: {costs}", flush=True)
+    print(f"{clients} clients that cost little: {made / wall:.0f} rollouts/s through one gateway process")
+    print(f"its share of a core: {spent['gateway'] / wall:.0%}; CPU a rollout: {costs}", flush=True)
 
 
 def requests_of(address: str, database: Path) -> list[dict[str, Any]]:
@@ -186,7 +186,8 @@ def requests_of(address: str, database: Path) -> list[dict[str, Any]]:
 def rates(address: str, database: Path, count: int, runners: Sequence[int], repeats: int) -> None:
     """Print rollouts a second through tap and gateway, and the CPU of each process."""
     (server,) = (p.pid for p in psutil.Process().children() if "replay_llm" in " ".join(p.cmdline()))
-    print(f"{'runners':>7} {'through':>8} {'rollouts/s':>10}   CPU ms a rollout: gateway, runners, run, replay server; sum")
+    named = "CPU ms a rollout: gateway, runners, run, replay server; sum"
+    print(f"{'runners':>7} {'through':>8} {'rollouts/s':>10}   {named}")
     for n in runners:
         sides: dict[str, list[dict[str, Any]]] = {"agentrig": [], "gateway": []}
         for _ in range(repeats):
@@ -194,7 +195,9 @@ def rates(address: str, database: Path, count: int, runners: Sequence[int], repe
                 results.append(measure(side, n, count, address, database, threads=2, server=server))
         for side, results in sides.items():
             assert all(r["good"] == count for r in results), [r["good"] for r in results]
-            parts = [statistics.median(r["cpu_ms"][p] for r in results) for p in ("gateway", "runners", "run", "server")]
+            parts = [
+                statistics.median(r["cpu_ms"][p] for r in results) for p in ("gateway", "runners", "run", "server")
+            ]
             rate, total = statistics.median(r["rate"] for r in results), sum(parts)
             words = "  ".join(f"{part:.2f}" for part in (*parts, total))
             print(f"{n:>7} {'tap' if side == 'agentrig' else side:>8} {rate:>10.1f}   {words}", flush=True)

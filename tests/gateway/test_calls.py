@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pytest
 
 from agentrig import Endpoint
+from agentrig.gateway import client
 from agentrig.gateway.client import GatewayError, Visit
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
@@ -141,3 +145,44 @@ def test_names_of_parts_and_of_parents(gateway: Gateway, model: ScriptedServer) 
     node, call = visit.close().spans
     assert (node.name, node.node, node.parent) == ("agent", "plan", "0123456789abcdef")
     assert (call.name, call.parent) == (LLM_CALL, node.id)
+
+
+def ports_to(gateway: Gateway) -> list[int]:
+    """Return this process's ports of its connections to a gateway."""
+    there = urlsplit(gateway.address.url).port
+    return [c.laddr.port for c in psutil.Process().net_connections("tcp") if c.raddr and c.raddr.port == there]
+
+
+def test_a_runner_keeps_its_connection_and_makes_another_for_one_that_ended(
+    model: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Gateway(GatewaySettings()) as first:
+        kept = []
+        for name in ("a", "b"):
+            opened(first, model, name)[0].close()
+            kept.append(ports_to(first))
+        assert len(kept[0]) == 1
+        assert kept[1] == kept[0], "opening and closing take one connection"
+        monkeypatch.setattr(client, "IDLE_S", -1.0)
+        opened(first, model, "c")
+        assert len(ports_to(first)) == 1
+        assert ports_to(first) != kept[0], "one that was idle for long is not used again"
+        monkeypatch.undo()
+        port = urlsplit(first.address.url).port
+        assert port is not None
+    with Gateway(GatewaySettings(port=port)) as second:
+        assert opened(second, model)[0].close().spans == []
+
+
+def test_an_answer_comes_in_one_piece(gateway: Gateway, model: ScriptedServer) -> None:
+    visit, endpoint = opened(gateway, model)
+    parts = urlsplit(endpoint.base_url)
+    body = json.dumps({"model": "scripted", "messages": MESSAGES}).encode()
+    head = f"POST {parts.path}/chat/completions HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {endpoint.api_key}\r\n"
+    with socket.create_connection((parts.hostname, parts.port or 0), timeout=30) as connection:
+        for _ in range(20):
+            connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            said, _, content = connection.recv(1 << 16).partition(b"\r\n\r\n")
+            assert said.startswith(b"HTTP/1.1 200")
+            assert json.loads(content)["choices"][0]["message"]["content"] == "ok"
+    assert len(visit.close().spans) == 20

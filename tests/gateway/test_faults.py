@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -21,6 +22,12 @@ from agentrig.traces import CUT
 EVENT = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"' + b"x" * 4000 + b'"},"token_ids":[7]}]}\n\n'
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: 100\r\n\r\n"
+MESSAGE = rb'{"role": "assistant", "content": "\ud800"}'
+LOGPROBS = b'{"content": [{"logprob": NaN}, {"logprob": -1e-7}]}'
+STRANGE = (
+    b'{"id": "c", "prompt_token_ids": [2], "choices": [{"index": 0, "token_ids": [7, 8], "finish_reason": "stop", '
+)
+STRANGE += b'"message": %b, "logprobs": %b}]}' % (MESSAGE, LOGPROBS)
 
 
 class Upstream:
@@ -63,6 +70,8 @@ class Upstream:
                     connection.sendall(JSON + b'{"id":')
                 elif does == "nonsense":
                     connection.sendall(JSON + b"[1]".ljust(100))
+                elif does == "strange":
+                    connection.sendall(JSON.replace(b"100", b"%d" % len(STRANGE)) + STRANGE)
             except OSError:
                 pass
             self.ended.set()
@@ -158,6 +167,17 @@ def test_errors_of_the_upstream_are_passed_on_as_such(gateway: Gateway, upstream
     assert answer.status_code == 502
     assert upstream.url in answer.json()["error"]["message"]
     visit.close()
+
+
+def test_what_strict_json_forbids_is_recorded_as_it_came(gateway: Gateway, upstream: Upstream) -> None:
+    visit = Visit(gateway.address, "r")
+    answer = ask(visit.open(1, upstream.endpoint("strange")))
+    assert answer.json()["choices"][0]["message"]["content"] == "\ud800"
+    (span,) = visit.close().spans
+    assert span.attributes["response_token_ids"] == [7, 8]
+    assert math.isnan(span.attributes["response_logprobs"][0])
+    assert span.attributes["response_logprobs"][1] == -1e-7
+    assert span.attributes["request"]["messages"] == body_of()["messages"]
 
 
 def test_one_rollout_does_not_take_the_places_of_the_others(gateway: Gateway, upstream: Upstream) -> None:
