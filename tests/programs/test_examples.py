@@ -13,11 +13,13 @@ import attrs
 import pytest
 
 from agentrig import Endpoint, Task
+from agentrig.display import span_text
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job, Result
 from agentrig.programs.agent import CommandAgent
 from agentrig.programs.config import CommandConfig
+from agentrig.rollouts import Rollout
 from agentrig.runners.attempt import run_agent
 from agentrig.testing import check_agent
 from agentrig.testing.scripted import Reply, ScriptedServer, scripted_server
@@ -62,6 +64,13 @@ def play(server: ScriptedServer) -> Iterator[Callable[..., Result]]:
         yield run
 
 
+def rollout_of(result: Result) -> Rollout:
+    task = Task(id=result.id, input={})
+    return Rollout(
+        id=result.id, task=task, group="g", mode="train", step=1, outcome=result.outcome, score=None, trace=result.trace
+    )
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_example_plays_through_the_gateway(play: Callable[..., Result], server: ScriptedServer, name: str) -> None:
     if lacks := missing(name):
@@ -77,6 +86,11 @@ def test_an_example_plays_through_the_gateway(play: Callable[..., Result], serve
     assert body["tools"] == json.loads((PROGRAMS / "tools.json").read_text())
     (program,) = [s for s in found.trace.spans if s.name == "program"]
     assert "rolled" in program.attributes["stderr"]
+    shown = span_text(rollout_of(found)).splitlines()  # as `agentrig dev` prints it
+    (calls,) = [line for line in shown if "tool call:" in line]
+    assert 'roll({"sides": 12})' in calls
+    assert [line for line in shown if "tools: roll" in line]
+    assert [line for line in shown if "rolled " in line]
     assert play(name, Reply(text="none")).outcome.answer == {"sides": 0}
     refused = play(name, Reply(status=400, text="too long")).outcome
     assert (refused.failure, "too long" in refused.message) == ("llm-error", True)
