@@ -24,7 +24,7 @@ STEPS, KILLED_IN, EACH = 5, 3, 16
 
 
 class Services:
-    """A service and one that is ready to take its place: killed in a step, replaced once rollouts have failed."""
+    """A service and one that is ready to replace it: killed in a step, and replaced once a rollout has failed."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
