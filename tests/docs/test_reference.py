@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(
     [*(f for f in ROOT.glob("src/**/*.py") if "templates" not in f.parts), *ROOT.glob("plugins/*/src/**/*.py")]
 )
+
+PREFIXED = re.compile(r"AGENTRIG_\w")
+"""A variable of agentrig's; the prefix alone is none."""
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -124,7 +128,7 @@ def variables_of(file: Path) -> Iterator[str]:
             name = node.slice
         elif isinstance(node, ast.Compare) and any(is_environment(c) for c in node.comparators):
             name = node.left
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("AGENTRIG_"):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and PREFIXED.match(node.value):
             name = node
         value = constants.get(name.id) if isinstance(name, ast.Name) else getattr(name, "value", None)
         if isinstance(value, str) and value.replace("_", "").isalnum():
