@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from agentrig.plan import Plan
 from agentrig.plugins import composing
 from agentrig.plugins.specs import KINDS
 from agentrig.processes.ends import RunSignals, handling
-from agentrig.report.canvas import Colors
+from agentrig.report.canvas import LIGHT, Colors
 from agentrig.rollouts import Rollout
 from agentrig.run.trends import Guards
 
@@ -30,8 +31,33 @@ STAND_INS = Colors(
 )
 """Colours in which plots for the page were drawn, to be replaced by CSS variables."""
 
+CAPTIONS = {
+    "accuracy": "Accuracy by step: the share of answers that are correct. Held-out tasks are measured once before and "
+    "once after training.",
+    "reward": "Mean reward: of a step's rollouts that were scored (pale: each step; strong: mean of 16), in validation "
+    "(dots) and on the held-out tasks (diamonds).",
+    "time": "Wall time of a step by part.",
+    "lengths": "Mean tokens of a trained call, and trained calls a rollout. Pale: each step; strong: mean of 16.",
+}
+"""Captions of the four plots that the page had."""
+
 START_S = 30.0
 """Seconds that a worker of the sandbox could take to start; now the query's own deadline counts."""
+
+
+def for_page(svg: str, name: str) -> str:
+    """Return matplotlib's SVG as an element of a page: no prologue, metadata, ids or sizes; colours by name."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    svg = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img">', svg, count=1)
+    svg = svg.replace('role="img"', f'role="img" aria-label="{name} plot"', 1)
+    variables = {color: f"var(--series-{i})" for i, color in enumerate(LIGHT.series, 1)}
+    for part in ("ink", "muted", "grid", "paper"):
+        variables[getattr(LIGHT, part)] = f"var(--{part})"
+    for color, variable in variables.items():
+        svg = svg.replace(color, variable)
+    return svg
 
 
 def check_weights(changes: Sequence[float], *, step: int) -> None:

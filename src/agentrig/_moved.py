@@ -212,7 +212,9 @@ ENDED: Mapping[tuple[str, str], str] = {
     ("agentrig.doctor.place", "check_open_files"): "agentrig_verl.ray_checks.check_place looks at the limit",
     ("agentrig.doctor.place", "open_files"): "resource.getrlimit(resource.RLIMIT_NOFILE)[0] gives it",
     ("agentrig.plugins", "REGISTER_HOOKS"): "agentrig.plugins.specs.KINDS has the specs, each with its hook",
-    ("agentrig.report.canvas", "STAND_INS"): "the page's SVG is made from a drawing in the colours LIGHT",
+    ("agentrig.report.canvas", "STAND_INS"): "a page draws its own curves, agentrig.report.curves",
+    ("agentrig.report.canvas", "for_page"): "a page draws its own curves, agentrig.report.curves",
+    ("agentrig.report.page", "CAPTIONS"): "each drawing of agentrig.report.curves has its caption",
     (
         "agentrig.run",
         "audit_reward",

@@ -29,6 +29,7 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.tags: list[str] = []
         self.links: list[str] = []
+        self.ids: list[str] = []
         self.words: list[str] = []
         self.headings: list[str] = []
         self.rows: list[list[str]] = []
@@ -39,6 +40,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.links += [value or "" for name, value in attrs if name in LINKS]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
         if tag not in VOID:
             self.open.append(tag)
         if tag == "tr":
@@ -93,14 +95,22 @@ def test_the_page_needs_no_other_file_and_no_script(finished: Path, page: Page):
     assert "script-src" not in policy[1]
 
 
+def test_every_link_leads_to_one_place_in_the_file(finished: Path, page: Page, tmp_path: Path):
+    two = Page(build_report([finished, finished], tmp_path / "two.html"))  # the same rollouts twice
+    for each, rollouts in ((page, 14), (two, 28)):
+        assert len(each.ids) == len(set(each.ids))
+        assert {link.removeprefix("#") for link in each.links} <= set(each.ids)
+        assert sum(re.fullmatch(r"(run-\d-)?rollout-\d+", id) is not None for id in each.ids) == rollouts
+        assert len(each.links) > 2 * rollouts
+
+
 def test_the_plots_take_their_colours_from_the_page(finished: Path, page: Page):
     text = (finished / "report.html").read_text("utf-8")
     plots = re.findall(r"<figure>.*?</figure>", text, re.DOTALL)
-    assert len(plots) == 4
+    assert len(plots) >= 6
     for plot in plots:
-        # no fixed color is left
-        assert set(re.findall(r"(?:fill|stroke): ?(#[0-9a-f]{6})", plot)) == set()
-        assert re.search(r"var\(--series-\d\)", plot)
+        assert not re.search(r"#[0-9a-f]{6}|style=", plot)
+        assert re.search(r'class="[^"]*series-\d', plot)
 
 
 def test_the_plots_are_there_as_png(finished: Path, page: Page):
@@ -127,7 +137,7 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
 
 def test_every_part_of_the_page_is_there(page: Page):
     expected = "Curves Results Checks Time, Agent names, Failures, Algorithm, Parts of the reward, Audit, "
-    expected += "Before and after, Run"
+    expected += "Before and after, Rollouts, Run"
     assert page.headings == re.split(r", | (?=Results|Checks|Time)", expected)
     assert ["check_query", "440", "0", "0.0%"] in page.rows
     assert ["write_query", "320", "300", "93.8%"] in page.rows
@@ -141,7 +151,9 @@ def test_rollouts_are_shown_side_by_side(page: Page):
     assert 'Error: near "FORM": syntax error' in page.text
     for name in ("write_query", "execute_query", "check_query", "rewrite_query"):
         assert name in page.text
-    assert "after_check" not in page.text  # routing functions are not shown
+    sides = page.text.partition("Before and after The same")[2].partition(" A group of step ")[0]
+    assert "check_query" in sides
+    assert "after_check" not in sides  # routing functions are shown in the whole traces only
 
 
 def test_the_page_has_no_private_parts_of_tasks(finished: Path, page: Page):
@@ -195,7 +207,7 @@ def test_a_run_stopped_before_its_first_step_shows_why(tmp_path: Path):
     page = Page(build_report([directory]))
     assert "stopped: RunStopped" in page.text
     assert "step 1: no triplets" in page.text
-    assert "Nothing to draw yet for: reward, time, lengths" in page.text
+    assert "Nothing to draw yet for: reward, time, response tokens" in page.text
     assert not (directory / "plots" / "reward.png").exists()
 
 
@@ -219,7 +231,7 @@ def test_no_missing_or_broken_file_stops_the_page(tmp_path: Path):
     directory = write_run(tmp_path / "run", steps=2, held_out=4)
     target = tmp_path / "page.html"
     for what in damaged(directory):
-        target.write_text(render([read_run(directory)], {}), "utf-8")  # the plots are slow, and read only the metrics
+        target.write_text(render([read_run(directory)]), "utf-8")  # the PNG files are slow, and read only the metrics
         assert "before" in Page(target).text, what
 
 
@@ -254,7 +266,7 @@ def test_the_page_of_several_runs_is_written_beside_the_first_by_default(tmp_pat
     assert build_report(runs) == tmp_path / "comparison" / "report.html"
     assert not (tmp_path / "a" / "report.html").exists()
     text = (tmp_path / "comparison" / "report.html").read_text()
-    assert text.count("_b</text>") >= 1  # by default matplotlib's legends leave out names with a leading underscore
+    assert re.search(r'<span class="swatch series-2"></span>_b</li>', text)
 
 
 def test_rollouts_where_trained_and_audit_reward_disagree_are_shown(page: Page):

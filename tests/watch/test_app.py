@@ -129,6 +129,48 @@ def test_traces_lead_to_a_rollout_and_to_two_side_by_side(link: str) -> None:
     assert httpx.get(f"{link}run/two/rollout/nobody").status_code == 404
 
 
+def views(text: str) -> dict[str, str]:
+    """The curves and the traces of a page, without addresses and anchors."""
+    text = re.sub(r'(href|id)="[^"]*"', "", text)
+    return {
+        "curves": "".join(re.findall(r"<figure>.*?</figure>", text, re.DOTALL)),
+        "results": "".join(re.findall(r'<table class="results">.*?</table>', text, re.DOTALL)),
+        "trace": "".join(re.findall(r'<div class="trace">.*?(?=<section class="private")', text, re.DOTALL)[:1]),
+    }
+
+
+def test_the_report_is_the_same_views_in_a_file(link: str, runs: Path, tmp_path: Path) -> None:
+    from agentrig.report import build_report
+
+    file = build_report([runs / "two"], tmp_path / "page.html").read_text()
+    first = re.search(r'<a class="score [a-z]*" href="#(rollout-\d+)"', file)
+    assert first is not None
+    live = page(link, "run/two")
+    assert len(views(live)["curves"]) > 1000
+    assert views(live)["curves"] == views(file)["curves"]
+    assert views(live)["results"] == views(file)["results"]
+    traces = [views(page(link, f"run/two/rollout/{id}"))["trace"] for id in rollouts_of(page(link, "run/two/traces"))]
+    assert views(file)["trace"] in traces
+    assert "LLM call" in views(file)["trace"]
+
+
+def test_damaged_files_are_named_beside_the_rollout(runs: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(runs / "two", tmp_path / "two", symlinks=True)
+    calls = sorted((tmp_path / "two" / "calls").glob("*.parquet"))
+    for file in calls:
+        file.write_bytes(b"PAR1 cut off")
+    place = tmp_path / "two" / "checkpoints" / "step-00001"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "tokenizer.json").write_text("{")
+    with serving(tmp_path / "two") as link:
+        ids = rollouts_of(page(link, "run/two/traces"))
+        text = page(link, f"run/two/rollout/{ids[0]}")
+        assert f"calls/{calls[-1].name} is damaged, so it is not known which calls were trained" in text
+        assert "step-00001/tokenizer.json is damaged" in text
+
+
 def test_gold_is_marked_and_only_there(link: str) -> None:
     ids = rollouts_of(page(link, "run/two/traces"))
     rollout = page(link, f"run/two/rollout/{ids[0]}")

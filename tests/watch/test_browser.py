@@ -105,7 +105,7 @@ def test_a_run_is_watched_from_its_start_to_its_end(browser: Any, tmp_path: Path
         page.locator(".score").first.click()
         page.wait_for_selector(".trace")
         assert page.get_by_text("Never shown to the agent").count() == 1
-        assert page.locator(".tokens span[title^=probability]").count() > 0
+        assert page.locator(".tokens i[title^=p]").count() > 0
         picture(page, "watch-rollout")
         first = page.url
         page.keyboard.press("j")

@@ -9,7 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from agentrig.watch.rollouts import Filter, Rollouts, verdict
+from agentrig.report.reading import verdict
+from agentrig.watch.rollouts import Filter, Rollouts
 
 
 def row(i: int, **values: Any) -> dict[str, Any]:

@@ -18,13 +18,15 @@ from agentrig.text import storable
 __all__ = ["build_report", "compare", "compare_text"]
 
 
-def build_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
+def build_report(run_dirs: Sequence[Path], out: Path | None = None, *, gold: bool = False) -> Path:
     """Write the report of a run, or one that compares several, and its plots.
 
     Args:
         run_dirs: At least one run directory.
         out: The page's path; `report.html` in the run's directory by default, and
             `comparison/report.html` beside the first of several. The plots go to `plots/` beside it.
+        gold: Whether the rollouts on the page come with the private part of their tasks, gold answers included;
+            the runs' task sets are loaded for it.
 
     Returns:
         The page's path: one HTML file that needs no other.
@@ -43,7 +45,8 @@ def build_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
         out = (first if len(runs) == 1 else first.parent / "comparison") / "report.html"
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        page = render(runs, draw_all(runs, out.parent / "plots"))
+        draw_all(runs, out.parent / "plots")
+        page = render(runs, gold=gold)
         part = out.with_name(f".{out.name}.part")
         part.write_text(storable(page), "utf-8")
         os.replace(part, out)

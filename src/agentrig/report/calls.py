@@ -1,12 +1,13 @@
-"""The ledger of calls in the report: a table of where the calls of all training steps went."""
+"""The ledger of calls in the report: where the calls of all training steps went, and those of one rollout."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from agentrig.ledger import REASONS
-from agentrig.report.reading import RunData, mapping, number
+from agentrig.report.reading import RunData, first_line, mapping, number
 
 PLACES: Mapping[str, str] = {
     "trained": "in the loss",
@@ -15,6 +16,39 @@ PLACES: Mapping[str, str] = {
     "unaccounted": "neither trained, masked nor dropped: the run stopped",
 }
 """The report's text for each place."""
+
+
+def calls_of(
+    directory: Path, step: int, ids: Collection[str]
+) -> tuple[dict[str, dict[str, list[dict[str, Any]]]], str]:
+    """Return where the calls of training rollouts went, and '' or why their file cannot be read.
+
+    Args:
+        directory: The run directory.
+        step: The rollouts' step.
+        ids: The rollouts.
+
+    Returns:
+        Rollout to span to its rows in `calls/train-STEP.parquet`; empty for a run without that file.
+    """
+    import pyarrow
+    import pyarrow.compute
+    import pyarrow.parquet
+
+    file = directory / "calls" / f"train-{step:05d}.parquet"
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    try:
+        with pyarrow.parquet.ParquetFile(file) as parquet:
+            table = parquet.read()
+        chosen = pyarrow.compute.is_in(table["rollout"], value_set=pyarrow.array(sorted(ids), pyarrow.string()))
+        rows = table.filter(chosen).to_pylist()
+    except FileNotFoundError:
+        return {}, ""
+    except (OSError, KeyError, pyarrow.ArrowException) as error:
+        return {}, f"calls/{file.name} is damaged, so it is not known which calls were trained: {first_line(error)}"
+    for row in rows:
+        found.setdefault(row["rollout"], {}).setdefault(str(row.get("span")), []).append(row)
+    return found, ""
 
 
 def books(run: RunData, key: str) -> dict[str, int]:

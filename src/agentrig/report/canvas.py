@@ -1,12 +1,8 @@
-"""Renders plots: each as PNG, and as SVG for the page in light and dark mode.
-
-In the page's SVG, CSS variables replace matplotlib's colours.
-"""
+"""Renders plots as PNG files with matplotlib."""
 
 from __future__ import annotations
 
 import io
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -46,68 +42,32 @@ LIGHT = Colors(
     grid="#e2e4e8",
     paper="#ffffff",
 )
-_VARIABLES = {
-    **{color: f"var(--series-{i})" for i, color in enumerate(LIGHT.series, 1)},
-    LIGHT.ink: "var(--ink)",
-    LIGHT.muted: "var(--muted)",
-    LIGHT.grid: "var(--grid)",
-    LIGHT.paper: "var(--paper)",
-}
-
 Draw = Callable[["Figure", Sequence[RunData], Colors], bool]
 """Draws into a figure; False when the runs have nothing to draw."""
 
 
-def render(draw: Draw, runs: Sequence[RunData], height: float, name: str) -> tuple[bytes, str] | None:
-    """Return a drawing as a PNG file's bytes and as SVG for the page, or None when there is nothing to draw.
-
-    Both are made from one figure with one layout, which take most of a plot's time.
+def render(draw: Draw, runs: Sequence[RunData], height: float) -> bytes | None:
+    """Return a drawing as a PNG file's bytes, or None when there is nothing to draw.
 
     Args:
         draw: What to draw.
         runs: The runs to draw.
         height: In inches.
-        name: The plot's name; makes its ids unique on the page.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    options: Any = {
-        "font.size": 10.0,
-        "svg.fonttype": "none",  # text stays text: it takes the page's font and can be searched
-        "svg.hashsalt": name,  # ids of clip paths must differ between the plots of a page
-        "text.parse_math": False,  # a run may have a `$` in its name
-    }
+    options: Any = {"font.size": 10.0, "text.parse_math": False}  # a run may have a `$` in its name
     with matplotlib.rc_context(options), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # glyphs in a run's name that the font does not have
         figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained", facecolor=LIGHT.paper)
         canvas: Any = FigureCanvasAgg(figure)
         if not draw(figure, runs, LIGHT):
             return None
-        layout = figure.get_layout_engine()
-        assert layout is not None
-        layout.execute(figure)
-        figure.set_layout_engine("none")  # or each file would make it again
-        # `savefig` would draw twice for each file, the first time for the layout alone.
-        png, svg = io.BytesIO(), io.BytesIO()
+        png = io.BytesIO()
         canvas.print_png(png)
-        figure.patch.set_visible(False)
-        canvas = FigureCanvasSVG(figure)
-        canvas.print_svg(svg, metadata={"Date": None})
-    return png.getvalue(), for_page(svg.getvalue().decode(), name)
-
-
-def for_page(svg: str, name: str) -> str:
-    """Return matplotlib's SVG as an element of the page: no prologue, metadata, ids or sizes; colours by name."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # would be the same in every plot; nothing refers to them
-    svg = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img">', svg, count=1)
-    for color, variable in _VARIABLES.items():
-        svg = svg.replace(color, variable)
-    return svg.replace('role="img"', f'role="img" aria-label="{name} plot"', 1)
+    return png.getvalue()
 
 
 def color_of(colors: Colors, i: int) -> str:

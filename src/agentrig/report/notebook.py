@@ -19,9 +19,9 @@ from agentrig.report.canvas import render
 from agentrig.report.causes.evidence import Seen
 from agentrig.report.diagnosis import NOTHING_WRONG, Diagnosis, details, diagnose
 from agentrig.report.plots import PLOTS
-from agentrig.report.reading import RolloutFile, RunData, mapping, number, read_run, rollout_rows
+from agentrig.report.reading import RolloutFile, RunData, mapping, number, read_run, rollout_rows, spans_of
 from agentrig.run.damage import writing
-from agentrig.traces import LLM_CALL, node_of, reply_of
+from agentrig.traces import LLM_CALL, Trace, reply_of
 
 COLUMNS = (
     "id", "task_id", "group", "failure", "message", "status", "value", "correct", "components", "details", "audits",
@@ -158,15 +158,15 @@ class LoadedRun:
         if name not in PLOTS:
             raise AgentrigError(f'there is no plot "{name}".{nearest(name, PLOTS)} Plots: {", ".join(PLOTS)}')
         draw, height = PLOTS[name]
-        drawn = render(draw, [self.data], height, name)
+        drawn = render(draw, [self.data], height)
         if drawn is None:
             raise AgentrigError(f'there is nothing to draw yet for the plot "{name}" of {self.path}')
-        return Plot(name, drawn[0])
+        return Plot(name, drawn)
 
     def plots(self) -> list[Plot]:
         """Return all plots of the report that have something to draw."""
-        drawn = ((name, render(draw, [self.data], height, name)) for name, (draw, height) in PLOTS.items())
-        return [Plot(name, found[0]) for name, found in drawn if found is not None]
+        drawn = ((name, render(draw, [self.data], height)) for name, (draw, height) in PLOTS.items())
+        return [Plot(name, found) for name, found in drawn if found is not None]
 
     def _repr_html_(self) -> str:
         """Show the run: accuracy, what held learning back, plots."""
@@ -199,10 +199,10 @@ class LoadedRun:
         if not isinstance(row["spans"], list):
             self.missing.append(f"the spans of rollout {row['id']} cannot be read")
             return
-        spans = [mapping(span) for span in row["spans"]]
-        by_id = {span.get("id"): span for span in spans}
-        for span in spans:
-            yield _span_row(row, span, _node(span, by_id))
+        trace = Trace(rollout_id=str(row["id"]), spans=spans_of(row["spans"]))
+        recorded = [span for span in row["spans"] if isinstance(span, Mapping)]
+        for given, span in zip(recorded, trace.spans, strict=True):
+            yield _span_row(row, given, span.node or next(iter(trace.nodes(span)), None))
 
     def _frame(self, rows: Iterator[dict[str, Any]], columns: Sequence[str]) -> Any:
         pandas = _pandas()
@@ -220,18 +220,6 @@ SPAN_COLUMNS = (
     "prompt_tokens", "response_tokens", "reply", "attributes",
 )  # fmt: skip
 """The columns of a frame of spans; the last ones are of calls to the model, and `attributes` has everything."""
-
-
-def _node(span: Mapping[str, Any], by_id: Mapping[Any, Mapping[str, Any]]) -> str | None:
-    """Return the graph node that a span is, or the innermost one around it."""
-    seen: set[Any] = set()
-    around: Mapping[str, Any] | None = span
-    while around is not None and around.get("id") not in seen:
-        if (node := node_of(mapping(around.get("attributes")))) is not None:
-            return node
-        seen.add(around.get("id"))
-        around = by_id.get(around.get("parent"))
-    return None
 
 
 def _span_row(row: Mapping[str, Any], span: Mapping[str, Any], node: str | None) -> dict[str, Any]:

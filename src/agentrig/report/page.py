@@ -1,4 +1,4 @@
-"""The page: fills the template with a run's metrics, findings and samples."""
+"""The page: fills the templates with a run's metrics, findings and samples."""
 
 from __future__ import annotations
 
@@ -7,72 +7,78 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from agentrig._moved import former
 from agentrig.figures import NOTHING, percent
 from agentrig.report import calls, figures, table
+from agentrig.report.curves import audits, curves
 from agentrig.report.diagnosis import NOTHING_WRONG, Diagnosis, details, diagnose
+from agentrig.report.environment import templates
 from agentrig.report.findings import failures_by_kind, failures_of_steps
-from agentrig.report.plots import audits
 from agentrig.report.reading import RunData, mapping, number
+from agentrig.report.rollouts import Shelf
 from agentrig.report.samples import before_after, reward_disagreements
 from agentrig.report.text import count, duration, figure, plain
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-CAPTIONS = {
-    "accuracy": "Accuracy by step: the share of answers that are correct. Held-out tasks are measured once before and "
-    "once after training.",
-    "reward": "Mean reward: of a step's rollouts that were scored (pale: each step; strong: mean of 16), in validation "
-    "(dots) and on the held-out tasks (diamonds).",
-    "time": "Wall time of a step by part.",
-    "lengths": "Mean tokens of a trained call, and trained calls a rollout. Pale: each step; strong: mean of 16.",
-}
+PLOTS = ("accuracy", "reward", "time", "response tokens")
+"""Drawings that every run has sooner or later; the page says which of them have nothing to draw yet."""
+
+WARNINGS = 200
+"""Warnings that a page shows; the newest."""
 
 
-def render(runs: Sequence[RunData], svgs: Mapping[str, str]) -> str:
-    """Return the page of one run, or of several that it compares.
+def render(runs: Sequence[RunData], *, gold: bool = False) -> str:
+    """Return the page of one run, or of several that it compares: one file, without scripts.
 
     Args:
         runs: At least one.
-        svgs: Plot name to SVG text, as `agentrig.report.plots.draw_all` returns them.
+        gold: Whether the rollouts are shown with the private part of their tasks.
     """
-    from markupsafe import Markup
-
+    shelf = Shelf(gold=gold)
     rows = [table.row_of(run) for run in runs]
-    views = [view(run, row) for run, row in zip(runs, rows, strict=True)]
+    views = []
+    for i, (run, row) in enumerate(zip(runs, rows, strict=True)):
+        shown = view(run, row, at=f"run-{i + 1}-" if len(runs) > 1 else "", drawn=len(runs) == 1)
+        views.append(shown | shelf.shown(run, shown))
+    several = len(runs) > 1
+    drawn = curves(runs) if several else views[0]["curves"]
+    sections = {"curves": "curves", "results": "results"}
+    if several:
+        sections |= {"settings": "settings that differ", "runs": "each run"}
+    else:
+        sections |= {"examples": "before and after"} if views[0]["pairs"] else {}
+        sections |= {"rollouts": "rollouts"} if views[0]["shown"] else {}
+        sections |= {"run": "run"}
     return _template().render(
-        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
+        title=f"{len(runs)} runs" if several else runs[0].name,
+        parts=list(sections.items()),
+        names=[run.name for run in runs],
         runs=views,
         columns=table.COLUMNS,
-        cells=[table.cells(row) for row in rows],
-        plots=[(name, Markup(svg), CAPTIONS[name]) for name, svg in svgs.items()],
-        absent_plots=[name for name in CAPTIONS if name not in svgs],
-        differences=differences(runs) if len(runs) > 1 else [],
+        cells=[shown["cells"] for shown in views],
+        curves=drawn,
+        differences=differences(runs) if several else [],
     )
 
 
 @lru_cache(maxsize=1)
 def _template() -> Template:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("agentrig.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(count=count, seconds=duration, percent=percent, figure=figure)
-    return environment.get_template("page.html.j2")
+    return templates().get_template("page.html.j2")
 
 
-def view(run: RunData, row: Mapping[str, Any], *, whole: bool = True) -> dict[str, Any]:
+def view(
+    run: RunData, row: Mapping[str, Any], *, whole: bool = True, at: str = "", drawn: bool = True
+) -> dict[str, Any]:
     """Return what the templates show of a run.
 
     Args:
         run: The run.
         row: Its row of the results (`agentrig.report.table.row_of`).
         whole: Whether to read its rollouts too, which takes seconds for many; without them there are no examples.
+        at: The beginning of its anchors, for a page with several runs.
+        drawn: Whether to draw its curves.
     """
     missing = list(run.missing)
     pairs = before_after(run, missing) if whole else None
@@ -82,7 +88,16 @@ def view(run: RunData, row: Mapping[str, Any], *, whole: bool = True) -> dict[st
         missing.append("no tasks were measured both before and after training, so none can be compared")
     told = of_diagnosis(diagnose(run)) if whole else {"problems": [], "warnings": [], "checks": []}
     status = figures.status(run)
+    drawings = curves([run]) if drawn else []
+    names = {drawing.name for drawing in drawings}
     return {
+        "at": at,
+        "curves": drawings,
+        "absent_plots": [name for name in PLOTS if name not in names],
+        "log": warnings_of(run),
+        "columns": table.COLUMNS,
+        "cells": table.cells(row),
+        "shown": [],
         "name": run.name,
         "recipe": run.recipe,
         "status": status,
@@ -106,6 +121,23 @@ def view(run: RunData, row: Mapping[str, Any], *, whole: bool = True) -> dict[st
         "manifest": json.dumps(run.manifest, indent=2, ensure_ascii=False) if run.manifest else "",
         "missing": list(dict.fromkeys(missing)),
     }
+
+
+def warnings_of(run: RunData) -> list[dict[str, Any]]:
+    """Return what the run has warned of so far, the newest first."""
+    try:
+        text = (run.directory / "log.jsonl").read_text("utf-8", "replace")
+    except OSError:
+        return []
+    found = []
+    for line in text.splitlines()[-WARNINGS:]:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append({"step": value.get("step"), "level": value.get("level"), "text": str(value.get("text"))})
+    return found[::-1]
 
 
 def of_diagnosis(found: Diagnosis) -> dict[str, Any]:
@@ -291,3 +323,6 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
         else:
             found.append((f"{above}{key}", json.dumps(value, ensure_ascii=False, default=str)))
     return found
+
+
+__getattr__ = former(__name__)

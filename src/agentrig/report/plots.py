@@ -1,4 +1,4 @@
-"""The plots: matplotlib draws each one as PNG, and as SVG for the page."""
+"""The plots as PNG files, drawn by matplotlib; a page draws its own (`agentrig.report.curves`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig.report import figures
 from agentrig.report.canvas import Colors, Draw, color_of, finish, render, short
+from agentrig.report.curves import audits as audits
 from agentrig.report.reading import RunData, mapping, number
 
 if TYPE_CHECKING:
@@ -109,11 +110,6 @@ def reward(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
     return drawn
 
 
-def audits(run: RunData) -> list[str]:
-    """Return the names of the audit rewards: logged, but not trained on."""
-    return sorted({name for row in run.steps for name in mapping(row.get("audit"))})
-
-
 def time(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
     """Seconds a step by part: by step for one run, the means side by side for several."""
     axes = figure.add_subplot()
@@ -192,20 +188,20 @@ PLOTS: dict[str, tuple[Draw, float]] = {
 """File stem to the function that draws the plot and its height in inches."""
 
 
-def draw_all(runs: Sequence[RunData], folder: Path) -> dict[str, str]:
-    """Write every plot as `folder/NAME.png` and return it as SVG text for the page.
+def draw_all(runs: Sequence[RunData], folder: Path) -> dict[str, Path]:
+    """Write every plot as `folder/NAME.png`.
 
     Returns:
-        Name to SVG; plots with nothing to draw are left out, and their old PNG is removed.
+        Name to file; plots with nothing to draw are left out, and their old file is removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    svgs = {}
+    written = {}
     for name, (draw, height) in PLOTS.items():
         target = folder / f"{name}.png"
-        drawn = render(draw, runs, height, name)
+        drawn = render(draw, runs, height)
         if drawn is None:
             target.unlink(missing_ok=True)
             continue
-        png, svgs[name] = drawn
-        target.write_bytes(png)
-    return svgs
+        target.write_bytes(drawn)
+        written[name] = target
+    return written

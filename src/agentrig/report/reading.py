@@ -15,6 +15,7 @@ import attrs
 from agentrig.correctness import CORRECT_AT
 from agentrig.errors import AgentrigError
 from agentrig.figures import canonical
+from agentrig.traces import Span
 
 FIGURES = ("id", "task_id", "failure", "message", "status", "value", "correct", "details", "audit")
 """The columns that are read for every rollout; input, answer and spans are read only for the few that are shown."""
@@ -97,6 +98,31 @@ def is_correct(row: Mapping[str, Any]) -> bool:
     return bool(stated) if stated is not None else (number(row.get("value")) or 0.0) >= CORRECT_AT
 
 
+def verdict(row: Mapping[str, Any]) -> str:
+    """Return `right`, `wrong`, `part` (not correct, but a value above 0) or `failed` (not scored)."""
+    value = number(row.get("value"))
+    if row.get("failure") or value is None:
+        return "failed"
+    return "right" if is_correct(row) else "wrong" if value <= 0 else "part"
+
+
+def spans_of(value: Any) -> list[Span]:
+    """Return the spans of a rollout's row; fields that are missing or odd in a damaged file are empty."""
+    return [
+        Span(
+            id=str(span.get("id")),
+            parent=None if span.get("parent") is None else str(span["parent"]),
+            name=str(span.get("name") or "span"),
+            start=number(span.get("start")) or 0.0,
+            end=number(span.get("end")) or 0.0,
+            error=str(span["error"]) if span.get("error") else None,
+            attributes=mapping(span.get("attributes")),
+        )
+        for span in (value if isinstance(value, list) else ())
+        if isinstance(span, Mapping)
+    ]
+
+
 def read_run(directory: Path) -> RunData:
     """Read a run directory without its rollouts.
 
@@ -162,16 +188,24 @@ def rollout_rows(
         decode: False leaves JSON columns as text.
     """
     import pyarrow
+    import pyarrow.compute
     import pyarrow.parquet
 
+    chosen = None if ids is None else pyarrow.array(sorted(ids), pyarrow.string())
     for file in files:
         try:
             with pyarrow.parquet.ParquetFile(file.path) as parquet:
                 there = [c for c in columns if c in parquet.schema_arrow.names]
-                rows = [row for batch in parquet.iter_batches(columns=there) for row in _picked(batch.to_pylist(), ids)]
+                rows = []
+                for batch in parquet.iter_batches(columns=there):
+                    if chosen is not None:
+                        if "id" not in there:
+                            break
+                        batch = batch.filter(pyarrow.compute.is_in(batch["id"], value_set=chosen))
+                    rows += batch.to_pylist()
         except (OSError, pyarrow.ArrowException) as error:
             if missing is not None:
-                missing.append(f"rollouts/{file.path.name} cannot be read: {_first_line(error)}")
+                missing.append(f"rollouts/{file.path.name} cannot be read: {first_line(error)}")
             continue
         for row in rows:
             decoded = {c: _decoded(c, row.get(c)) if decode else row.get(c) for c in columns}
@@ -179,10 +213,6 @@ def rollout_rows(
 
 
 JSON_COLUMNS = frozenset({"components", "details", "input", "answer", "spans", "audit", "audits"})
-
-
-def _picked(rows: Sequence[dict[str, Any]], ids: Collection[str] | None) -> Iterator[dict[str, Any]]:
-    return (row for row in rows if ids is None or row.get("id") in ids)
 
 
 def _decoded(column: str, value: Any) -> Any:
@@ -194,7 +224,8 @@ def _decoded(column: str, value: Any) -> Any:
         return value
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message, or its type if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import attrs
 
-from agentrig.report.reading import is_correct, mapping, number
+from agentrig.report.reading import mapping, number, verdict
 from agentrig.traces import LLM_CALL, node_of, reply_of
 
 SAMPLE_COLUMNS = (
-    "id", "task_id", "failure", "message", "status", "value", "correct", "components", "details", "input", "answer",
-    "spans",
+    "id", "task_id", "group", "failure", "message", "status", "value", "correct", "components", "details", "audits",
+    "input", "answer", "duration_s", "version", "prompt_tokens", "response_tokens", "spans",
 )  # fmt: skip
-"""The columns that `sample_trace` needs."""
+"""The columns that `sample_trace` and `agentrig.report.readable.readable` need."""
 
 TEXT_LIMIT = 1200
 """Longest text of one field on the page, in characters."""
@@ -45,12 +45,14 @@ class SampleTrace:
     """One rollout, as the page shows it.
 
     Attributes:
+        row: The rollout's row.
         verdict: `right`, `wrong`, `part` (not correct, but a value above 0) or `failed`.
         answer: The agent's answer; empty if a step's output is the same.
         score: The score as text.
         reasons: The score's components and details, or the failure's message.
     """
 
+    row: Mapping[str, Any] = attrs.field(repr=False)
     steps: Sequence[Step]
     answer: str
     verdict: str
@@ -74,11 +76,10 @@ def sample_trace(row: Mapping[str, Any]) -> SampleTrace:
     """Return one rollout as steps, verdict and score."""
     value, failure = number(row.get("value")), row.get("failure")
     if failure:
-        verdict, score = "failed", f"{failure}: not scored"
+        score = f"{failure}: not scored"
     elif value is None:
-        verdict, score = "failed", "not scored"
+        score = "not scored"
     else:
-        verdict = "right" if is_correct(row) else "wrong" if value <= 0 else "part"
         score = f"{value:g}" + ("" if row.get("status") in ("ok", None) else f" ({row['status']})")
     reasons = [("message", str(row["message"]))] if row.get("message") else []
     for key, item in {**mapping(row.get("components")), **mapping(row.get("details"))}.items():
@@ -92,9 +93,10 @@ def sample_trace(row: Mapping[str, Any]) -> SampleTrace:
     outputs = {text for step in steps for _, text in step.texts}
     answer_text = cut(text, TEXT_LIMIT)
     return SampleTrace(
+        row=row,
         steps=steps,
         answer="" if answer_text in outputs else answer_text,
-        verdict=verdict,
+        verdict=verdict(row),
         score=score,
         reasons=reasons,
     )

@@ -107,8 +107,9 @@ def _pair(before: Mapping[str, Any], after: Mapping[str, Any], outcome: str) -> 
 
 @attrs.frozen(kw_only=True)
 class RewardDisagreement:
-    """A rollout that two rewards scored differently."""
+    """A rollout that two rewards scored differently; `row` is its row."""
 
+    row: Mapping[str, Any] = attrs.field(repr=False)
     step: int
     title: str
     answer: str
@@ -130,12 +131,52 @@ def reward_disagreements(run: RunData, missing: list[str], *, limit: int = 6) ->
             for row in rollout_rows([file], ("id", "value", "audit", "audits"), missing=missing)
             if _differing(row) is not None
         }
-        columns = ("id", "task_id", "value", "input", "answer", "audit", "audits")
-        for row in rollout_rows([file], columns, ids=ids) if ids else ():
+        for row in rollout_rows([file], (*SAMPLE_COLUMNS, "audit"), ids=ids) if ids else ():
             found.append(_reward_disagreement(row))
             if len(found) == limit:
                 return found
     return found
+
+
+@attrs.frozen(kw_only=True)
+class Group:
+    """The rollouts of one task in one training step.
+
+    Attributes:
+        step: The step.
+        title: The task's question.
+        members: The figures of all rollouts.
+        rows: The whole rows of a few: those with the highest and the lowest values.
+    """
+
+    step: int
+    title: str
+    members: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]]
+
+
+def last_group(run: RunData, missing: list[str], *, limit: int = 4) -> Group | None:
+    """Return the first group of the last training step whose rollouts differ in value, or else the first one.
+
+    Args:
+        run: The run.
+        missing: What cannot be read is noted here.
+        limit: The most whole rows.
+    """
+    files = run.of_mode("train")[-1:]
+    groups: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+    for row in rollout_rows(files, ("id", "task_id", "group", "failure", "value", "correct"), missing=missing):
+        groups.setdefault((row["group"], row["task_id"]), []).append(row)
+    if not groups:
+        return None
+    members = next((g for g in groups.values() if len({row["value"] for row in g}) > 1), next(iter(groups.values())))
+    ranked = sorted(members, key=lambda row: number(row["value"]) or 0.0, reverse=True)
+    chosen = ranked if len(ranked) <= limit else [*ranked[: limit // 2], *ranked[-(limit // 2) :]]
+    ids = [str(row["id"]) for row in chosen]
+    rows = sorted(rollout_rows(files, SAMPLE_COLUMNS, ids=ids, missing=missing), key=lambda row: ids.index(row["id"]))
+    if not rows:
+        return None
+    return Group(step=files[0].step, title=question(rows[0])[0], members=members, rows=rows)
 
 
 def _differing(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
@@ -152,6 +193,7 @@ def _reward_disagreement(row: Mapping[str, Any]) -> RewardDisagreement:
     name, score = _differing(row) or ("audit", {})
     answer = row["answer"] if isinstance(row["answer"], str) else json.dumps(row["answer"], ensure_ascii=False)
     return RewardDisagreement(
+        row=row,
         step=row["step"],
         title=title,
         answer=cut(answer, TEXT_LIMIT),

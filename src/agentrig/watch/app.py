@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+import attrs
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -23,15 +23,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrig.errors import AgentrigError
-from agentrig.figures import percent
+from agentrig.report.calls import calls_of
+from agentrig.report.environment import templates
+from agentrig.report.gold import Gold
+from agentrig.report.links import Links
 from agentrig.report.page import of_diagnosis
-from agentrig.report.text import count, duration, figure
+from agentrig.report.readable import differences, readable, text_of
+from agentrig.report.tokens import Tokenizers
 from agentrig.watch import views
-from agentrig.watch.gold import Gold
 from agentrig.watch.rollouts import Filter
 from agentrig.watch.runs import Run, Runs
-from agentrig.watch.tokens import Tokenizers
-from agentrig.watch.traces import differences, readable, text_of
 
 LOOK_S = 0.5
 """Seconds between two looks at the files of a run."""
@@ -122,16 +123,7 @@ class Pages:
         self._runs = runs
         self._tokenizers = Tokenizers()
         self._gold = Gold()
-        self._templates = Environment(
-            loader=ChoiceLoader([PackageLoader("agentrig.watch", "templates"), PackageLoader("agentrig.report")]),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._templates.filters.update(
-            count=count, seconds=duration, percent=percent, figure=figure, path=lambda text: quote(str(text), safe="")
-        )
+        self._templates = templates("agentrig.watch")
 
     async def front(self, request: Request) -> Response:
         """Answer the first address: the runs of the folder, or the one run."""
@@ -225,15 +217,15 @@ class Pages:
         run, id, other = self._run(request), request.path_params["id"], request.query_params.get("against", "")
 
         def read() -> dict[str, Any]:
-            data = run.data()
-            tokenizer = self._tokenizers.of(data)
-            shown = []
+            tokenizer, why_ids = self._tokenizers.of(run.data())
+            shown, damage = [], []
             for each in filter(None, (id, other)):
                 row = run.rollouts.row(each)
                 if row is None:
                     raise KeyError(each)
-                calls = run.rollouts.calls(each, row["step"]) if row["mode"] == "train" else {}
-                shown.append(readable(row, calls, tokenizer))
+                calls, wrong = calls_of(run.directory, row["step"], [each]) if row["mode"] == "train" else ({}, "")
+                damage += [wrong] if wrong and wrong not in damage else []
+                shown.append(readable(row, calls.get(each, {}), tokenizer))
             gold, why = self._gold.of(run.directory, str(shown[0].row["task_id"]))
             return {
                 "shown": shown,
@@ -241,7 +233,8 @@ class Pages:
                 "no_gold": why,
                 "beside": views.neighbours(run, shown[0].row),
                 "lines": differences(*shown) if len(shown) == 2 else [],
-                "has_tokenizer": tokenizer is not None,
+                "why_ids": why_ids,
+                "damage": damage,
             }
 
         values = await run_in_threadpool(read)
@@ -293,8 +286,24 @@ class Pages:
         here = base + request.url.path + (f"?{request.url.query}" if request.url.query else "")
         part = request.headers.get("agentrig-part") is not None
         template = self._templates.get_template(f"{name}{'_part' if part else ''}.html.j2")
-        text = template.render(base=base, here=here, events=events, single=self._runs.single, **values)
+        to = Addresses(f"{base}/run/{quote(str(values['key']), safe='')}") if "key" in values else Links()
+        text = template.render(base=base, here=here, events=events, single=self._runs.single, to=to, **values)
         return HTMLResponse(text)
+
+
+@attrs.frozen
+class Addresses(Links):
+    """Links of a run's pages; `place` is the address of the run."""
+
+    place: str
+
+    def rollout(self, id: str) -> str:
+        """Return a rollout's address."""
+        return f"{self.place}/rollout/{quote(str(id), safe='')}"
+
+    def task(self, id: str) -> str:
+        """Return the address of a task's rollouts."""
+        return f"{self.place}/traces?task={quote(str(id), safe='')}"
 
 
 def _filter(given: Mapping[str, str]) -> Filter:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrig.correctness import CORRECT_AT
 from agentrig.report.reading import RolloutFile, rollout_files
 
 if TYPE_CHECKING:
@@ -158,19 +159,6 @@ class Rollouts:
         columns = ("components", "details", "audits", "audit", "input", "answer", "spans")
         return {**found[0], **{key: _json(found[0].get(key)) for key in columns}, "mode": file.mode, "step": file.step}
 
-    def calls(self, id: str, step: int) -> dict[str, list[dict[str, Any]]]:
-        """Return where the calls of a training rollout went, by the id of their span; empty if nothing says so."""
-        import polars as pl
-
-        path = self._folder.parent / "calls" / f"train-{step:05d}.parquet"
-        found: dict[str, list[dict[str, Any]]] = {}
-        try:
-            for row in pl.scan_parquet(path).filter(pl.col("rollout") == id).collect().to_dicts():
-                found.setdefault(row["span"], []).append(row)
-        except (OSError, pl.exceptions.PolarsError):
-            return {}
-        return found
-
     def inputs(self, ids: Sequence[str]) -> dict[str, Any]:
         """Return the task's input of some rollouts, by id."""
         import polars as pl
@@ -246,7 +234,7 @@ def _order(frame: pl.DataFrame) -> tuple[int, str]:
 def _scored(score: str) -> pl.Expr:
     import polars as pl
 
-    right = pl.col("correct").fill_null(False) & pl.col("failure").is_null()
+    right = pl.col("correct").fill_null(pl.col("value") >= CORRECT_AT).fill_null(False) & pl.col("failure").is_null()
     failed = pl.col("failure").is_not_null() | pl.col("value").is_null()
     verdicts = {
         "right": right,
@@ -281,12 +269,3 @@ def _json(text: Any) -> Any:
 def _list(text: str) -> Sequence[Any]:
     found = _json(text)
     return found if isinstance(found, list) else []
-
-
-def verdict(row: Mapping[str, Any]) -> str:
-    """Return `right`, `wrong`, `part` or `failed`."""
-    if row.get("failure") is not None or row.get("value") is None:
-        return "failed"
-    if row.get("correct"):
-        return "right"
-    return "wrong" if row["value"] <= 0 else "part"

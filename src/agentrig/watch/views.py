@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -10,12 +9,13 @@ from urllib.parse import urlencode
 import attrs
 
 from agentrig.report import figures, table
-from agentrig.report.curves import live_curves
+from agentrig.report.curves import curves
 from agentrig.report.page import differences, view
-from agentrig.report.reading import RunData, number
+from agentrig.report.reading import RunData, verdict
+from agentrig.report.rollouts import chip
 from agentrig.report.sample_traces import question
 from agentrig.text import cut
-from agentrig.watch.rollouts import Filter, verdict
+from agentrig.watch.rollouts import Filter
 from agentrig.watch.runs import Run
 
 if TYPE_CHECKING:
@@ -24,21 +24,11 @@ if TYPE_CHECKING:
 PAGE = 50
 """Rows of a list."""
 
-WARNINGS = 200
-"""Warnings that a page shows; the newest."""
-
 
 def overview(run: Run) -> dict[str, Any]:
     """Return a run's figures, curves, warnings and tables; its rollouts are not read."""
     data = run.data()
-    row = table.row_of(data)
-    return {
-        "run": view(data, row, whole=False),
-        "key": run.key,
-        "curves": live_curves([data]),
-        "log": warnings_of(run),
-        "batches": steps_of(run.rollouts.batches()),
-    }
+    return {"run": view(data, table.row_of(data), whole=False), "key": run.key}
 
 
 def listing(runs: Mapping[str, Run]) -> list[dict[str, Any]]:
@@ -71,7 +61,7 @@ def comparison(runs: Sequence[Run]) -> dict[str, Any]:
         "keys": [run.key for run in runs],
         "columns": table.COLUMNS,
         "cells": [table.cells(row) for row in rows],
-        "curves": live_curves(data),
+        "curves": curves(data),
         "differences": differences(data),
     }
 
@@ -85,23 +75,6 @@ def steps_of(batches: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
     """Return the batches of rollouts for a choice: mode, step and a label."""
     words = {"report": "held-out tasks", "validation": "validation", "train": "training", "dev": "dev"}
     return [{"mode": mode, "step": step, "label": f"step {step}, {words.get(mode, mode)}"} for mode, step in batches]
-
-
-def warnings_of(run: Run) -> list[dict[str, Any]]:
-    """Return what the run has warned of so far, the newest first."""
-    try:
-        text = (run.directory / "log.jsonl").read_text("utf-8", "replace")
-    except OSError:
-        return []
-    found = []
-    for line in text.splitlines()[-WARNINGS:]:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append({"step": value.get("step"), "level": value.get("level"), "text": str(value.get("text"))})
-    return found[::-1]
 
 
 def groups(run: Run, wanted: Filter) -> list[dict[str, Any]]:
@@ -130,14 +103,6 @@ def found_rollouts(run: Run, wanted: Filter, page: int) -> tuple[list[dict[str, 
     return [{**row, **chip(row), "question": asked(questions.get(row["id"]), row["task_id"])} for row in shown], len(
         found
     )
-
-
-def chip(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rollout's score as a page shows it: short, with words for those who cannot see its colour."""
-    kind, value = verdict(row), number(row.get("value"))
-    text = "×" if kind == "failed" else f"{value:.2g}" if value is not None else "–"
-    said = str(row.get("failure") or "not scored") if kind == "failed" else f"{kind}, score {value:g}"
-    return {"id": row["id"], "verdict": kind, "text": text, "said": said}
 
 
 def asked(task_input: Any, task: str) -> str:

@@ -12,8 +12,9 @@ import click
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write the page; the first run by default.")
+@click.option("--gold", is_flag=True, help="Show the rollouts on the page with the private part of their tasks.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def report(runs: Sequence[Path], out: Path | None, as_json: bool) -> None:
+def report(runs: Sequence[Path], out: Path | None, gold: bool, as_json: bool) -> None:
     """Rebuild the report of a run, or compare several.
 
     \b
@@ -22,7 +23,7 @@ def report(runs: Sequence[Path], out: Path | None, as_json: bool) -> None:
     """
     from agentrig.report import build_report, compare, compare_text
 
-    page = build_report(list(runs), out)
+    page = build_report(list(runs), out, gold=gold)
     if as_json:
         click.echo(json.dumps({"report": str(page), "runs": compare(list(runs))}, indent=2, default=str))
         return

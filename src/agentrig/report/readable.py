@@ -11,12 +11,12 @@ import attrs
 
 from agentrig.figures import NOTHING
 from agentrig.ledger import REASONS
-from agentrig.report.reading import mapping, number
+from agentrig.report.reading import mapping, number, spans_of, verdict
+from agentrig.report.sample_traces import SAMPLE_COLUMNS
 from agentrig.report.text import duration
+from agentrig.report.tokens import MOST_TOKENS, Token, tokens_of
 from agentrig.text import cut
-from agentrig.traces import LLM_CALL, SERVER, node_of, reply_of, tool_calls_of
-from agentrig.watch.rollouts import verdict
-from agentrig.watch.tokens import Token, tokens_of
+from agentrig.traces import LLM_CALL, SERVER, Span, Trace, reply_of, tool_calls_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -66,6 +66,7 @@ class Call:
         repeated: How many messages are left out because the call before had them.
         reply: What the model said.
         tokens: Its sampled tokens.
+        decoded: Whether they are text, and not ids.
         sampled: How many there are.
         prompt: How many tokens the prompt has.
         end: Why it ended.
@@ -82,6 +83,7 @@ class Call:
     repeated: int
     reply: str
     tokens: Sequence[Token]
+    decoded: bool
     sampled: int
     prompt: int
     end: str
@@ -129,6 +131,11 @@ class Readable:
     reasons: Sequence[tuple[str, str]]
     audits: Sequence[tuple[str, str]]
 
+    @property
+    def places(self) -> dict[str, int]:
+        """The number of each span's part, from 1."""
+        return {part.id: place for place, part in enumerate(self.parts, 1)}
+
     def lines(self) -> list[str]:
         """Return what was said and answered as lines of text, for a comparison."""
         found: list[str] = []
@@ -139,42 +146,50 @@ class Readable:
 
 
 def readable(
-    row: Mapping[str, Any], calls: Mapping[str, Sequence[Mapping[str, Any]]], tokenizer: Tokenizer | None
+    row: Mapping[str, Any],
+    calls: Mapping[str, Sequence[Mapping[str, Any]]],
+    tokenizer: Tokenizer | None,
+    longest: int = LONGEST_TEXT,
+    most_tokens: int = MOST_TOKENS,
 ) -> Readable:
     """Make a rollout readable.
 
     Args:
-        row: Its row, with decoded JSON columns.
+        row: Its row, with decoded JSON columns; those that it lacks count as empty.
         calls: Where its calls went, by the id of their span.
         tokenizer: Of its model.
+        longest: Characters of a text; the end of a longer one is left out.
+        most_tokens: Sampled tokens of a call.
     """
-    found = row.get("spans")
-    spans = [s for s in found if isinstance(s, Mapping)] if isinstance(found, list) else []
-    names = _nearest_nodes(spans)
+    row = {**dict.fromkeys(SAMPLE_COLUMNS), **row}
+    trace = Trace(rollout_id=str(row["id"]), spans=spans_of(row["spans"]))
     parts: list[Call | Step] = []
     asked: list[Any] = []
-    around = {s.get("parent") for s in spans if node_of(mapping(s.get("attributes")))}
-    for span in spans:
-        attributes = mapping(span.get("attributes"))
-        if span.get("name") == LLM_CALL:
-            call, asked = _call(span, names.get(str(span.get("id")), ""), calls, tokenizer, asked)
+    around = {span.parent for span in trace.spans if span.node}
+    for span in trace.spans:
+        if span.name == LLM_CALL:
+            node = next(iter(trace.nodes(span)), "")
+            shown = tokens_of(span.attributes, tokenizer, most_tokens)
+            call, asked = _call(
+                span, node, calls.get(span.id, ()), shown, asked, longest, decoded=tokenizer is not None
+            )
             parts.append(call)
-        elif span.get("id") not in around and (step := _step(span, attributes)):
+        elif span.id not in around and (step := _step(span, longest)):
             parts.append(step)
     value, failure = number(row.get("value")), row.get("failure")
     score = str(failure) if failure else "not scored" if value is None else f"{value:g}"
     reasons = [("message", str(row["message"]))] if row.get("message") else []
     for key, item in {**mapping(row.get("components")), **mapping(row.get("details"))}.items():
         if item not in (None, "", {}, []):
-            reasons.append((str(key), text_of(item)))
+            reasons.append((str(key), text_of(item, longest)))
     return Readable(
         row=row,
         verdict=verdict(row),
         score=score,
-        input=[(str(key), text_of(item)) for key, item in mapping(row.get("input")).items()],
-        tree=_tree(spans),
+        input=[(str(key), text_of(item, longest)) for key, item in mapping(row.get("input")).items()],
+        tree=_tree(trace.spans),
         parts=parts,
-        answer=text_of(row.get("answer")) if row.get("answer") is not None else "",
+        answer=text_of(row["answer"], longest) if row["answer"] is not None else "",
         reasons=reasons,
         audits=[(str(name), _audit(mapping(item))) for name, item in mapping(row.get("audits")).items()],
     )
@@ -197,44 +212,47 @@ def differences(left: Readable, right: Readable) -> list[tuple[str, str, str]]:
     return rows
 
 
-def text_of(value: Any) -> str:
-    """Return any JSON value as text to read."""
+def text_of(value: Any, longest: int = LONGEST_TEXT) -> str:
+    """Return any JSON value as text to read, at most so many characters of it."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
-    return cut(text, LONGEST_TEXT)
+    return cut(text, longest)
 
 
 def _call(
-    span: Mapping[str, Any],
+    span: Span,
     node: str,
-    calls: Mapping[str, Sequence[Mapping[str, Any]]],
-    tokenizer: Tokenizer | None,
+    entries: Sequence[Mapping[str, Any]],
+    tokens: Sequence[Token],
     before: list[Any],
+    longest: int,
+    *,
+    decoded: bool,
 ) -> tuple[Call, list[Any]]:
-    attributes = mapping(span.get("attributes"))
+    attributes = span.attributes
     request = mapping(attributes.get("request"))
     given = request.get("messages")
     messages = given if isinstance(given, list) else []
     repeated = len(before) if before and messages[: len(before)] == before else 0
-    entries = calls.get(str(span.get("id")), ())
     ids, prompt = attributes.get("response_token_ids"), attributes.get("prompt_token_ids")
     facts = [(key, text_of(request[key])) for key in ("model", "temperature", "max_tokens") if key in request]
     if SERVER in attributes:
         facts.append(("server", f"{attributes[SERVER]}: another one than the run's, never trained"))
     advantages = [number(e.get("advantage")) for e in entries]
     call = Call(
-        id=str(span.get("id")),
+        id=span.id,
         node=node or "(no node)",
-        messages=[_message(m) for m in messages[repeated:]],
+        messages=[_message(m, longest) for m in messages[repeated:]],
         repeated=repeated,
-        reply=cut(reply_of(attributes), LONGEST_TEXT),
-        tokens=tokens_of(attributes, tokenizer),
+        reply=cut(reply_of(attributes), longest),
+        tokens=tokens,
+        decoded=decoded,
         sampled=len(ids) if isinstance(ids, list) else 0,
         prompt=len(prompt) if isinstance(prompt, list) else 0,
         end=str(attributes.get("finish_reason") or ""),
         fate="; ".join(_fate(e) for e in entries),
         trained=any(e.get("place") == "trained" for e in entries),
         advantage=next((f"{a:+.3f}" for a in advantages if a is not None), NOTHING),
-        error=str(span.get("error") or ""),
+        error=cut(span.error or "", longest),
         facts=facts,
     )
     return call, messages
@@ -248,82 +266,60 @@ def _fate(entry: Mapping[str, Any]) -> str:
     return f"{words.get(place, place)} ({tokens} tokens)"
 
 
-def _message(given: Any) -> Message:
+def _message(given: Any, longest: int) -> Message:
     message = mapping(given)
     content = message.get("content")
     return Message(
         role=str(message.get("role") or "?"),
-        text="" if content is None else text_of(content),
+        text="" if content is None else text_of(content, longest),
         calls=tool_calls_of(message),
     )
 
 
-def _step(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> Step | None:
-    error = str(span.get("error") or "")
-    tool, node = attributes.get("tool.name"), node_of(attributes)
+def _step(span: Span, longest: int) -> Step | None:
+    tool = span.attributes.get("tool.name")
     texts = []
     for key in ("input", "output") if tool else ("output",):
-        value = attributes.get(key)
+        value = span.attributes.get(key)
         if isinstance(value, Mapping):
-            texts += [(str(k), text_of(v)) for k, v in value.items() if v not in (None, "", [], {})]
+            texts += [(str(k), text_of(v, longest)) for k, v in value.items() if v not in (None, "", [], {})]
         elif value not in (None, ""):
-            texts.append((key, text_of(value)))
-    if not (tool or node) or not (texts or error):
+            texts.append((key, text_of(value, longest)))
+    if not (tool or span.node) or not (texts or span.error):
         return None
     return Step(
-        id=str(span.get("id")),
+        id=span.id,
         kind="tool" if tool else "node",
-        name=str(tool or node),
+        name=str(tool or span.node),
         texts=texts,
-        error=error,
+        error=cut(span.error or "", longest),
     )
 
 
-def _tree(spans: Sequence[Mapping[str, Any]]) -> list[Node]:
-    known = {str(s.get("id")) for s in spans}
-    below: dict[str, list[Mapping[str, Any]]] = {}
-    roots: list[Mapping[str, Any]] = []
+def _tree(spans: Sequence[Span]) -> list[Node]:
+    known = {span.id for span in spans}
+    below: dict[str, list[Span]] = {}
+    roots: list[Span] = []
     for span in spans:
-        parent = str(span.get("parent"))
-        (below.setdefault(parent, []) if parent in known and parent != str(span.get("id")) else roots).append(span)
+        inside = span.parent is not None and span.parent in known and span.parent != span.id
+        (below.setdefault(str(span.parent), []) if inside else roots).append(span)
     found: list[Node] = []
     waiting = [(span, 0) for span in reversed(roots)]
     while waiting:
         span, depth = waiting.pop()
-        attributes = mapping(span.get("attributes"))
-        tool, node = attributes.get("tool.name"), node_of(attributes)
-        call = span.get("name") == LLM_CALL
-        kind = "call" if call else "tool" if tool else "node" if node else "rollout" if depth == 0 else "span"
-        seconds = (number(span.get("end")) or 0.0) - (number(span.get("start")) or 0.0)
-        name = "LLM call" if call else str(tool or node or span.get("name") or "span")
-        error = str(span.get("error") or "")
+        tool, call = span.attributes.get("tool.name"), span.name == LLM_CALL
+        kind = "call" if call else "tool" if tool else "node" if span.node else "rollout" if depth == 0 else "span"
         found.append(
             Node(
-                id=str(span.get("id")),
-                name=name,
+                id=span.id,
+                name="LLM call" if call else str(tool or span.node or span.name),
                 kind=kind,
                 depth=min(depth, 12),
-                seconds=duration(seconds),
-                error=cut(error, 200),
+                seconds=duration(span.end - span.start),
+                error=cut(span.error or "", 200),
             )
         )
-        waiting += [(child, depth + 1) for child in reversed(below.get(str(span.get("id")), []))]
-    return found
-
-
-def _nearest_nodes(spans: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the innermost graph node around each span."""
-    by_id = {str(s.get("id")): s for s in spans}
-    found = {}
-    for id in by_id:
-        seen: set[str] = set()
-        above = str(by_id[id].get("parent"))
-        while above in by_id and above not in seen:
-            seen.add(above)
-            if name := node_of(mapping(by_id[above].get("attributes"))):
-                found[id] = name
-                break
-            above = str(by_id[above].get("parent"))
+        waiting += [(child, depth + 1) for child in reversed(below.pop(span.id, []))]
     return found
 
 

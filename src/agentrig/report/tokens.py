@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.report.reading import RunData
+from agentrig.text import cut
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -42,10 +43,14 @@ class Tokenizers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, int], Tokenizer] = {}
+        self._known: dict[tuple[str, int], Tokenizer | str] = {}
 
-    def of(self, run: RunData) -> Tokenizer | None:
-        """Return a run's tokenizer: that of a checkpoint, else that of its model; None if neither is here."""
+    def of(self, run: RunData) -> tuple[Tokenizer | None, str]:
+        """Return a run's tokenizer, and '' or what is known of why there is none.
+
+        It is that of a checkpoint, else that of the run's model; None if neither is here or can be read.
+        """
+        damaged = []
         for file in _places(run):
             try:
                 stamp = file.stat().st_mtime_ns
@@ -53,23 +58,31 @@ class Tokenizers:
                 continue
             with self._lock:
                 if (str(file), stamp) not in self._known:
-                    from tokenizers import Tokenizer
-
-                    try:
-                        self._known[str(file), stamp] = Tokenizer.from_file(str(file))
-                    except Exception:  # the library raises bare exceptions for files that it can't read
-                        continue
-                return self._known[str(file), stamp]
-        return None
+                    self._known[str(file), stamp] = _read(file)
+                found = self._known[str(file), stamp]
+            if not isinstance(found, str):
+                return found, ""
+            damaged.append(found)
+        return None, "; ".join(damaged) or "the run's tokenizer is not here"
 
 
-def tokens_of(attributes: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[Token]:
-    """Return the sampled tokens of a call, at most `MOST_TOKENS`."""
+def _read(file: Path) -> Tokenizer | str:
+    """Return the tokenizer of a file, or what is wrong with it."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare exceptions for files that it can't read
+        return f"the run's tokenizer {file} is damaged: {cut(str(error), 200)}"
+
+
+def tokens_of(attributes: Mapping[str, Any], tokenizer: Tokenizer | None, most: int = MOST_TOKENS) -> list[Token]:
+    """Return the sampled tokens of a call, the first `most` of them."""
     ids = attributes.get("response_token_ids")
     ids = [i for i in ids if isinstance(i, int)] if isinstance(ids, list) else []
     given = attributes.get("response_logprobs")
     logprobs: Sequence[Any] = given if isinstance(given, list) and len(given) == len(ids) else [None] * len(ids)
-    ids = ids[:MOST_TOKENS]
+    ids = ids[:most]
     return [
         Token(text, _probability(logprob))
         for text, logprob in zip(_texts(ids, tokenizer), logprobs[: len(ids)], strict=True)
@@ -80,11 +93,12 @@ def _texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
     """Return what each token adds to the text; a character of several tokens comes with the last of them."""
     if tokenizer is None:
         return [f"[{i}]" for i in ids]
-    found, open_ids, before = [], [], ""
-    for i in ids:
+    found: list[str] = []
+    open_ids, before = [], ""
+    for place, i in enumerate(ids, 1):
         open_ids.append(i)
         text = tokenizer.decode(open_ids, skip_special_tokens=False)
-        if text.endswith("\ufffd") and len(open_ids) < 8:
+        if text.endswith("\ufffd") and len(open_ids) < 8 and place < len(ids):
             found.append("")
             continue
         found.append(text[len(before) :])
