@@ -109,12 +109,12 @@ def test_the_command_prints_it_and_its_exit_status_says_whether_something_was_wr
 
 def test_the_report_shows_the_same_text(runs: Mapping[str, Path]) -> None:
     run = runs["entropy collapse"]
-    page = render([read_run(run)], {})
+    page = render([read_run(run)])
     assert "What held learning back" in page
     for problem in diagnose(run).problems:
         assert f"<b>{problem.cause}</b>" in page
         assert f"since step {problem.since}" in page
-    assert "Nothing held learning back." in render([read_run(runs["healthy: it learns"])], {})
+    assert "Nothing held learning back." in render([read_run(runs["healthy: it learns"])])
 
 
 def test_every_cause_is_on_the_page() -> None:
