@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from agentrig.report.reading import verdict
-from agentrig.watch.rollouts import Filter, Rollouts
+from agentrig.report.reading import RolloutFile, verdict
+from agentrig.watch.rollouts import Filter, Rollouts, _read_texts
 
 
 def row(i: int, **values: Any) -> dict[str, Any]:
@@ -81,6 +81,31 @@ def test_files_that_appear_change_or_go_are_seen(run: Path) -> None:
     assert rollouts.table()["id"].to_list() == ["r9", "r20"]
     pl.DataFrame([row(21, step=3), row(22, step=3)]).write_parquet(run / "rollouts" / "train-00003.parquet")
     assert rollouts.table()["id"].to_list() == ["r9", "r21", "r22"]
+
+
+@pytest.mark.parametrize("most", [0, 10**6])
+def test_searched_texts_are_kept_until_their_file_changes(
+    run: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    read: list[str] = []
+
+    def noted(file: RolloutFile) -> pl.DataFrame:
+        read.append(file.path.name)
+        return _read_texts(file)
+
+    monkeypatch.setattr("agentrig.watch.rollouts._read_texts", noted)
+    monkeypatch.setattr("agentrig.watch.rollouts.MOST_TEXT", most)
+    rollouts, both = Rollouts(run), ["train-00001.parquet", "validation-00002.parquet"]
+    for _ in range(2):
+        assert rollouts.find(Filter(text="SELECT 7"))["id"].to_list() == ["r1"]
+    assert read == (both if most else 2 * both)
+    read.clear()
+    pl.DataFrame([row(1), row(2, replies="select 7")]).write_parquet(run / "rollouts" / "train-00001.parquet")
+    assert rollouts.find(Filter(text="SELECT 7"))["id"].to_list() == ["r2"]
+    assert read == (both[:1] if most else both)
+    read.clear()
+    assert rollouts.find(Filter(text="an answer", mode="validation"))["id"].to_list() == ["r9"]
+    assert "train-00001.parquet" not in read, "only files with candidates"
 
 
 def test_a_damaged_file_is_named_and_the_others_are_shown(run: Path) -> None:
