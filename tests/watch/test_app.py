@@ -171,6 +171,30 @@ def test_damaged_files_are_named_beside_the_rollout(runs: Path, tmp_path: Path) 
         assert "step-00001/tokenizer.json is damaged" in text
 
 
+def test_a_rollout_with_prompts_of_thousands_of_tokens_is_folded_and_fast(runs: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(runs / "two", tmp_path / "two", symlinks=True)
+    file = sorted((tmp_path / "two" / "rollouts").glob("train-*.parquet"))[-1]
+    frame = pl.read_parquet(file)
+    spans = json.loads(frame["spans"][0])
+    for span in spans:
+        if "request" in span["attributes"]:
+            span["attributes"]["request"]["messages"] = [{"role": "user", "content": "a word " * 4000}]
+            span["attributes"]["prompt_token_ids"] = list(range(6000))
+    changed = [{**frame.row(0, named=True), "spans": json.dumps(spans)}, *frame.to_dicts()[1:]]
+    pl.DataFrame(changed, schema=frame.schema).write_parquet(file)
+    id = frame["id"][0]
+    with serving(tmp_path / "two") as link:
+        page(link, f"run/two/rollout/{frame['id'][1]}")  # the first one loads the task set
+        began = time.process_time()
+        text = page(link, f"run/two/rollout/{id}")
+        assert time.process_time() - began < 0.5
+    assert "6\u2009000 + " in text
+    assert re.search(r'<details class="long"><summary>a word .{,140} <small>28\u2009000 characters</small>', text)
+    assert '<pre tabindex="0" role="region" aria-label="user">a word' in text, "the keyboard opens and scrolls it"
+
+
 def test_gold_is_marked_and_only_there(link: str) -> None:
     ids = rollouts_of(page(link, "run/two/traces"))
     rollout = page(link, f"run/two/rollout/{ids[0]}")
