@@ -104,6 +104,8 @@ class WarmUpPlan:
         tokens_per_batch: Tokens of one optimizer step, beginnings that replies share counted once; 0 to choose it.
         seed: Of the weights and of the order.
         threads: Of torch.
+        enough: Whether the model in `directory` has learned enough: to be called between passes, from half of them
+            on, when the model has been written. True ends the training. None to do all passes.
     """
 
     directory: Path
@@ -118,6 +120,7 @@ class WarmUpPlan:
     tokens_per_batch: int = 0
     seed: int = 0
     threads: int = 1
+    enough: Callable[[], bool] | None = None
 
 
 @attrs.frozen(kw_only=True)

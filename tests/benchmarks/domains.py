@@ -58,6 +58,8 @@ DOMAINS = {
             "3e-3",
             "--tokens-per-batch",
             "1024",
+            "--until",
+            "0.15",
         ),
     ),
     "json-repair": Domain(recipe="json-repair", warmup=("--labels", "200", "--parameters", "3e5", "--passes", "15")),

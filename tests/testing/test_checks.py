@@ -83,6 +83,17 @@ def test_what_a_check_needs_runs_once_and_its_failure_skips() -> None:
         table.check("early", why="w", cure="c", needs=["late"])(first)
 
 
+def test_each_line_of_a_report_is_said_as_soon_as_it_is_known() -> None:
+    said: list[str] = []
+    seen: list[int] = []
+    table = Table("toy", Bench, builds=False)
+    look = table.check("looks", why="-", cure="-")(lambda bench: seen.append(len(said)))
+    table.check("looks-again", why="-", cure="-")(look)
+    report = table.check_all(FINE, None, None, False, {}, said.append)
+    assert seen == [2, 3]  # the heading and the check before; then one more
+    assert "\n".join(said).rstrip() == str(report)
+
+
 def test_a_report_counts_and_raises() -> None:
     report = check_reward(BROKEN, only=["loads"], raise_failed=False)
     assert not report.ok

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -63,21 +63,35 @@ def asked(words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def stdout_to_stderr(do: bool = True) -> Iterator[None]:
-    """Redirect stdout to stderr, also for child processes, so that stdout has only the command's output."""
+def stdout_to_stderr(do: bool = True) -> Iterator[TextIO]:
+    """Redirect stdout to stderr, also for child processes, so that stdout has only the command's output.
+
+    Yields:
+        The true stdout, for what the command prints meanwhile.
+    """
     if not do:
-        yield
+        yield sys.stdout
         return
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
-        with redirect_stdout(sys.stderr):
-            yield
+        with open(kept, "w", encoding=sys.stdout.encoding, closefd=False) as true:
+            own = true if _number(sys.stdout) == 1 else sys.stdout
+            with redirect_stdout(sys.stderr):
+                yield own
     finally:
         sys.stderr.flush()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def _number(file: TextIO) -> int | None:
+    """Return a file's descriptor; None if it has none."""
+    try:
+        return file.fileno()
+    except OSError:
+        return None
 
 
 def make_plan(words: Sequence[str], options: dict[str, Any]) -> Plan:

@@ -121,6 +121,16 @@ class Result:
     message: str = ""
     seconds: float = 0.0
 
+    def row(self, width: int) -> str:
+        """Return it as a row of a report's table; why and cure follow on lines of their own.
+
+        Args:
+            width: Letters of the column of names.
+        """
+        first, _, rest = self.message.removeprefix(f"{self.check}: ").partition("\n")
+        row = f"  {self.status:<8} {self.check:<{width}}  {self.seconds:5.2f} s  {first}".rstrip()
+        return f"{row}\n{textwrap.indent(rest, ' ' * 11)}" if rest else row
+
 
 @attrs.frozen(kw_only=True)
 class Report:
@@ -151,16 +161,15 @@ class Report:
         if self.failed:
             raise ChecksFailed(self)
 
+    @property
+    def counts(self) -> str:
+        """How many checks passed, failed and were skipped, in words."""
+        counts = [f"{n} {s}" for s in ("passed", "failed", "skipped") if (n := self._count(s))]
+        return ", ".join(counts) or "no checks"
+
     def __str__(self) -> str:
         width = max((len(r.check) for r in self.results), default=0)
-        lines = [f"{self.kind} {self.subject}"]
-        for r in self.results:
-            note = r.message.removeprefix(f"{r.check}: ")
-            first, _, rest = note.partition("\n")
-            lines.append(f"  {r.status:<8} {r.check:<{width}}  {r.seconds:5.2f} s  {first}".rstrip())
-            lines += [textwrap.indent(rest, " " * 11)] if rest else []
-        counts = [f"{n} {s}" for s in ("passed", "failed", "skipped") if (n := self._count(s))]
-        return "\n".join([*lines, f"  {', '.join(counts) or 'no checks'}"])
+        return "\n".join([f"{self.kind} {self.subject}", *(r.row(width) for r in self.results), f"  {self.counts}"])
 
     def _count(self, status: str) -> int:
         return sum(r.status == status for r in self.results)

@@ -142,9 +142,23 @@ class Table(Generic[B]):
         return self.bench(subject=subject_of(self.kind, given, settings), **options)
 
     def check_all(
-        self, given: Any, settings: Any, only: Sequence[str] | None, raise_failed: bool, options: dict[str, Any]
+        self,
+        given: Any,
+        settings: Any,
+        only: Sequence[str] | None,
+        raise_failed: bool,
+        options: dict[str, Any],
+        say: Callable[[str], None] | None = None,
     ) -> Report:
         """Run the checks of a subject, in order, and close what they opened.
+
+        Args:
+            given: What finds the component; see `agentrig.testing.checks`.
+            settings: Its keys.
+            only: Names of checks; None for all.
+            raise_failed: Whether a failed check raises.
+            options: Of this kind's checks.
+            say: Gets the lines of the report's table one by one, each as soon as it is known.
 
         Raises:
             ChecksFailed: A check failed, and `raise_failed` is True.
@@ -152,12 +166,24 @@ class Table(Generic[B]):
         """
         bench = self.open(given, settings, options)
         try:
-            results = [check.result() for check in self.made(bench, only)]
+            report = self.report(bench, only, say)
         finally:
             bench.close()
-        report = Report(kind=self.kind, subject=str(bench.subject), results=results)
         if raise_failed:
             report.raise_failed()
+        return report
+
+    def report(self, bench: B, only: Sequence[str] | None, say: Callable[[str], None] | None = None) -> Report:
+        """Run the checks of a bench, in order; see `check_all`."""
+        checks, results = self.made(bench, only), []
+        width = max((len(check.name) for check in checks), default=0)
+        tell = say if say is not None and checks else lambda line: None
+        tell(f"{self.kind} {bench.subject}")
+        for check in checks:
+            results.append(check.result())
+            tell(results[-1].row(width))
+        report = Report(kind=self.kind, subject=str(bench.subject), results=results)
+        tell(f"  {report.counts}\n")
         return report
 
     def made(self, bench: B, only: Sequence[str] | None = None) -> list[Check]:

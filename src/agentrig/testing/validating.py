@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import attrs
 from agentrig.endpoints import Endpoint
 from agentrig.errors import ConfigError, LookupFailed, nearest
 from agentrig.plugins.loading import load
-from agentrig.testing.checks import Report, Result
+from agentrig.testing.checks import Report
 from agentrig.testing.elsewhere import EndedElsewhere, elsewhere
 from agentrig.testing.kit import CHECKED, table_of
 from agentrig.testing.play import TABLE as PLAY
@@ -48,6 +48,7 @@ class Asked:
         endpoint: A real model for the trial.
         tasks_n: Tasks of a trial.
         only: Names of checks, with their kind (`agent.sampling`); None for all.
+        say: Gets the lines of the reports one by one, each as soon as it is known: some checks take minutes.
     """
 
     uses: Mapping[str, str] = attrs.field(factory=dict)
@@ -56,6 +57,7 @@ class Asked:
     endpoint: Endpoint | None = None
     tasks_n: int = 12
     only: Sequence[str] | None = None
+    say: Callable[[str], None] | None = None
 
 
 @attrs.frozen
@@ -140,7 +142,7 @@ def validated(found: Sequence[Target], asked: Asked) -> Validation:
         table = table_of(target.kind)
         only = _chosen(table, asked.only)
         settings = parts[target.kind].keys if parts else asked.settings.get(target.kind)
-        report: Report = table.check_all(target.given, settings, only, False, options)
+        report: Report = table.check_all(target.given, settings, only, False, options, asked.say)
         if report.results:
             reports.append(report)
         plays = target.kind == "agent" and parts["reward"].given and _chosen(PLAY, asked.only) != []
@@ -209,11 +211,11 @@ def _trial(parts: Mapping[str, _Part], asked: Asked) -> tuple[Report, Mapping[st
         {**more, "tasks_n": asked.tasks_n, "script": asked.script, "endpoint": asked.endpoint},
     )
     try:
-        results: list[Result] = [check.result() for check in PLAY.made(bench, _chosen(PLAY, asked.only))]
-        figures = bench.figures() if not {r.check for r in results if r.status == "failed"} & UNPLAYABLE else None
+        report = PLAY.report(bench, _chosen(PLAY, asked.only), asked.say)
+        figures = bench.figures() if not {r.check for r in report.failed} & UNPLAYABLE else None
     finally:
         bench.close()
-    return Report(kind="play", subject=str(bench.subject), results=results), figures
+    return report, figures
 
 
 def _listed(file: str) -> list[tuple[str, str, str, str]]:

@@ -79,6 +79,7 @@ def make_start(config: GrpoConfig, plan: WarmUpPlan, turns: Sequence[Turn], log:
         tokens_per_batch=plan.tokens_per_batch or int(min(8192, max(longest, 256, tokens * plan.passes / STEPS))),
         seed=plan.seed,
         max_seconds=60 * plan.minutes,
+        enough=partial(_tried, model, tokenizer, plan) if plan.enough else None,
         log=log,
     )
     checkpoint.save(model, tokenizer, plan.directory)
@@ -94,6 +95,13 @@ def make_start(config: GrpoConfig, plan: WarmUpPlan, turns: Sequence[Turn], log:
         losses=tuple(stats.losses),
         wall_s=stats.wall_s,
     )
+
+
+def _tried(model: Any, tokenizer: Any, plan: WarmUpPlan) -> bool:
+    """Write the model as it is, and ask whether it has learned enough."""
+    assert plan.enough is not None
+    checkpoint.save(model, tokenizer, plan.directory)
+    return plan.enough()
 
 
 def found_model(name: str) -> Path:

@@ -134,6 +134,7 @@ def warm_up(
     max_grad_norm: float = 1.0,
     warmup_share: float = 0.03,
     max_seconds: float = math.inf,
+    enough: Callable[[], bool] | None = None,
     log: Callable[[str], None] | None = log_lines.info,
 ) -> WarmUpStats:
     """Train on completions by cross-entropy, in place, with AdamW and a cosine schedule.
@@ -155,6 +156,8 @@ def warm_up(
         warmup_share: Share of the steps over which the learning rate rises.
         max_seconds: Stop early after this much wall time; the schedule follows steps or time,
             whichever is further, so the learning rate still decays to its end.
+        enough: Called between two epochs, from half of them on, with the model in `eval` mode: True ends the
+            training. Its time does not count.
         log: Called with a progress line about every five seconds; None for no output.
 
     Returns:
@@ -178,7 +181,14 @@ def warm_up(
     steps = tokens = completion_tokens = 0
     losses = []
     start = said = time.perf_counter()
-    for epoch in schedule:
+    for number, epoch in enumerate(schedule):
+        if enough is not None and 2 * number >= len(schedule) > 1:
+            asked = time.perf_counter()
+            model.eval()
+            if enough():
+                break
+            model.train()
+            start += time.perf_counter() - asked
         # The sum stays on the device: reading it at each step would make the host wait.
         epoch_loss, epoch_tokens = torch.zeros((), dtype=torch.float64, device=torch_device), 0
         for pack in epoch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -49,7 +50,7 @@ def validate(
     for text in words[1:] if word else words:
         section, key, value = parse_override(text)
         settings.setdefault(section, {})[key] = value
-    with stdout_to_stderr():
+    with stdout_to_stderr() as stdout:
         found = validated(
             targets(word),
             Asked(
@@ -59,13 +60,12 @@ def validate(
                 endpoint=measured_server(endpoint, model, None) if endpoint or model else None,
                 tasks_n=tasks_n,
                 only=only or None,
+                say=None if as_json else partial(click.echo, file=stdout),
             ),
         )
     if as_json:
         click.echo(json.dumps(found.as_dict(), indent=2))
     else:
-        for report in found.reports:
-            click.echo(f"{report}\n")
         for figures in found.trials:
             click.echo(_shown(figures))
     if not found.ok:

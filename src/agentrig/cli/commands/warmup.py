@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,13 @@ from agentrig.cli.options import configured, make_plan, stdout_to_stderr
     help="Passes over the demonstrations.",
 )
 @click.option(
+    "--until",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="SHARE",
+    help="End when that share of sampled answers on training tasks without a label is right (0.2); tried between "
+    "passes, from half of them on. All passes by default.",
+)
+@click.option(
     "--lr", type=click.FloatRange(0), default=0.0, metavar="RATE", help="Learning rate; by the model's width."
 )
 @click.option(
@@ -110,6 +118,7 @@ def warmup(
     out: Path | None,
     gold: str,
     repeats: int,
+    until: float | None,
     measure: bool,
     as_json: bool,
     seed: int,
@@ -140,7 +149,9 @@ def warmup(
         if (directory / "config.json").exists():
             raise ConfigError(f"{directory} already has a model; remove it, or name another directory: --out DIR")
         wanted = WarmUpPlan(directory=directory, model=model, seed=seed, **own)
-        done = _make(plan, wanted, 0 if all_labels else labels, gold=gold, repeats=repeats, measured=measure)
+        done = _make(
+            plan, wanted, 0 if all_labels else labels, gold=gold, repeats=repeats, until=until, measured=measure
+        )
         click.echo(
             f"next: agentrig train {given} algorithm.model={directory}" if done["ready"] else "", nl=done["ready"]
         )
@@ -154,7 +165,9 @@ _PLANNED = ("tokenizer", "vocabulary", "context", "minutes", "passes", "lr", "to
 """Options that go to the plan of the warm-up as they are."""
 
 
-def _make(plan: Any, wanted: Any, n: int, *, gold: str, repeats: int, measured: bool) -> dict[str, Any]:
+def _make(
+    plan: Any, wanted: Any, n: int, *, gold: str, repeats: int, until: float | None, measured: bool
+) -> dict[str, Any]:
     """Make the model, print each stage, and return what was done; also written to the directory's `warmup.json`."""
     import attrs
 
@@ -172,7 +185,14 @@ def _make(plan: Any, wanted: Any, n: int, *, gold: str, repeats: int, measured: 
     click.echo(f"demonstrations: {found.rollouts} rollouts, {len(found.turns)} replies to learn")
     for line in found.rejected[:3]:
         click.echo(f"  left out, the reward does not count it as correct: {line}")
+    enough = None
+    if until is not None:
+        enough = run.Until(plan, labels, wanted.directory, until, partial(_tried, labels))
+        wanted = attrs.evolve(wanted, enough=enough)
     made = run.warm_up(plan, wanted, found.turns, lambda line: click.echo(f"  {line}"))
+    if enough is not None and not enough.tries and wanted.passes > 1:
+        name = plan.components["algorithm"].spec.name
+        click.echo(f"warning: algorithm {name} never asked whether the model is good enough: --until had no effect")
     done |= {"rejected": len(found.rejected), "turns": len(found.turns)}
     done["model"] = {**attrs.asdict(made), "directory": str(made.directory)}
     click.echo(
@@ -186,7 +206,7 @@ def _make(plan: Any, wanted: Any, n: int, *, gold: str, repeats: int, measured: 
             f"{limit} cuts it: train with algorithm.max_tokens={made.longest_reply + 8}"
         )
     if measured:
-        after = run.measure(plan, labels, made.directory)
+        after = (enough and enough.last) or run.measure(plan, labels, made.directory)
         done["after"] = after.as_dict()
         click.echo(_measured("now", after, labels))
         done["ready"], message = run.verdict(after)
@@ -194,6 +214,10 @@ def _make(plan: Any, wanted: Any, n: int, *, gold: str, repeats: int, measured: 
             click.echo(message)
     (wanted.directory / "warmup.json").write_text(json.dumps(done, indent=2) + "\n", "utf-8")
     return done
+
+
+def _tried(labels: Any, found: Any) -> None:
+    click.echo(f"  {_measured('so far', found, labels)}")
 
 
 def _measured(when: str, found: Any, labels: Any) -> str:
