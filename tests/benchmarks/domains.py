@@ -55,7 +55,7 @@ DOMAINS = {
             "--passes",
             "10",
             "--lr",
-            "3e-3",
+            "4e-3",
             "--tokens-per-batch",
             "1024",
             "--until",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import httpx
 import pytest
 from click.testing import CliRunner
@@ -17,12 +18,13 @@ from openai import BadRequestError, OpenAI
 
 from agentrig import Task
 from agentrig.cli.entry import main
-from agentrig.demonstrations import Reply, WarmUpPlan, gold_of
+from agentrig.demonstrations import Reply, Turn, WarmUpPlan, gold_of
 from agentrig.errors import ConfigError, PluginError
 from agentrig.plan import Plan, resolve
+from agentrig.run import warmup
 from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.evaluate import Evaluation
-from agentrig.run.warmup import check_unsolved, choose_labels, demonstrate, verdict, warm_up
+from agentrig.run.warmup import Until, check_unsolved, choose_labels, demonstrate, verdict, warm_up
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = str(ROOT / "tests" / "support" / "warmup_plugin.py")
@@ -173,12 +175,30 @@ def test_a_start_without_reward_and_one_without_room_are_named() -> None:
         check_unsolved(measured([1.0, 1.0], 1.0), "mini")
 
 
+@pytest.mark.parametrize(("reached", "passes"), [(0.15, 4), (0.9, 6)])
+def test_a_warm_up_ends_when_enough_answers_are_right(
+    colors: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: float, passes: int
+) -> None:
+    """The measurements are given; that a model is really measured is in the command's test below."""
+    shares = iter([0.1, 0.2, 0.3, 0.4])
+    monkeypatch.setattr(warmup, "measure", lambda *of: attrs.evolve(measured([0.0], 0.0), accuracy=next(shares)))
+    plan, said = colors(), list[Evaluation]()
+    labels = choose_labels(plan, 4, seed=0)
+    until = Until(plan, labels, tmp_path / "model", reached, said.append)
+    wanted = WarmUpPlan(directory=tmp_path / "model", parameters=50_000, tokenizer="bytes", passes=6.0, enough=until)
+    made = warm_up(plan, wanted, [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))])
+    assert len(made.losses) == passes
+    assert [f.accuracy for f in said] == [0.1, 0.2, 0.3][: passes - 2]  # the first try is after three passes
+    assert until.tries == len(said)
+    assert until.last is (said[-1] if reached < 0.2 else None)
+
+
 # --- the command ---
 
 
 def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Path) -> None:
-    """One step at a rate of nearly zero leaves random weights: the model's check finds it."""
-    words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "1", "--lr", "1e-9"]
+    """Two steps at a rate of nearly zero leave random weights: the model's check finds it."""
+    words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "2", "--lr", "1e-9", "--until", "0.3"]
     words += ["--parameters", "5e4", "--tokenizer", "bytes", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "agentrig", *words], capture_output=True, text=True, cwd=tmp_path, timeout=120
@@ -188,6 +208,8 @@ def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Pat
     assert (len(found["labels"]), found["turns"], found["ready"]) == (4, 4, False)
     assert found["after"]["n"] == 8
     assert "would start at zero" in done.stderr.replace("\n", " ")
+    assert done.stderr.count("so far: 0.0% of 8 training tasks") == 1  # between the two passes
+    assert len(found["model"]["losses"]) == 2
     folder = tmp_path / "models" / "colors"
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == found["model"]["vocabulary"] == 265
     assert json.loads((folder / "warmup.json").read_text()) == found

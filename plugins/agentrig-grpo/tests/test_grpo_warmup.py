@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from agentrig_grpo import checkpoint
-from agentrig_grpo.warmup import Example, encode, new_model, read_examples, warm_up
+from agentrig_grpo.warmup import Example, _progress, encode, new_model, read_examples, warm_up
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agentrig.errors import AgentrigError
@@ -69,6 +69,34 @@ def test_limits_are_respected_and_mistakes_are_named(tokenizer, make_model, tmp_
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n[1]\n')
     with pytest.raises(ValueError, match="line 2 is not a JSON object"):
         read_examples(tmp_path / "bad.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("steps", "elapsed", "share"),
+    [
+        (0, 0.0, 0.0),
+        (1, 9.0, 0.01),  # the first step was slow
+        (50, 20.0, 0.5),  # time enough: another machine has the same schedule
+        (50, 90.0, 0.9),  # the time will end it
+    ],
+)
+def test_the_schedule_follows_the_time_only_if_the_time_ends_the_training(steps, elapsed, share):
+    assert _progress(steps, 100, elapsed, 100.0) == share
+
+
+def test_enough_ends_the_training_between_epochs_from_half_of_them_on(tokenizer, make_model):
+    model, asked = make_model(), []
+
+    def enough():
+        asked.append((model.training, [p.detach().clone() for p in model.parameters()]))
+        return len(asked) == 2
+
+    stats = warm_up(model, tokenizer, DATA, epochs=6, enough=enough, log=None)
+    assert len(stats.losses) == 4  # asked after the third and the fourth
+    assert [training for training, _ in asked] == [False, False]
+    assert all(torch.equal(a, b) for a, b in zip(asked[1][1], model.parameters(), strict=True))
+    assert not model.training
+    assert len(warm_up(make_model(), tokenizer, DATA, epochs=1, enough=lambda: True, log=None).losses) == 1
 
 
 def test_the_command_makes_a_model_that_others_load(tokenizer, model_dir, tmp_path):

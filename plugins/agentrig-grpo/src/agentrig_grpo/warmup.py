@@ -154,8 +154,9 @@ def warm_up(
         weight_decay: AdamW's, on matrices only.
         max_grad_norm: The gradient is clipped to this L2 norm.
         warmup_share: Share of the steps over which the learning rate rises.
-        max_seconds: Stop early after this much wall time; the schedule follows steps or time,
-            whichever is further, so the learning rate still decays to its end.
+        max_seconds: Stop early after this much wall time. When that is what ends the training, the schedule
+            follows the time, so that the learning rate still decays to its end; else it follows the steps alone, and
+            a seed gives the same model again.
         enough: Called between two epochs, from half of them on, with the model in `eval` mode: True ends the
             training. Its time does not count.
         log: Called with a progress line about every five seconds; None for no output.
@@ -195,7 +196,7 @@ def warm_up(
             elapsed = time.perf_counter() - start
             if elapsed > max_seconds:
                 break
-            factor = _cosine(max(steps / total, elapsed / max_seconds), warmup_share)
+            factor = _cosine(_progress(steps, total, elapsed, max_seconds), warmup_share)
             for group in optimizer.param_groups:
                 group["lr"] = lr * factor
             batch = collate(pack, share=share).to(torch_device)
@@ -250,6 +251,13 @@ def _epochs(items: Sequence[Example], epochs: float, budget: int, seed: int, *, 
         schedule.append(batches)
         left -= 1
     return schedule
+
+
+def _progress(steps: int, total: int, elapsed: float, max_seconds: float) -> float:
+    """Return the share of the training that is done, by steps, or by time if the time will end it first."""
+    if steps < total / 20 or elapsed / steps * total <= max_seconds:
+        return steps / total  # the first steps take longer than others: they say nothing about the rest
+    return max(steps / total, elapsed / max_seconds)
 
 
 def _cosine(progress: float, warmup_share: float) -> float:
