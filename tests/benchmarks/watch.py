@@ -7,7 +7,8 @@ The large run is made from the rollouts of a real one (`agentrig train mini`, fo
 ids, with prompts of `--tokens` tokens. "First view" is the first answer of a server that has just started, for the
 run's page and for its newest traces; a filter goes over all rollouts. The cost is wall time a step, alternating, on the
 same cores; the page that follows fetches its parts again whenever the server says that the run has changed, as a
-browser does.
+browser does. Steps vary by some percent, so the CPU seconds of the page's server while the run trains are given too, as a
+share of the run's own: on cores that the run fills, that is what watching costs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import json
 import random
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -100,6 +102,11 @@ class Server:
         """Return its resident memory."""
         return float(psutil.Process(self.process.pid).memory_info().rss / 1e6)
 
+    def cpu_s(self) -> float:
+        """Return the CPU seconds that it has used."""
+        times = psutil.Process(self.process.pid).cpu_times()
+        return float(times.user + times.system)
+
     def close(self) -> None:
         """End it."""
         self.process.terminate()
@@ -157,20 +164,24 @@ def follow(link: str, key: str, ended: threading.Event) -> None:
             time.sleep(0.2)
 
 
-def steps_of(folder: Path, name: str, steps: int, *, watched: bool) -> float:
-    """Return the mean wall seconds of a run's steps, the first two left out."""
+def steps_of(folder: Path, name: str, steps: int, *, watched: bool) -> tuple[float, float]:
+    """Return the mean wall seconds of a run's steps, the first two left out, and the server's share of CPU."""
     ended = threading.Event()
     server = Server(folder) if watched else None
     if server is not None:
         threading.Thread(target=follow, args=(server.link, name, ended), daemon=True).start()
     words = ["train", "mini", "--json", f"run.directory={folder}", f"run.name={name}", f"algorithm.steps={steps}"]
     words += ["run.report_tasks=8", "run.validation_tasks=8", 'run.block=["report"]']
+    before, idle = resource.getrusage(resource.RUSAGE_CHILDREN), server.cpu_s() if server is not None else 0.0
     subprocess.run([sys.executable, "-m", "agentrig", *words], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended.set()
+    own, share = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 0.0
     if server is not None:
+        share = (server.cpu_s() - idle) / own
         server.close()
     lines = [json.loads(text) for text in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    return statistics.fmean(line["step_s"] for line in lines[2:])
+    return statistics.fmean(line["step_s"] for line in lines[2:]), share
 
 
 def main() -> None:
@@ -190,8 +201,12 @@ def main() -> None:
             for i in range(given.pairs):
                 order = (True, False) if i % 2 else (False, True)
                 took = {w: steps_of(place, f"{'watched' if w else 'alone'}-{i}", given.steps, watched=w) for w in order}
-                ratios.append(took[True] / took[False] - 1)
-                print(f"watched {took[True]:.3f} s a step, alone {took[False]:.3f} s: {ratios[-1]:+.1%}", flush=True)
+                (watched, share), (alone, _) = took[True], took[False]
+                ratios.append(watched / alone - 1)
+                print(
+                    f"watched {watched:.3f} s a step, alone {alone:.3f} s: {ratios[-1]:+.1%}; CPU {share:.2%}",
+                    flush=True,
+                )
             print(f"mean {statistics.fmean(ratios):+.1%}")
             return
         command = [sys.executable, "-m", "agentrig", *SMALL, f"run.directory={place / 'small'}"]
