@@ -7,8 +7,8 @@ The large run is made from the rollouts of a real one (`agentrig train mini`, fo
 ids, with prompts of `--tokens` tokens. "First view" is the first answer of a server that has just started, for the
 run's page and for its newest traces; a filter goes over all rollouts. The cost is wall time a step, alternating, on the
 same cores; the page that follows fetches its parts again whenever the server says that the run has changed, as a
-browser does. Steps vary by some percent, so the CPU seconds of the page's server while the run trains are given too, as a
-share of the run's own: on cores that the run fills, that is what watching costs.
+browser does. Steps vary by some percent, so the CPU seconds of the page's server while the run trains are given too, as
+a share of the run's own: on cores that the run fills, that is what watching costs.
 """
 
 from __future__ import annotations
