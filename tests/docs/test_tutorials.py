@@ -55,7 +55,7 @@ def test_a_tutorial_works(page: Path, installed: Environment) -> None:
     assert all(path.startswith(str(installed.home)) for path in where.split()), "the wheels are used"
     reader.follow(shown(page))
     if page == PUBLISH:
-        assert [p.suffix for p in sorted((reader.folder / "dist").iterdir())] == [".gz", ".whl"]
+        assert sorted(p.suffix for p in (reader.folder / "dist").iterdir()) == [".gz", ".whl"]
 
 
 @pytest.mark.slow
