@@ -70,7 +70,9 @@ def test_a_tensor_that_the_server_has_in_parts_is_left_out():
 
 
 def test_the_actor_scores_tokens_and_the_noise_is_that_of_the_dtype():
-    from agentrig_verl.actor import decoder_blocks, rounding_noise, scored
+    from agentrig_verl.actor import scored
+
+    from agentrig.delivery.noise import decoder_blocks, rounding_noise
 
     whole, ids = model(), [3, 9, 27, 1, 3, 9]
     found = scored(whole, ids, torch.device("cpu"))
@@ -80,10 +82,8 @@ def test_the_actor_scores_tokens_and_the_noise_is_that_of_the_dtype():
     assert len(decoder_blocks(whole)) == 2
 
     def noisy(dtype):
-        hooks = [b.register_forward_hook(rounding_noise(5 + i, dtype)) for i, b in enumerate(decoder_blocks(whole))]
-        changed = scored(whole, ids, torch.device("cpu"))
-        for hook in hooks:
-            hook.remove()
+        with rounding_noise(whole, 5, dtype):
+            changed = scored(whole, ids, torch.device("cpu"))
         return max(abs(a - b) for a, b in zip(found, changed, strict=True))
 
     assert noisy("float32") < 1e-5 < noisy("bfloat16") < 0.1

@@ -9,6 +9,7 @@ import attrs
 import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.delivery.digests import digests
+from agentrig.delivery.noise import SCORINGS, rounding_noise
 from agentrig.delivery.verdict import difference
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.lora import live_weights
@@ -45,11 +46,17 @@ class LearnerView:
         """Return the largest change of a log-probability by the server's dtype and the learner's mixed precision.
 
         Each is measured against fp32, on these tokens and with these weights. They may differ from fp32 in opposite
-        directions, so the two are added.
+        directions, so the two are added. For a server in fp32 it is twice the largest change by noise of one rounding
+        step: its own rounding and the learner's.
         """
-        if self.dtype == "float32":
-            return 0.0
         tokens = _Tokens(prompt_ids=ids[:1], response_ids=ids[1:])
+        if self.dtype == "float32":
+            with self._evaluating():
+                plain, noisy = self._learner.logprobs(tokens), []
+                for seed in range(1, SCORINGS + 1):
+                    with rounding_noise(self._learner.model, seed, "float32", inside=True):
+                        noisy.append(self._learner.logprobs(tokens))
+            return 2 * max(difference(plain, found) for found in noisy)
         with self._evaluating():
             mixed = self._learner.logprobs(tokens)
             exact = self._learner.logprobs(tokens, dtype=torch.float32)

@@ -17,6 +17,7 @@ from verl.utils.device import get_device_id, get_device_name  # noqa: TID253
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker  # noqa: TID253
 
 from agentrig.delivery.digests import Digests
+from agentrig.delivery.noise import SCORINGS, decoder_blocks, rounding_noise
 from agentrig.delivery.verdict import difference
 from agentrig_verl import logprobs
 from agentrig_verl.counted import Counter
@@ -28,9 +29,6 @@ METRIC = "weight_change"
 
 COMPUTED, TRACED = "computed_tokens", "traced_tokens"
 """Metrics of an update: computed tokens, and the number without sharing between rows."""
-
-SCORINGS = 3
-"""How often the probe is scored with noise of the size of the dtype's rounding."""
 
 
 class MeasuringWorker(TrainingWorker):  # type: ignore[misc]
@@ -188,10 +186,8 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
             if tuple(ids) not in self._noises:
                 again = [scored(engine.module, ids, device)]
                 for seed in range(1, SCORINGS + 1):
-                    hooks = [b.register_forward_hook(rounding_noise(seed + i, dtype)) for i, b in enumerate(blocks)]
-                    again.append(scored(engine.module, ids, device))
-                    for hook in hooks:
-                        hook.remove()
+                    with rounding_noise(engine.module, seed, dtype):
+                        again.append(scored(engine.module, ids, device))
                 self._noises[tuple(ids)] = max(difference(plain, found) for found in again)
         return {"logprobs": plain, "noise": self._noises[tuple(ids)], "layers": len(blocks)}
 
@@ -213,26 +209,6 @@ def digested(weights: Any, found: Digests, shapes: dict[str, list[int]]) -> Iter
         found.add(name, tensor)
         shapes[name] = list(tensor.shape)
         yield name, tensor
-
-
-def decoder_blocks(model: Any) -> list[Any]:
-    """Return the blocks of a causal language model: the longest list of modules in it."""
-    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    return list(max(lists, key=len, default=()))
-
-
-def rounding_noise(seed: int, dtype: str) -> Any:
-    """Return a hook that changes each number of a block's output by up to one rounding step of a dtype."""
-    step = torch.finfo(getattr(torch, dtype)).eps
-
-    def hook(module: Any, given: Any, output: Any) -> Any:
-        hidden = output[0] if isinstance(output, tuple) else output
-        random = torch.Generator(device=hidden.device).manual_seed(seed)
-        noise = torch.rand(hidden.shape, generator=random, device=hidden.device, dtype=torch.float32) * 2 - 1
-        changed = (hidden.float() * (1 + step * noise)).to(hidden.dtype)
-        return (changed, *output[1:]) if isinstance(output, tuple) else changed
-
-    return hook
 
 
 def scored(model: Any, ids: Sequence[int], device: torch.device) -> list[float]:
