@@ -62,7 +62,10 @@ DOMAINS = {
             "0.15",
         ),
     ),
-    "json-repair": Domain(recipe="json-repair", warmup=("--labels", "200", "--parameters", "3e5", "--passes", "15")),
+    "json-repair": Domain(
+        recipe="json-repair",
+        warmup=("--labels", "200", "--parameters", "3e5", "--passes", "15", "--until", "0.3"),
+    ),
 }
 
 
