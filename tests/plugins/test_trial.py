@@ -83,7 +83,9 @@ def test_plugins_that_end_or_hold_up_the_interpreter_are_named_and_left_out(
 
     tried: list[str] = []
     real = trial._child
-    monkeypatch.setattr(trial, "_child", lambda todo: [tried.extend(name for name, _ in todo), real(todo)][1])
+    monkeypatch.setattr(
+        trial, "_child", lambda todo, **more: [tried.extend(name for name, _ in todo), real(todo, **more)][1]
+    )
     assert error(load(), "toy-exit").startswith(LETHAL["toy-exit"][1])
     assert tried in ([], ["toy-loud"])  # it is not in sys.modules, and was not refused
     (site / "toy_exit.py").write_text(reward_source("mended"))
@@ -94,6 +96,18 @@ def test_plugins_that_end_or_hold_up_the_interpreter_are_named_and_left_out(
     load(block=["toy-sleep"], retry=True)
     assert {"toy-segv", "toy-hook"} <= set(tried)
     assert "toy-sleep" not in tried
+
+
+def test_a_crash_that_does_not_come_again_is_not_held_against_the_plugin(site: Path, tmp_path: Path) -> None:
+    once = f"import os, pathlib\nmark = pathlib.Path({str(tmp_path / 'mark')!r})\n"
+    once += "if not mark.exists():\n    mark.touch()\n    os.abort()\n"
+    install(site, "toy-once", once + reward_source("once"))
+    install(site, "toy-good", reward_source("good"))
+    registry = load()
+    assert (tmp_path / "mark").exists()
+    assert error(registry, "toy-once") == "ok"
+    assert registry.find("reward", "once")
+    assert registry.find("reward", "good")
 
 
 def test_a_file_that_ends_the_interpreter_ends_its_command_with_words(site: Path, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_what_a_check_needs_runs_once_and_its_failure_skips() -> None:
 def test_each_line_of_a_report_is_said_as_soon_as_it_is_known() -> None:
     said: list[str] = []
     seen: list[int] = []
-    table = Table("toy", Bench, builds=False)
+    table = Table("reward", Bench, builds=False)
     look = table.check("looks", why="-", cure="-")(lambda bench: seen.append(len(said)))
     table.check("looks-again", why="-", cure="-")(look)
     report = table.check_all(FINE, None, None, False, {}, said.append)

@@ -38,6 +38,9 @@ LONGEST_S = 10.0
 START_S = 60.0
 """Seconds that the child has to start, before its first plugin."""
 
+CRASHES = "crashes the interpreter"
+"""In the verdict of a child that a signal has ended. That is tried twice: some crashes are not the plugin's."""
+
 CHILD = (
     "import json, sys; given = json.loads(sys.stdin.readline()); sys.path[:] = given['path']; "
     "from agentrig.plugins.trying import main; main(given)"
@@ -134,13 +137,21 @@ def _tried(todo: Places) -> Iterator[tuple[str, str]]:
     while rest:
         done, verdict = _child(rest)
         yield from ((origin, "") for _, origin in rest[:done])
+        if CRASHES in verdict:  # a memory that was full, or the reading of the stack of an import that goes on
+            verdict = _child(rest[done : done + 1], stacks=False)[1]
         if done < len(rest):
             yield rest[done][1], verdict
         rest = rest[done + 1 :]
 
 
-def _child(todo: Places) -> tuple[int, str]:
-    """Try plugins in a child; return how many it got through, and what happened to the next one."""
+def _child(todo: Places, *, stacks: bool = True) -> tuple[int, str]:
+    """Try plugins in a child; return how many it got through, and what happened to the next one.
+
+    Args:
+        todo: The plugins.
+        stacks: Whether the child writes its stack when an import is slow. A thread of its own reads it while it
+            changes, which rarely ends the child.
+    """
     reading, writing = os.pipe()
     command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-c", CHILD]
     with tempfile.TemporaryFile("w+") as errors, os.fdopen(reading, "rb") as reports:
@@ -157,7 +168,12 @@ def _child(todo: Places) -> tuple[int, str]:
         finally:
             os.close(writing)
         assert child.stdin is not None
-        given = {"path": sys.path, "origins": [origin for _, origin in todo], "report": writing, "slow_s": SLOW_S}
+        given = {
+            "path": sys.path,
+            "origins": [origin for _, origin in todo],
+            "report": writing,
+            "slow_s": SLOW_S if stacks else 0,
+        }
         try:
             child.stdin.write(json.dumps(given) + "\n")
             child.stdin.close()
@@ -207,7 +223,7 @@ def _watched(child: subprocess.Popen[str], reports: IO[bytes], errors: IO[str], 
     if "exit" in exits:
         return done, f"its {stage} calls os._exit({exits['exit']}){exits['place']}, which would end every command"
     if status < 0:
-        return done, f"its {stage} crashes the interpreter ({signal.Signals(-status).name}){_place(errors)}"
+        return done, f"its {stage} {CRASHES} ({signal.Signals(-status).name}){_place(errors)}"
     return done, f"its {stage} ends the interpreter with exit status {status}{_place(errors)}"
 
 

@@ -55,8 +55,9 @@ def main(given: Mapping[str, Any]) -> None:
 
 
 def _timed(slow_s: float) -> None:
-    """Write the stack to stderr, for the parent's message, if what follows is slow."""
-    faulthandler.dump_traceback_later(slow_s * 0.9, file=sys.stderr)
+    """Write the stack to stderr, for the parent's message, if what follows is slow; 0 for never."""
+    if slow_s:
+        faulthandler.dump_traceback_later(slow_s * 0.9, file=sys.stderr)
 
 
 def _imported(origin: str) -> Any:

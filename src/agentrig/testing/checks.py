@@ -163,7 +163,7 @@ class Report:
 
     @property
     def counts(self) -> str:
-        """How many checks passed, failed and were skipped, in words."""
+        """How many checks passed, failed and were skipped, as text."""
         counts = [f"{n} {s}" for s in ("passed", "failed", "skipped") if (n := self._count(s))]
         return ", ".join(counts) or "no checks"
 
