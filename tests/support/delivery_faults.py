@@ -237,8 +237,8 @@ Engine._forget_prompts = lambda self: self._seen.clear()
 from agentrig_grpo.server import engine
 import torch
 real = engine.sample
-def sample(logits, settings, uniforms):
-    tokens, _ = real(logits, settings, uniforms)
+def sample(logits, settings, uniforms, *more):
+    tokens, _ = real(logits, settings, uniforms, *more)
     return tokens, torch.log_softmax(logits, -1)
 engine.sample = sample
 """,
@@ -251,8 +251,8 @@ engine.sample = sample
         code="""
 from agentrig_grpo.server import engine, sampling
 real = engine.sample
-def sample(logits, settings, uniforms):
-    tokens, logp = real(logits, settings, uniforms)
+def sample(logits, settings, uniforms, *more):
+    tokens, logp = real(logits, settings, uniforms, *more)
     if settings.top_p is not None:
         probs = sampling._nucleus(logp.exp(), settings.top_p)
         logp = (probs / probs.sum(-1, keepdim=True)).log()
@@ -268,8 +268,8 @@ engine.sample = sample
         code="""
 from agentrig_grpo.server import engine
 real = engine.sample
-def sample(logits, settings, uniforms):
-    tokens, logp = real(logits, settings, uniforms)
+def sample(logits, settings, uniforms, *more):
+    tokens, logp = real(logits, settings, uniforms, *more)
     return tokens, logp.roll(1, -1)
 engine.sample = sample
 """,
