@@ -153,7 +153,7 @@ def test_a_command_parses(command: Command, place: Path, monkeypatch: pytest.Mon
     for name, value in command.variables.items():
         monkeypatch.setenv(name, value)
     program, *words = command.words
-    check = {
+    checks = {
         "agentrig": parse_agentrig,
         "make": parse_make,
         "pytest": parse_pytest,
@@ -167,25 +167,11 @@ def test_a_command_parses(command: Command, place: Path, monkeypatch: pytest.Mon
         "modelscope": parse_modelscope,
         "ray": parse_ray,
         "tensorboard": parse_tensorboard,
-    }.get(program, parse_script)
-    check(list(words) if program in KNOWN else list(command.words))
-
-
-KNOWN = (
-    "agentrig",
-    "make",
-    "pytest",
-    "python",
-    "pip",
-    "uv",
-    "cd",
-    "export",
-    "source",
-    ".",
-    "modelscope",
-    "ray",
-    "tensorboard",
-)
+    }
+    if program in checks:
+        checks[program](list(words))
+    else:
+        parse_script(list(command.words))
 
 
 def parse_agentrig(words: list[str]) -> None:

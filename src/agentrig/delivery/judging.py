@@ -171,7 +171,7 @@ def judge(
     """
     answer = attrs.evolve(asked.answer, digests=known) if known else asked.answer
     expected = ours.expected
-    if verdict.difference(expected.logprobs, answer.logprobs) > expected.bound / 2:
+    if verdict.wrong_scores(expected, answer):
         # The weights have changed since the effect of rounding was measured.
         bound = bounds.bound(ours.learner, ours.ids, expected.logprobs, again=True)
         expected = ours.expected = attrs.evolve(expected, bound=bound)

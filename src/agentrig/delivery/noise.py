@@ -6,7 +6,7 @@ hundredfold until it reaches the logits. No formula of depth and size knows that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,15 @@ def decoder_blocks(model: Any) -> list[Any]:
 
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     return list(max(lists, key=len, default=()))
+
+
+def with_noise(model: Any, score: Callable[[], list[float]], dtype: str, *, inside: bool = False) -> list[list[float]]:
+    """Return what `score` returns with noise in the model, `SCORINGS` times; see `rounding_noise`."""
+    found = []
+    for seed in range(1, SCORINGS + 1):
+        with rounding_noise(model, seed, dtype, inside=inside):
+            found.append(score())
+    return found
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import attrs
 import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.delivery.digests import digests
-from agentrig.delivery.noise import SCORINGS, rounding_noise
+from agentrig.delivery.noise import with_noise
 from agentrig.delivery.verdict import difference
 from agentrig_grpo.learner import Learner
 from agentrig_grpo.lora import live_weights
@@ -52,10 +52,8 @@ class LearnerView:
         tokens = _Tokens(prompt_ids=ids[:1], response_ids=ids[1:])
         if self.dtype == "float32":
             with self._evaluating():
-                plain, noisy = self._learner.logprobs(tokens), []
-                for seed in range(1, SCORINGS + 1):
-                    with rounding_noise(self._learner.model, seed, "float32", inside=True):
-                        noisy.append(self._learner.logprobs(tokens))
+                plain = self._learner.logprobs(tokens)
+                noisy = with_noise(self._learner.model, lambda: self._learner.logprobs(tokens), "float32", inside=True)
             return 2 * max(difference(plain, found) for found in noisy)
         with self._evaluating():
             mixed = self._learner.logprobs(tokens)

@@ -17,7 +17,7 @@ from verl.utils.device import get_device_id, get_device_name  # noqa: TID253
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker  # noqa: TID253
 
 from agentrig.delivery.digests import Digests
-from agentrig.delivery.noise import SCORINGS, decoder_blocks, rounding_noise
+from agentrig.delivery.noise import decoder_blocks, with_noise
 from agentrig.delivery.verdict import difference
 from agentrig_verl import logprobs
 from agentrig_verl.counted import Counter
@@ -185,9 +185,7 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
             plain = scored(engine.module, ids, device)
             if tuple(ids) not in self._noises:
                 again = [scored(engine.module, ids, device)]
-                for seed in range(1, SCORINGS + 1):
-                    with rounding_noise(engine.module, seed, dtype):
-                        again.append(scored(engine.module, ids, device))
+                again += with_noise(engine.module, lambda: scored(engine.module, ids, device), dtype)
                 self._noises[tuple(ids)] = max(difference(plain, found) for found in again)
         return {"logprobs": plain, "noise": self._noises[tuple(ids)], "layers": len(blocks)}
 
