@@ -129,7 +129,7 @@ def worker(monkeypatch):
             await self.rollout.resume(tags=["kv_cache"])
 
     made = actor.Actor.__new__(actor.Actor)
-    made.rollout, made._rank, made._told, made._probe, made._noises = Rollout(), 0, {}, None, {}
+    made.rollout, made._rank, made._told, made._probe, made._noises = Rollout(), 0, {}, None, actor.Noises()
     engine = SimpleNamespace(backend="naive")
     made.config = SimpleNamespace(
         rollout=SimpleNamespace(dtype="bfloat16", free_cache_engine=True, checkpoint_engine=engine)

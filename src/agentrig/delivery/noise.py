@@ -6,12 +6,12 @@ hundredfold until it reaches the logits. No formula of depth and size knows that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-SCORINGS = 3
-"""How often a probe is scored with noise."""
+SEEDS = (1, 2, 3)
+"""A probe is scored with the noise of each."""
 
 
 def decoder_blocks(model: Any) -> list[Any]:
@@ -22,10 +22,12 @@ def decoder_blocks(model: Any) -> list[Any]:
     return list(max(lists, key=len, default=()))
 
 
-def with_noise(model: Any, score: Callable[[], list[float]], dtype: str, *, inside: bool = False) -> list[list[float]]:
-    """Return what `score` returns with noise in the model, `SCORINGS` times; see `rounding_noise`."""
+def with_noise(
+    model: Any, score: Callable[[], list[float]], dtype: str, *, inside: bool = False, seeds: Sequence[int] = SEEDS
+) -> list[list[float]]:
+    """Return what `score` returns with the noise of each seed in the model; see `rounding_noise`."""
     found = []
-    for seed in range(1, SCORINGS + 1):
+    for seed in seeds:
         with rounding_noise(model, seed, dtype, inside=inside):
             found.append(score())
     return found

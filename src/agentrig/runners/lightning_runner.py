@@ -59,6 +59,7 @@ class PoolRunner(Runner[Any]):
         how: Returns how another runner joins, for messages.
         still: Called about once in `CHECK_S`; raises if other runners can't reach the store any more.
         gateway: The run's gateway. Every job's endpoint gets it, and calls of killed runners are fetched there.
+        read: Returns whether anybody reads spans from the store; if not, spans of its own results stay out of it.
     """
 
     def __init__(
@@ -72,8 +73,9 @@ class PoolRunner(Runner[Any]):
         how: Callable[[], str],
         still: Callable[[], None],
         gateway: Gateway | None = None,
+        read: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._gateway = gateway
+        self._gateway, self._read = gateway, read
         self._pool, self._finished, self._filed, self._broken = pool, finished, filed, broken
         self._store: Any = None
         self._attempts: dict[str, AttemptedRollout] = {}
@@ -182,7 +184,7 @@ class PoolRunner(Runner[Any]):
         attempt_id = attempted.attempt.attempt_id
         if self._gateway is not None and result.outcome.failure is not None and not result.trace.spans:
             result = attrs.evolve(result, trace=self._gateway.left(result.id) or result.trace)
-        spans = [] if recorded else to_lightning(result.trace, result.id, attempt_id)
+        spans = [] if recorded or not self._read() else to_lightning(result.trace, result.id, attempt_id)
         again = await self._store.runs_again(attempted, status)
         reward = None if again else self._finished(result, attempted)
         there = await self._spans(attempted) if recorded else spans

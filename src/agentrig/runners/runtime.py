@@ -143,6 +143,7 @@ class Runtime:
             how=lambda: self.served.how if self.served is not None else "start the run with --store HOST:PORT",
             still=self.served.check if self.served is not None else lambda: None,
             gateway=self.gateway,
+            read=lambda: self.judge is not None or self.served is not None,
         )
         strategy = SharedMemoryExecutionStrategy(
             n_runners=1, main_thread="algorithm", managed_store=False, graceful_delay=0.5, join_timeout=5.0

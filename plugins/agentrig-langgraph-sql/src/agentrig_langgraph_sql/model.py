@@ -7,6 +7,8 @@ would add as much CPU time as the rest of a call takes, tracing included.
 from __future__ import annotations
 
 import os
+import ssl
+import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -52,10 +54,13 @@ class LLM:
             openai.OpenAIError: The endpoint can't be reached or refused the call.
             LLMError: Its response is not a chat completion.
         """
-        client = _client(os.getpid(), self.base_url, self.api_key, self.timeout_s, self.max_retries)
+        client = _here.client(self.base_url, self.api_key, self.timeout_s, self.max_retries)
         body = {"model": self.model, **self.sampling, "messages": list(messages)}
         response = client.post(
-            "/chat/completions", cast_to=httpx.Response, body=body, options={"headers": dict(self.headers)}
+            f"{self.base_url}/chat/completions",
+            cast_to=httpx.Response,
+            body=body,
+            options={"headers": dict(self.headers)},
         )
         try:
             return _content(response.json())
@@ -84,20 +89,37 @@ class _Client(DefaultHttpxClient):
             self.close()
 
 
-# Connections are shared by all threads (httpx's may be) and all rollouts, whose addresses and keys may differ: a new
-# `httpx.Client` takes 20 ms of CPU. The process is part of the key: a forked runner must neither use its parent's
-# connections nor close them.
-@lru_cache(maxsize=2)
-def _connections(_process: int) -> _Client:
-    return _Client()
+class _Thread(threading.local):
+    """The clients of one thread, for all of its rollouts, whose addresses and keys may differ.
+
+    httpx's connections may be shared by threads, but each call then goes through all of them under one lock: with 40
+    threads a call waited as long for that lock as for the model.
+    """
+
+    def __init__(self) -> None:
+        self.process = 0
+
+    def client(self, base_url: str, api_key: str, timeout_s: float, max_retries: int) -> OpenAI:
+        """Return the client for an address."""
+        if self.process != os.getpid():  # a forked runner must neither use its parent's connections nor close them
+            self.process, self._connections = os.getpid(), _Client(verify=_certificates())
+            self._made = lru_cache(maxsize=8)(self._make)
+        return self._made(base_url, api_key, timeout_s, max_retries)
+
+    def _make(self, base_url: str, api_key: str, timeout_s: float, max_retries: int) -> OpenAI:
+        return OpenAI(
+            base_url=base_url,
+            api_key=api_key,
+            timeout=timeout_s,
+            max_retries=max_retries,
+            http_client=self._connections,
+        )
 
 
-@lru_cache(maxsize=64)
-def _client(process: int, base_url: str, api_key: str, timeout_s: float, max_retries: int) -> OpenAI:
-    return OpenAI(
-        base_url=base_url,
-        api_key=api_key,
-        timeout=timeout_s,
-        max_retries=max_retries,
-        http_client=_connections(process),
-    )
+_here = _Thread()
+
+
+@lru_cache(maxsize=1)
+def _certificates() -> ssl.SSLContext:
+    """Return httpx's usual checks of certificates: to read them takes 20 ms of CPU."""
+    return httpx.create_ssl_context()

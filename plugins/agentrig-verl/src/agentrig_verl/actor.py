@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from verl.utils.device import get_device_id, get_device_name  # noqa: TID253
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker  # noqa: TID253
 
 from agentrig.delivery.digests import Digests
-from agentrig.delivery.noise import decoder_blocks, with_noise
+from agentrig.delivery.noise import SEEDS, decoder_blocks, with_noise
 from agentrig.delivery.verdict import difference
 from agentrig_verl import logprobs
 from agentrig_verl.counted import Counter
@@ -26,6 +27,9 @@ SAMPLE = 1 << 20
 """How many weights of each rank are sampled; an odd stride spreads them over every tensor."""
 
 METRIC = "weight_change"
+
+RECENT = 8
+"""How many measurements of rounding count."""
 
 COMPUTED, TRACED = "computed_tokens", "traced_tokens"
 """Metrics of an update: computed tokens, and the number without sharing between rows."""
@@ -114,7 +118,7 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
         super().__init__(*args, **more)
         self._told: dict[str, Any] = {}
         self._probe: tuple[list[int], str] | None = None
-        self._noises: dict[tuple[int, ...], float] = {}
+        self._noises = Noises()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
@@ -176,18 +180,15 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
         return self._told
 
     def _score_probe(self, ids: list[int], dtype: str, *, device: torch.device) -> dict[str, Any]:
-        """Score the probe with the current weights, on all ranks at once; with noise too where it is new."""
+        """Score the probe with the current weights, on all ranks at once, and measure what rounding changes."""
         engine = self.actor.engine
         # A new thread begins on the first device.
         on = contextlib.nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
         with on, engine.eval_mode(), torch.no_grad():
             blocks = decoder_blocks(engine.module)
             plain = scored(engine.module, ids, device)
-            if tuple(ids) not in self._noises:
-                again = [scored(engine.module, ids, device)]
-                again += with_noise(engine.module, lambda: scored(engine.module, ids, device), dtype)
-                self._noises[tuple(ids)] = max(difference(plain, found) for found in again)
-        return {"logprobs": plain, "noise": self._noises[tuple(ids)], "layers": len(blocks)}
+            noise = self._noises.measure(engine.module, lambda: scored(engine.module, ids, device), plain, ids, dtype)
+        return {"logprobs": plain, "noise": noise, "layers": len(blocks)}
 
 
 def _ranks() -> int:
@@ -207,6 +208,44 @@ def digested(weights: Any, found: Digests, shapes: dict[str, list[int]]) -> Iter
         found.add(name, tensor)
         shapes[name] = list(tensor.shape)
         yield name, tensor
+
+
+class Noises:
+    """How much rounding changes the probe's log-probabilities: the largest change of the latest measurements.
+
+    The weights change with each step, and what rounding changes grows as the model learns. So a new probe is scored
+    four times, and once more for each later transfer; the latest `RECENT` count.
+    """
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._found: deque[float] = deque(maxlen=RECENT)
+        self._seed = 0
+
+    def measure(
+        self, model: Any, score: Callable[[], list[float]], plain: Sequence[float], ids: Sequence[int], dtype: str
+    ) -> float:
+        """Score with noise of a rounding step of the dtype in each linear layer and block; return the largest change.
+
+        Args:
+            model: The model that `score` computes with.
+            score: Returns the log-probabilities of the probe's tokens after the first.
+            plain: What it returned without noise.
+            ids: The probe.
+            dtype: The servers' dtype.
+        """
+        again: list[list[float]] = []
+        if list(ids) != self._ids:
+            self._ids, self._seed = list(ids), SEEDS[-1]
+            self._found.clear()
+            seeds: Sequence[int] = SEEDS
+            again.append(score())  # without noise: it may not be deterministic
+        else:
+            self._seed += 1
+            seeds = (self._seed,)
+        again += with_noise(model, score, dtype, inside=True, seeds=seeds)
+        self._found += [difference(plain, found) for found in again]
+        return max(self._found)
 
 
 def scored(model: Any, ids: Sequence[int], device: torch.device) -> list[float]:

@@ -52,7 +52,7 @@ class Scored:
         return self.sent
 
     def spread(self, ids: Sequence[int]) -> float:
-        """Return the largest change of a log-probability by rounding to the servers' dtype in each block."""
+        """Return the largest change of a log-probability by rounding to the servers' dtype in each layer."""
         return self.noise
 
 

@@ -60,10 +60,10 @@ class Orders:
             return {"error": f"{type(error).__name__}: {error}"}
 
     async def _begin(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Let running requests end, drop keys and values of the old weights, and prepare for new ones."""
+        """Let running requests end, and prepare for new weights; keys and values of the old ones go in `_end`."""
         if self._asleep:
             raise RuntimeError("the server sleeps: wake it first")
-        await self._engine.pause_generation(mode="wait", clear_cache=True)
+        await self._engine.pause_generation(mode="wait", clear_cache=False)
         self._door.closed = TAKING
         await self._engine.collective_rpc("agentrig_begin")
         return {}
@@ -126,6 +126,8 @@ async def serve(channel: Channel, order: dict[str, Any], begun: float) -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from agentrig_vllm.chats import Chats
+
     imported = time.perf_counter()
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(order["command_line"])
     validate_parsed_serve_args(arguments)
@@ -138,7 +140,7 @@ async def serve(channel: Channel, order: dict[str, Any], begun: float) -> None:
     tasks = await engine.get_supported_tasks()
     app = build_app(arguments, tasks, engine.model_config)
     await init_app_state(engine, app.state, arguments, tasks)
-    door = Door(app, order["key"])
+    door = Door(Chats(app, app.state), order["key"])
     listening = socket.create_server((order["host"], order["port"]), backlog=2048)
     settings = uvicorn.Config(door, log_level="warning", access_log=False, timeout_keep_alive=60, lifespan="on")
     server = app.state.server = uvicorn.Server(settings)  # vLLM's handlers of errors look for it there

@@ -15,6 +15,9 @@ from agentrig_vllm.transfer import opened, view_of
 BESIDE = 1 << 30
 """Bytes of the GPU that are neither torch's nor the cache's: CUDA itself, its libraries, recorded graphs."""
 
+KEPT = 4
+"""Keys and values are kept for this many times the sequences that run at once: others may begin with the same tokens."""
+
 
 class Worker(GpuWorker):
     """Methods with `agentrig` in their names are called by `agentrig_vllm.serving`, with and returning text."""
@@ -30,7 +33,9 @@ class Worker(GpuWorker):
     def determine_available_memory(self) -> int:
         """Return the bytes for keys and values: what the server's share leaves, by what this process itself took.
 
-        vLLM measures the whole GPU, where the learner takes memory at the same time.
+        vLLM measures the whole GPU, where the learner takes memory at the same time. A small model's share would be
+        millions of blocks, and vLLM goes through all of them with each new version of the weights: more than
+        `KEPT` times what all sequences need are of no use.
         """
         if self.cache_config.kv_cache_memory_bytes:
             return int(super().determine_available_memory())
@@ -39,7 +44,13 @@ class Worker(GpuWorker):
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated()
         torch.cuda.empty_cache()
-        return int(self.requested_memory - peak - BESIDE)
+        return min(int(self.requested_memory - peak - BESIDE), self._useful())
+
+    def _useful(self) -> int:
+        """Return the bytes for `KEPT` times as many sequences as run at once, all of the full length."""
+        layers = self.model_runner.get_kv_cache_spec().values()
+        one = sum(int(layer.max_memory_usage_bytes(self.vllm_config)) for layer in layers)
+        return KEPT * int(self.scheduler_config.max_num_seqs) * one
 
     def agentrig_begin(self) -> None:
         """Begin a transfer: no tensor has arrived yet."""

@@ -7,6 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
+
 from agentrig_grpo.server import protocol
 from agentrig_grpo.server.chat import Chat, StopStrings
 from agentrig_grpo.server.engine import Request
@@ -32,7 +34,7 @@ def response(chat: ChatRequest, choices: Sequence[Request], tokenizer: Chat, *, 
     body["usage"] = protocol.usage(choices)
     if chat.return_token_ids:
         body["prompt_token_ids"] = choices[0].prompt
-    return json.dumps(body).encode()
+    return orjson.dumps(body)
 
 
 def reads_calls(asked: ChatRequest, tokenizer: Chat) -> Form | None:

@@ -1,0 +1,105 @@
+"""Chat completions straight from vLLM's own handler, an ASGI middleware.
+
+FastAPI, its middlewares and its way to JSON take a sixth of the server process's time for a short completion, and that
+process is what limits small models: it makes text and log-probabilities of all tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
+from pydantic import ValidationError
+from vllm.entrypoints.openai.chat_completion.protocol import (  # noqa: TID253  (vLLM's process only)
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+)
+
+from agentrig_vllm.door import App, Receive, Scope, Send
+
+PATH = "/v1/chat/completions"
+
+READ = frozenset({b"x-request-id", b"x-data-parallel-rank", b"traceparent", b"endpoint-load-metrics-format"})
+"""Headers that vLLM's own route reads; a request with one is its."""
+
+
+class Chats:
+    """Answers a plain chat completion with vLLM's handler; everything else, errors included, is left to vLLM's app.
+
+    Args:
+        app: vLLM's application.
+        state: Its state, which has the handler.
+    """
+
+    def __init__(self, app: App, state: Any) -> None:
+        self._app, self._state = app, state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http" or scope["path"] != PATH or scope["method"] != "POST" or not _plain(scope):
+            await self._app(scope, receive, send)
+            return
+        body = bytearray()
+        message: MutableMapping[str, Any] = {"more_body": True}
+        while message.get("more_body"):
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+        asking = asyncio.create_task(self._answer(bytes(body)))
+        leaving = asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                return  # nobody waits for the answer
+            answer = asking.result()
+        finally:
+            for task in (asking, leaving):
+                task.cancel()
+        if answer is None:
+            await self._app(scope, _again(bytes(body), receive), send)
+            return
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def _answer(self, body: bytes) -> bytes | None:
+        """Return the completion's JSON; None if vLLM's app must answer."""
+        try:
+            request = ChatCompletionRequest.model_validate_json(body)
+        except ValidationError:
+            return None
+        if request.stream:
+            return None
+        try:
+            found = await self._state.openai_serving_chat.create_chat_completion(request)
+        except Exception:  # vLLM's app makes an answer of it
+            return None
+        return found.model_dump_json().encode() if isinstance(found, ChatCompletionResponse) else None
+
+
+def _plain(scope: Scope) -> bool:
+    """Whether the body is JSON and no header is for vLLM."""
+    names = {name.lower(): value for name, value in scope["headers"]}
+    return names.get(b"content-type", b"").startswith(b"application/json") and not READ.intersection(names)
+
+
+async def _left(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the body once more."""
+    given = False
+
+    async def again() -> MutableMapping[str, Any]:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
