@@ -29,7 +29,10 @@ class VllmConfig:
         le=0.95,
     )
     kv_cache_mb: int = setting(
-        0, help="MiB for keys and values; 0 for what the share leaves beside the weights, as far as it is of use", ge=0, le=1 << 24
+        0,
+        help="MiB for keys and values; 0 for what the share leaves beside the weights, as far as it is of use",
+        ge=0,
+        le=1 << 24,
     )
     max_num_seqs: int = setting(256, help="most requests that it samples at once", ge=1, le=4096)
     device: int = setting(

@@ -16,7 +16,7 @@ BESIDE = 1 << 30
 """Bytes of the GPU that are neither torch's nor the cache's: CUDA itself, its libraries, recorded graphs."""
 
 KEPT = 4
-"""Keys and values are kept for this many times the sequences that run at once: others may begin with the same tokens."""
+"""Keys and values are kept for this many times the sequences that run at once: later ones may begin with the same."""
 
 
 class Worker(GpuWorker):
