@@ -174,6 +174,35 @@ def test_a_transfer_notes_what_passes_and_scores_the_probe(worker, sleeps):
     assert (worker.rollout.update_weights, worker.rollout.resume) == (real, real_resume)
 
 
+def test_the_bound_follows_a_model_that_becomes_more_sensitive_to_rounding(worker):
+    """A run whose bound was measured once, with the starting weights, was stopped at step 36 although all was right."""
+    from agentrig_verl.actor import RECENT, Actor, scored
+
+    from agentrig.delivery.noise import rounding_noise
+
+    ids, model = [3, 9, 27, 1, 3, 9], worker.actor.engine.module
+    Actor.set_probe.__wrapped__(worker, ids, "bfloat16")
+    first = transfer(worker)["noise"]
+    assert transfer(worker)["noise"] >= first, "the latest measurements count, not the last one alone"
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if "norm" not in name:
+                tensor *= 4
+    told = transfer(worker)
+    with rounding_noise(model, 77, "bfloat16", inside=True):
+        other = scored(model, ids, torch.device("cpu"))
+    sharp = told["noise"]
+    assert sharp > 2 * first
+    assert max(abs(a - b) for a, b in zip(told["logprobs"], other, strict=True)) < 2 * sharp
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if "norm" not in name:
+                tensor /= 4
+    for _ in range(RECENT):
+        told = transfer(worker)
+    assert told["noise"] < sharp / 2, "earlier weights no longer count"
+
+
 class Server:
     """A replica that says what it holds, as vLLM's workers write it."""
 
