@@ -5,7 +5,7 @@ python tests/benchmarks/learner_profile.py --shape qwen2.5-1.5b --groups 32 --si
 ```
 
 Prints, for each way of computing the same update: the seconds of some updates, the peak of memory, and for the first
-way the seconds of each phase (measured with the device idle before and after it) and the kernels that took longest. The
+two the seconds of each phase (measured with the device idle before and after it) and the kernels that took longest. The
 samples are those of `learner.py`. `--attention` times attention alone, forward and backward, by each kernel.
 """
 
@@ -93,6 +93,11 @@ def autocast(learner: Learner) -> None:
     learner._bf16 = True
 
 
+def sharing_off(learner: Learner) -> None:
+    """Compute each call in full."""
+    learner.share = False
+
+
 def plain_norms(learner: Learner) -> None:
     """Compute norms as transformers does."""
     for part in learner.model.modules():
@@ -134,6 +139,7 @@ def plain_rotation(learner: Learner) -> None:
 
 WAYS: dict[str, tuple[dict[str, Any], Callable[[Learner], None] | None]] = {
     "as it is": ({}, None),
+    "sharing off": ({}, sharing_off),
     "autocast": ({"dtype": "float32"}, autocast),
     "plain norms": ({}, plain_norms),
     "small chunks": ({}, small_chunks),
@@ -171,7 +177,7 @@ def measure(options: argparse.Namespace, name: str, samples: list[TrainSample]) 
         f"{metrics['traced_tokens']:.0f}  loss {metrics['loss']:.3g}  norm {metrics['grad_norm']:.4g}",
         flush=True,
     )
-    if name == "as it is":
+    if name in ("as it is", "sharing off"):
         with phases() as spent:
             start = time.perf_counter()
             learner.update(samples, step=9)
