@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrig import hookimpl
+from agentrig.endpoints import is_loopback
 from agentrig.plan import Plan, resolve
 from agentrig.run.training import train
 
 TOY = str(Path(__file__).resolve().parents[3] / "tests" / "support" / "toy_plugin.py")
 SAME = ("step", "reward", "reward_std", "accuracy", "rollouts", "failures", "transitions_per_rollout", "prompt_tokens")
+
+EMPTY: Mapping[str, Any] = {}
+FOURTH = {"node_ip_address": "127.0.0.4"}
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
@@ -24,8 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 class Changes:
     """Lets a node join once step `joins` is about to start, and kills one while step `leaves` runs."""
 
-    def __init__(self, nodes: Any, *, joins: int, leaves: int) -> None:
-        self.nodes, self.joins, self.leaves = nodes, joins, leaves
+    def __init__(self, nodes: Any, *, joins: int, leaves: int, joining: Mapping[str, Any]) -> None:
+        self.nodes, self.joins, self.leaves, self.joining = nodes, joins, leaves, joining
         self.step, self.late, self.victim = 1, None, nodes.list_all_nodes()[-1]
         self.killed = threading.Event()
 
@@ -34,7 +38,7 @@ class Changes:
         """Join between two steps."""
         self.step = event.step + 1
         if self.step == self.joins:
-            self.late = self.nodes.add_node(num_cpus=1)
+            self.late = self.nodes.add_node(num_cpus=1, **self.joining)
 
     @hookimpl
     def on_rollout_end(self, rollout: Any) -> None:
@@ -56,14 +60,16 @@ def rollouts_of(run: Path) -> list[dict[str, Any]]:
     return [{name: row[name] for name in columns if name in row} for row in found]
 
 
-def compared(make: Callable[..., Plan], nodes: Any, tmp_path: Path, *, steps: int, each: int) -> tuple[Any, Any]:
+def compared(
+    make: Callable[..., Plan], nodes: Any, tmp_path: Path, *, steps: int, each: int, joining: Mapping[str, Any] = EMPTY
+) -> tuple[Any, Any]:
     """Run on changing nodes and on processes; check the counts of both, and return their lines."""
     found = []
     for runners in ("ray", "processes"):
         own = [f"run.directory={tmp_path}", f"run.name={runners}", f"algorithm.steps={steps}"]
         own += [f"runners.address={nodes.address}", "runners.cpus=1"] if runners == "ray" else []
         plan = make(*own, runners=runners)
-        changes = Changes(nodes, joins=3, leaves=5) if runners == "ray" else None
+        changes = Changes(nodes, joins=3, leaves=5, joining=joining) if runners == "ray" else None
         if changes is not None:
             plan.registry.add_observer(changes, "changes")
         summary = train(plan)
@@ -79,7 +85,7 @@ def compared(make: Callable[..., Plan], nodes: Any, tmp_path: Path, *, steps: in
     return found[0], found[1]
 
 
-def test_a_node_joins_at_step_3_and_one_is_killed_at_step_5(nodes: Any, tmp_path: Path) -> None:
+def plays_the_same(nodes: Any, tmp_path: Path, *keys: str, joining: Mapping[str, Any] = EMPTY, n: int) -> None:
     """The algorithm is a toy, and agents take a moment, so that rollouts are running when the node dies."""
     from model_server import model_server
 
@@ -87,24 +93,57 @@ def test_a_node_joins_at_step_3_and_one_is_killed_at_step_5(nodes: Any, tmp_path
 
         def make(*own: str, runners: str) -> Plan:
             more = [f"algorithm.endpoint={server.url}", "algorithm.report=false", 'run.block=["report"]']
-            more += ['tasks.do=["slow"]', "runners.n=3", "runners.threads=2", "run.validation_tasks=1"]
+            more += ['tasks.do=["slow"]', f"runners.n={n}", "runners.threads=2", "run.validation_tasks=1"]
+            more += keys if runners == "ray" else ()
             return resolve("toy", overrides=[*more, *own], uses={"runners": runners}, files=[TOY])
 
-        ray, processes = compared(make, nodes, tmp_path, steps=6, each=12)
+        ray, processes = compared(make, nodes, tmp_path, steps=6, each=12, joining=joining)
     assert [{k: line[k] for k in SAME} for line in ray] == [{k: line[k] for k in SAME} for line in processes]
 
 
+def test_a_node_joins_at_step_3_and_one_is_killed_at_step_5(nodes: Any, tmp_path: Path) -> None:
+    plays_the_same(nodes, tmp_path, n=3)
+
+
 @pytest.mark.slow
-def test_the_embedded_algorithm_learns_the_same_on_changing_nodes(nodes: Any, tmp_path: Path) -> None:
-    """The embedded server samples by prompt and seed, so only rollouts that were lost in a call may differ."""
+def test_the_same_through_a_gateway_that_nodes_with_other_addresses_reach(apart: Any, tmp_path: Path) -> None:
+    plays_the_same(apart, tmp_path, *through_gateway(apart), joining=FOURTH, n=4)
 
-    def make(*own: str, runners: str) -> Plan:
-        more = ["algorithm.tasks_per_step=16", "algorithm.validate_every=0", "run.report_tasks=16", "hardware.use=cpu"]
-        more += ['run.block=["report"]', "server.use=embedded", "runners.n=3", "runners.threads=8"]
-        return resolve("mini", overrides=[*more, *own], uses={"runners": runners})
 
-    ray, processes = compared(make, nodes, tmp_path, steps=6, each=64)
+def through_gateway(nodes: Any) -> list[str]:
+    """Return the keys of a run whose model's server stays on loopback, which only the gateway then reaches."""
+    here = nodes.address.rpartition(":")[0]
+    if is_loopback(here):
+        pytest.skip("this machine has no other address than loopback")
+    return ["gateway.use=on", f"gateway.host={here}"]
+
+
+def learns_the_same(
+    nodes: Any, tmp_path: Path, *own: str, runners: int, each: int, joining: Mapping[str, Any] = EMPTY
+) -> None:
+    """Train `mini` on changing nodes with these keys, and on processes without them; compare each step's figures.
+
+    The embedded server samples by prompt and seed, so only rollouts that were lost in a call may differ.
+    """
+
+    def make(*more: str, **uses: str) -> Plan:
+        keys = [f"algorithm.tasks_per_step={each // 4}", "algorithm.group_size=4", "algorithm.validate_every=0"]
+        keys += [f"run.report_tasks={each // 4}", "hardware.use=cpu"]
+        keys += ['run.block=["report"]', "server.use=embedded", f"runners.n={runners}", "runners.threads=8"]
+        return resolve("mini", overrides=[*keys, *(own if uses["runners"] == "ray" else ()), *more], uses=uses)
+
+    ray, processes = compared(make, nodes, tmp_path, steps=6, each=each, joining=joining)
     for there, here in zip(ray, processes, strict=True):
         limit = 0.02 if there["step"] < 5 else 0.15
         assert abs(there["reward"] - here["reward"]) <= limit, (there["step"], there["reward"], here["reward"])
         assert there["calls"]["trained"] + sum(there["calls"]["dropped"].values()) == there["calls"]["recorded"]
+
+
+@pytest.mark.slow
+def test_the_embedded_algorithm_learns_the_same_on_changing_nodes(nodes: Any, tmp_path: Path) -> None:
+    learns_the_same(nodes, tmp_path, runners=3, each=64)
+
+
+@pytest.mark.slow
+def test_the_embedded_algorithm_learns_the_same_through_a_gateway(apart: Any, tmp_path: Path) -> None:
+    learns_the_same(apart, tmp_path, *through_gateway(apart), runners=4, each=16, joining=FOURTH)

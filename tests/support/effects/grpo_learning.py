@@ -228,6 +228,12 @@ TABLE = {
     "warmup_steps": Flip(
         a=0, b=4, look=rate, shows=lambda a, b: a == [LR] * 3 and b == close([LR / 4, LR / 2, 3 * LR / 4])
     ),
+    "lr_scheduler_type": Flip(
+        a="constant",
+        b="linear",
+        look=rate,
+        shows=lambda a, b: a == [LR] * 3 and b == close([LR * left / 60 for left in (60, 59, 58)]),
+    ),
     "beta1": Flip(a=0.9, b=0.5, look=lambda s: learn(s).mean, shows=lambda a, b: b == close(5 * a)),
     "beta2": Flip(a=0.95, b=0.5, look=lambda s: learn(s).mean_square, shows=lambda a, b: b == close(10 * a)),
     "weight_decay": Flip(

@@ -27,6 +27,11 @@ class GrpoConfig:
     )
     lr: float = setting(1e-6, help="learning rate of AdamW", gt=0)
     warmup_steps: int = setting(0, help="updates over which the learning rate rises from 0", ge=0)
+    lr_scheduler_type: str = setting(
+        "constant",
+        help="the learning rate after its warm-up: `linear` lowers it with each step, almost to 0 in the last",
+        choices=("constant", "linear"),
+    )
     beta1: float = setting(0.9, help="AdamW's decay of the mean gradient", ge=0, lt=1)
     beta2: float = setting(0.95, help="AdamW's decay of the mean squared gradient", ge=0, lt=1)
     weight_decay: float = setting(0.0, help="AdamW's weight decay", ge=0)

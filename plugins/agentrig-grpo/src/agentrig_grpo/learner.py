@@ -30,7 +30,7 @@ from agentrig_grpo.digests import (
 from agentrig_grpo.figures import Figures, of_pass
 from agentrig_grpo.loss import sample_weights, token_losses
 from agentrig_grpo.masters import computing_with
-from agentrig_grpo.optimizers import check_state, optimizer_of
+from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_of
 from agentrig_grpo.passes import memory_in_words
 from agentrig_grpo.proofs import StepProof, TokenProof
 from agentrig_grpo.samples import TrainSample as TrainSample
@@ -241,14 +241,14 @@ class Learner:
             return
         self.updates += 1
         for group in self.optimizer.param_groups:
-            group["lr"] = config.lr * min(1.0, self.updates / max(config.warmup_steps, 1))
+            group["lr"] = learning_rate(config, step=step, update=self.updates)
         if not figures.before:  # not earlier: activations need the memory
             figures.before = [p.detach().clone() for p in self.trained.values()]
         self.optimizer.step()
         if self._masters is not None:
             self._masters.refresh()
         copies = None if self._masters is None else self._masters.copies
-        step_error = self._proof.after(norm=norm, update=self.updates, where=where, copies=copies)
+        step_error = self._proof.after(norm=norm, step=step, update=self.updates, where=where, copies=copies)
         figures.step_error = max(figures.step_error, step_error)
         self.optimizer.zero_grad(set_to_none=True)
         figures.updates += 1

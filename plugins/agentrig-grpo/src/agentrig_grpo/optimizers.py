@@ -43,6 +43,14 @@ def optimizer_of(parameters: Iterable[torch.nn.Parameter], config: GrpoConfig) -
     return made
 
 
+def learning_rate(config: GrpoConfig, *, step: int, update: int) -> float:
+    """Return the learning rate of an update; `step`, of the run, and `update`, of the optimizer, count from 1."""
+    rate = config.lr * min(1.0, update / max(config.warmup_steps, 1))
+    if config.lr_scheduler_type == "linear":
+        rate *= min(1.0, max(1, config.steps - step + 1) / config.steps)
+    return rate
+
+
 def optimizer_bytes(tensors: Sequence[torch.Tensor], name: str) -> int:
     """Return the bytes of an optimizer's moments of some tensors in fp32."""
     if name == "adamw":

@@ -18,7 +18,7 @@ import torch  # noqa: TID253  (imported with the learner only)
 from agentrig.errors import RunStopped
 from agentrig.forest.sequences import Batch
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.optimizers import Spots, moment
+from agentrig_grpo.optimizers import Spots, learning_rate, moment
 
 log = logging.getLogger(__name__)
 
@@ -274,11 +274,14 @@ class StepProof:
             torch.tensor([n in gradients for n in self._trained])[:, None],
         )
 
-    def after(self, *, norm: float, update: int, where: str, copies: Mapping[str, torch.Tensor] | None = None) -> float:
+    def after(
+        self, *, norm: float, step: int, update: int, where: str, copies: Mapping[str, torch.Tensor] | None = None
+    ) -> float:
         """Compare the step with AdamW's (arXiv:1711.05101), and return the largest relative difference.
 
         Args:
             norm: L2 norm of the whole gradient before clipping.
+            step: The run's step, from 1.
             update: As in `before`.
             where: As in `before`.
             copies: The rounded copies that the model computes with, if it does not use the trained weights themselves.
@@ -288,12 +291,12 @@ class StepProof:
         """
         config = self._config
         weight, gradient, mean, square, made, moved = self._kept
-        rate = config.lr * min(1.0, update / max(config.warmup_steps, 1))
+        rate = learning_rate(config, step=step, update=update)
         gradient = gradient * min(1.0, config.max_grad_norm / (norm + 1e-6))
         mean = config.beta1 * mean + (1 - config.beta1) * gradient
         square = config.beta2 * square + (1 - config.beta2) * gradient**2
-        step = (mean / (1 - config.beta1**made)) / ((square / (1 - config.beta2**made)).sqrt() + 1e-8)
-        wanted = -rate * (step + config.weight_decay * weight) * moved
+        change = (mean / (1 - config.beta1**made)) / ((square / (1 - config.beta2**made)).sqrt() + 1e-8)
+        wanted = -rate * (change + config.weight_decay * weight) * moved
         now = self._spots(self._trained)
         found = now - weight
         rounding = 2 * torch.finfo(torch.float32).eps * weight.abs() + 1e-30
