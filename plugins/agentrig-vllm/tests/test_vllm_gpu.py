@@ -147,7 +147,7 @@ def served(tmp_path_factory: pytest.TempPathFactory):
     plan = ServerPlan(
         model=model_directory("mini"), name="policy", hardware=Cuda(), dtype="bfloat16", log=log, sleeps=True
     )
-    with VllmServer(plan, VllmConfig(gpu_memory_utilization=0.1, max_num_seqs=32)) as server:
+    with VllmServer(plan, VllmConfig(gpu_memory_utilization=0.1, max_num_seqs=32, kv_cache_mb=4096)) as server:
         model = checkpoint.load_model(plan.model, device="cuda", attention="sdpa")
         yield server, model, torch
     print(log.read_text(errors="replace")[-2000:])

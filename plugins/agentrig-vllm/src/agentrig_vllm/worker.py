@@ -62,7 +62,9 @@ class Worker(GpuWorker):
         if "buffer" in found:
             self._buffer = opened(found["buffer"], device)
         assert self._buffer is not None
-        tensors = [(entry["name"], view_of(self._buffer, entry)) for entry in found["tensors"]]
+        # From another GPU it is copied as a whole first: that GPU may not write into memory that vLLM can put to sleep.
+        buffer = self._buffer.to(self.device)
+        tensors = [(entry["name"], view_of(buffer, entry)) for entry in found["tensors"]]
         with torch.no_grad():
             loaded = self.get_model().load_weights(iter(tensors))
         self._known = self._known and loaded is not None

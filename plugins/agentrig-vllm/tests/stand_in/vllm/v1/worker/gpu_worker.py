@@ -63,6 +63,7 @@ class Worker:
             import time
 
             time.sleep(600)
+        self.device = torch.device("cpu")
         self._model = Model(Path(args.model) / "model.safetensors", getattr(torch, args.dtype))
 
     def get_model(self):
