@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import beside  # as a user's own plugin does
 
 from agentrig import AgentSpec, hookimpl
 
-DETACH = "import os, sys, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\ntime.sleep(600)\n"
+DETACH = """
+import os, time
+if child := os.fork():
+    os.waitpid(child, 0)
+    os._exit(0)
+os.setsid()
+if grandchild := os.fork():
+    print(grandchild, flush=True)
+    os._exit(0)
+os.close(1)
+time.sleep(600)
+"""
 
 
 def parent(task_input, endpoint):
-    """Start a child, and a detached grandchild in a session of its own, and answer."""
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    subprocess.run([sys.executable, "-c", DETACH], check=True)
+    """Start a child, and a detached grandchild in a session of its own, and answer; note both in a file beside this."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    detached = subprocess.run([sys.executable, "-c", DETACH], check=True, stdout=subprocess.PIPE, text=True)
+    with Path(__file__).with_name("started").open("a", encoding="utf-8") as file:
+        file.write(f"{child.pid}\n{detached.stdout.strip()}\n")
     return beside.ANSWER
 
 

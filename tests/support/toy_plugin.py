@@ -109,8 +109,8 @@ def misbehave(do, task_input):
         if mark.parent.is_dir():
             mark.touch()
         time.sleep(600)
-    if do == "slow":
-        time.sleep(0.6)
+    if do in ("slow", "slower"):
+        time.sleep(0.6 if do == "slow" else 4.0)
 
 
 class Unwritable(dict):

@@ -105,7 +105,7 @@ def test_a_node_that_joins_takes_work_and_one_that_leaves_loses_none(
     wait_until(lambda: len(pool.nodes) == 3, pool)
     assert pool.room == 6
     (new,) = [a for a in pool._workers if a.place and a.place.node == late.node_id]
-    submit(pool, endpoint, *["slow"] * 6, first=10)
+    submit(pool, endpoint, *["slower"] * 6, first=10)  # they take longer than Ray takes to end a node
     wait_until(lambda: len(new.jobs) == 2, pool)
     nodes.remove_node(late, allow_graceful=False)
     results = drain(pool, 6)
