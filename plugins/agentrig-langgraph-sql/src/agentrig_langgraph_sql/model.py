@@ -57,10 +57,7 @@ class LLM:
         client = _here.client(self.base_url, self.api_key, self.timeout_s, self.max_retries)
         body = {"model": self.model, **self.sampling, "messages": list(messages)}
         response = client.post(
-            f"{self.base_url}/chat/completions",
-            cast_to=httpx.Response,
-            body=body,
-            options={"headers": dict(self.headers)},
+            "/chat/completions", cast_to=httpx.Response, body=body, options={"headers": dict(self.headers)}
         )
         try:
             return _content(response.json())

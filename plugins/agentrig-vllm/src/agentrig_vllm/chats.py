@@ -16,7 +16,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (  # noqa: TID253  
     ChatCompletionResponse,
 )
 
-from agentrig_vllm.door import App, Receive, Scope, Send
+from agentrig_vllm.door import App, Receive, Scope, Send, reply
 
 PATH = "/v1/chat/completions"
 
@@ -60,9 +60,7 @@ class Chats:
         if answer is None:
             await self._app(scope, _again(bytes(body), receive), send)
             return
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": answer})
+        await reply(send, 200, answer)
 
     async def _answer(self, body: bytes) -> bytes | None:
         """Return the completion's JSON; None if vLLM's app must answer."""

@@ -50,6 +50,11 @@ async def _refuse(scope: Scope, send: Send, status: int, message: str) -> None:
         await send({"type": "websocket.close", "code": 1008, "reason": message})
         return
     body = json.dumps({"error": {"message": message, "type": "agentrig", "code": status}}).encode()
+    await reply(send, status, body)
+
+
+async def reply(send: Send, status: int, body: bytes) -> None:
+    """Send JSON."""
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
