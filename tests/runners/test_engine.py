@@ -78,6 +78,25 @@ def test_complete_groups_are_handed_over_while_others_run(model: ModelServer, ro
     assert 2 in told[-1]
 
 
+def test_spans_stay_out_of_a_store_that_nobody_reads(model: ModelServer, roll: Roll) -> None:
+    """The algorithm gets them with each result; only algorithms of Agent Lightning read them in the store."""
+    added: list[Any] = []
+
+    def check(engine: Any, runtime: Any) -> None:
+        add = runtime.store.add_many_spans
+
+        async def watched(spans: Any) -> Any:
+            added.extend(spans)
+            return await add(spans)
+
+        runtime.store.add_many_spans = watched
+        rollouts = engine.run(tasks_of("", ""), n=2, endpoint=endpoint(model), step=4, mode="train")
+        assert all(rollout.trace.spans for rollout in rollouts)
+
+    roll(tasks_of(""), check=check)
+    assert added == []
+
+
 def test_groups_are_adjacent_scored_and_adapted(model: ModelServer, roll: Roll) -> None:
     tasks = tasks_of(*[""] * 6)
     left: list[int] = []
