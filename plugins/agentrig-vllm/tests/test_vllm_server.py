@@ -30,8 +30,8 @@ def weights(model):
     return state
 
 
-def ask(server, path="/v1/completions", *, key=None):
-    endpoint = server.endpoints[0]
+def ask(server, path="/v1/completions", *, key=None, number=0):
+    endpoint = server.endpoints[number]
     headers = {"Authorization": f"Bearer {endpoint.api_key if key is None else key}"}
     return httpx.post(endpoint.base_url.removesuffix("/v1") + path, headers=headers, json={}, timeout=30)
 
@@ -114,6 +114,58 @@ def test_a_sleeping_server_refuses_and_an_awake_one_waits_for_weights(server, mo
             "sleep 2 wait",
             "wake_up",
         ]
+
+
+def test_several_processes_answer_for_one_engine_and_one_version(server, model):
+    state = weights(model)
+    with server(api_server_count=3) as made:
+        everywhere = range(len(made.endpoints))
+        assert len({endpoint.base_url for endpoint in made.endpoints}) == 3
+        for version in (1, 2):
+            changed = {name: tensor * (version + 0.1) for name, tensor in state.items()}
+            made.take(iter(changed.items()), version)
+            assert made.held() == [digests(changed.items(), torch.bfloat16)] * 3
+            answers = [ask(made, number=i).json() for i in everywhere]
+            assert [answer["system_fingerprint"] for answer in answers] == [f"v{version}"] * 3
+            assert [bool(answer["calls"]) for answer in answers] == [True, False, False]
+        assert [ask(made, number=i, key="guessed").status_code for i in everywhere] == [401] * 3
+        with pytest.raises(ServerError, match="lack"):
+            made.take({k: v for k, v in state.items() if k != "model.norm.weight"}.items(), 3)
+        assert {ask(made, number=i).json()["error"]["message"] for i in everywhere} == {"the server takes new weights"}
+        made.sleep()
+        assert all("sleeps" in ask(made, number=i).text for i in everywhere)
+        made.wake()
+        assert all("no weights" in ask(made, number=i).text for i in everywhere)
+        made.take(state.items(), 3)
+        assert [ask(made, number=i).json()["system_fingerprint"] for i in everywhere] == ["v3"] * 3
+        several = family(made)
+        assert len(several) == 4  # the first process, the engine, and two more that answer
+    assert gone(several)
+
+
+def test_the_end_of_one_of_several_processes_ends_the_server(server, model):
+    with server(api_server_count=2) as made:
+        made.take(weights(model).items(), 1)
+        several = family(made)
+        ports = {int(endpoint.base_url.rsplit(":", 1)[1].split("/")[0]) for endpoint in made.endpoints}
+        (beside,) = [
+            process
+            for process in several[1:]
+            if ports & {connection.laddr.port for connection in process.net_connections() if connection.laddr}
+        ]
+        beside.kill()
+        with pytest.raises(ServerError, match="has died"):
+            check_for(made, 5)
+        assert gone(several)
+
+
+def test_processes_are_as_many_as_asked_for_or_as_the_cores_allow(monkeypatch):
+    from agentrig_vllm import beside
+
+    for cores, expected in ((2, 1), (11, 1), (14, 2), (23, 3), (128, 4)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
+        assert beside.processes(0) == expected
+        assert beside.processes(7) == 7
 
 
 def test_a_tokenizer_that_vllm_replaces_is_named(server, model, tmp_path, caplog):

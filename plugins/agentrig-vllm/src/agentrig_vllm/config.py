@@ -38,13 +38,24 @@ class VllmConfig:
     device: int = setting(
         -1, help="the server's GPU, counted among those that the run sees; -1 for the learner's", ge=-1, le=63
     )
+    api_server_count: int = setting(
+        0,
+        help="processes that answer requests with the one engine; 0 for one for each six cores, up to 4",
+        ge=0,
+        le=64,
+    )
     cuda_graphs: bool = setting(True, help="record CUDA graphs of decode steps at the start: it samples faster")
     compile: bool = setting(
         False, help="compile the model too: it samples a little faster, and starts later by the time of compiling"
     )
     chunk_mb: int = setting(512, help="MiB of new weights that are handed over at once", ge=1, le=1 << 16)
     host: str = setting("127.0.0.1", help="address that the server listens on")
-    port: int = setting(0, help="port that the server listens on; 0 for a free one", ge=0, le=65535)
+    port: int = setting(
+        0,
+        help="port that the server listens on, and those after it if several processes answer; 0 for free ones",
+        ge=0,
+        le=65535,
+    )
     start_s: float = setting(600.0, help="longest wait for the server to start, seconds", gt=0)
     vllm: dict[str, Any] = setting(
         dict, help="vLLM's own engine arguments, for example max_num_batched_tokens = 16384", validator=_known_to_vllm

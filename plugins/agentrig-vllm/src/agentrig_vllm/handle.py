@@ -112,6 +112,7 @@ class VllmServer:
                 "key": self._key,
                 "host": self._config.host,
                 "port": self._config.port,
+                "api_server_count": self._config.api_server_count,
             },
             "start",
         )
@@ -160,11 +161,10 @@ class VllmServer:
 
     @property
     def endpoints(self) -> Sequence[Endpoint]:
-        """The one address; waits until it answers."""
-        port = self._started()["port"]
+        """The addresses, all of one engine; waits until they answer."""
         host = socket.gethostname() if self._config.host in ANY_HOST else self._config.host
-        url = f"http://{host}:{port}/v1"
-        return (Endpoint(base_url=url, model=self._plan.name, api_key=self._key, token_ids=True),)
+        urls = [f"http://{host}:{port}/v1" for port in self._started()["ports"]]
+        return [Endpoint(base_url=url, model=self._plan.name, api_key=self._key, token_ids=True) for url in urls]
 
     @property
     def context(self) -> int:
@@ -206,7 +206,7 @@ class VllmServer:
         if self._sender is None:
             return None
         answer = self._order("tell its digests", order="held", shapes=json.dumps(self._sender.shapes))
-        return [json.loads(answer["digests"])]
+        return [json.loads(answer["digests"])] * len(self.endpoints)
 
     # --- memory and health ------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""vLLM's process: its engine and its OpenAI server, controlled by the run that started it.
+"""vLLM's process: its engine and its OpenAI servers, controlled by the run that started it.
 
     python -m agentrig_vllm.serving DESCRIPTOR
 
@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from agentrig_vllm.beside import Beside, client, processes
 from agentrig_vllm.channel import Channel
-from agentrig_vllm.door import Door
+
+if TYPE_CHECKING:
+    from agentrig_vllm.listening import Listening
 
 WATCH_S = 0.2
 """Seconds between two checks that the engine is alive."""
@@ -34,12 +36,11 @@ class Orders:
 
     Args:
         engine: vLLM's engine.
-        door: The HTTP server's access control.
-        state: The HTTP application's state, which has vLLM's objects that answer.
+        answering: All that answer requests, in this process and in others.
     """
 
-    def __init__(self, engine: Any, door: Door, state: Any) -> None:
-        self._engine, self._door, self._state = engine, door, state
+    def __init__(self, engine: Any, answering: Sequence[Listening | Beside]) -> None:
+        self._engine, self._answering = engine, answering
         self._asleep = False
 
     async def carry_out(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +65,7 @@ class Orders:
         if self._asleep:
             raise RuntimeError("the server sleeps: wake it first")
         await self._engine.pause_generation(mode="wait", clear_cache=False)
-        self._door.closed = TAKING
+        await self._tell(TAKING)
         await self._engine.collective_rpc("agentrig_begin")
         return {}
 
@@ -78,9 +79,7 @@ class Orders:
             raise RuntimeError(f"the new weights lack {len(missing)} tensors of the model: {', '.join(missing[:4])}")
         if not await self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not empty its prefix cache")
-        for answering in (self._state.openai_serving_chat, self._state.openai_serving_completion):
-            answering.system_fingerprint = f"v{order['version']}"
-        self._door.closed = ""
+        await self._tell("", order["version"])
         await self._engine.resume_generation()
         return {}
 
@@ -92,18 +91,24 @@ class Orders:
         return {}
 
     async def _sleep(self, order: dict[str, Any]) -> dict[str, Any]:
-        self._door.closed, self._asleep = ASLEEP, True
+        self._asleep = True
+        await self._tell(ASLEEP)
         await self._engine.sleep(level=2, mode="wait")  # the weights go too: new ones come before it answers again
         return {}
 
     async def _wake(self, order: dict[str, Any]) -> dict[str, Any]:
         await self._engine.wake_up()
-        self._door.closed, self._asleep = NO_WEIGHTS, False
+        self._asleep = False
+        await self._tell(NO_WEIGHTS)
         return {}
 
     async def _check(self, order: dict[str, Any]) -> dict[str, Any]:
         await self._engine.check_health()
         return {}
+
+    async def _tell(self, closed: str, version: int | None = None) -> None:
+        """Let all refuse requests or answer them; see `Listening.tell`."""
+        await asyncio.gather(*(each.tell(closed, version) for each in self._answering))
 
 
 async def serve(channel: Channel, order: dict[str, Any], begun: float) -> None:
@@ -118,50 +123,50 @@ async def serve(channel: Channel, order: dict[str, Any], begun: float) -> None:
     orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     threading.Thread(target=_listen, args=(channel, orders, loop), daemon=True).start()  # the run may end meanwhile
 
-    import uvicorn
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.openai.api_server import build_app, init_app_state
     from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.utils import get_engine_zmq_addresses, launch_core_engines
+    from vllm.v1.executor import Executor
 
-    from agentrig_vllm.chats import Chats
+    from agentrig_vllm.listening import Listening
 
     imported = time.perf_counter()
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(order["command_line"])
     validate_parsed_serve_args(arguments)
     config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
     configured = time.perf_counter()
-    engine = AsyncLLM.from_vllm_config(
-        config, usage_context=UsageContext.OPENAI_API_SERVER, disable_log_stats=arguments.disable_log_stats
-    )
+    count = processes(order["api_server_count"])
+    found = get_engine_zmq_addresses(config, count, defer_api_server_ports=False)
+    clients = [
+        {"client_addresses": {"input_address": one, "output_address": other}, "client_count": count, "client_index": i}
+        for i, (one, other) in enumerate(zip(found.inputs, found.outputs, strict=True))
+    ]
+    # They are forked first: they get nothing of what this process then has open to the engine.
+    beside = [Beside(i, config, arguments, clients[i], order) for i in range(1, count)]
+    stats = not arguments.disable_log_stats
+    with launch_core_engines(config, Executor.get_class(config), stats, found, count) as (manager, *_):
+        pass  # the engine is waited for at the end of the block
+    engine = client(config, arguments, clients[0])
+    # As if vLLM's client had started the engine: it then notices its death, and no order waits for a dead one.
+    engine.engine_core.resources.engine_manager = manager
+    engine.engine_core.start_engine_core_monitor()
     loaded = time.perf_counter()
-    tasks = await engine.get_supported_tasks()
-    app = build_app(arguments, tasks, engine.model_config)
-    await init_app_state(engine, app.state, arguments, tasks)
-    door = Door(Chats(app, app.state), order["key"])
-    listening = socket.create_server((order["host"], order["port"]), backlog=2048)
-    settings = uvicorn.Config(door, log_level="warning", access_log=False, timeout_keep_alive=60, lifespan="on")
-    server = app.state.server = uvicorn.Server(settings)  # vLLM's handlers of errors look for it there
-    answering = loop.create_task(server.serve(sockets=[listening]))
-    while not server.started:
-        if answering.done():
-            answering.result()
-            raise RuntimeError("the HTTP server ended while it started")
-        await asyncio.sleep(0.01)
+    listening = await Listening.started(engine, arguments, order, 0)
+    ports = [listening.port, *[await each.port() for each in beside]]
     parts = {"import": imported - begun, "configure": configured - imported, "engine": loaded - configured}
     parts["http"] = time.perf_counter() - loaded
     print("agentrig: serving, seconds: " + ", ".join(f"{part} {s:.1f}" for part, s in parts.items()), flush=True)
-    channel.send({"port": listening.getsockname()[1], "context": engine.model_config.max_model_len, "parts": parts})
-    at_work = Orders(engine, door, app.state)
-    while not engine.errored and not answering.done():
+    channel.send({"ports": ports, "context": engine.model_config.max_model_len, "parts": parts})
+    at_work = Orders(engine, [listening, *beside])
+    while not engine.errored and not listening.ended and all(each.alive for each in beside):
         try:
             order = await asyncio.wait_for(orders.get(), WATCH_S)
         except TimeoutError:
             continue
         channel.send(await at_work.carry_out(order))
-    print("vLLM's engine has died" if engine.errored else "the HTTP server has ended", file=sys.stderr)
+    print("vLLM's engine has died" if engine.errored else "an HTTP server has ended", file=sys.stderr)
     end(1)
 
 

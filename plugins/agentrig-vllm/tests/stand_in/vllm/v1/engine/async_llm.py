@@ -1,49 +1,31 @@
-"""vLLM's engine: a process that is forked and holds the worker."""
+"""vLLM's client of an engine."""
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
-import os
+import time
+from multiprocessing.connection import Client
 from types import SimpleNamespace
 
 
-def _engine(pipe, args):
-    module, _, name = args.worker_cls.rpartition(".")
-    try:
-        worker = getattr(importlib.import_module(module), name)(args)
-    except Exception as error:
-        pipe.send(error)
-        raise
-    pipe.send(None)
-    while True:
-        method, given = pipe.recv()
-        try:
-            pipe.send(getattr(worker, method)(*given))
-        except Exception as error:
-            pipe.send(error)
-
-
 class AsyncLLM:
-    def __init__(self, args):
+    def __init__(self, args, address):
         self.calls = []
         self.model_config = SimpleNamespace(max_model_len=args.max_model_len or 4096)
-        self._pipe, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context(os.environ["VLLM_WORKER_MULTIPROC_METHOD"])
-        self._process = context.Process(target=_engine, args=(theirs, args), daemon=True)
-        self._process.start()
-        theirs.close()
-        failed = self._pipe.recv()
-        if failed is not None:
-            raise RuntimeError("Engine core initialization failed. See root cause above.") from failed
+        self._pipe = _connected(address)
+        resources = SimpleNamespace(engine_manager=None)
+        self.engine_core = SimpleNamespace(resources=resources, start_engine_core_monitor=lambda: None)
 
     @classmethod
-    def from_vllm_config(cls, config, *, usage_context, disable_log_stats):
-        return cls(config.args)
+    def from_vllm_config(
+        cls, config, *, usage_context, disable_log_stats, client_addresses, client_count, client_index
+    ):
+        assert 0 <= client_index < client_count
+        return cls(config.args, client_addresses["input_address"])
 
     @property
     def errored(self):
-        return not self._process.is_alive()
+        manager = self.engine_core.resources.engine_manager
+        return manager is not None and not all(process.is_alive() for process in manager.processes)
 
     async def get_supported_tasks(self):
         return ("generate",)
@@ -75,3 +57,12 @@ class AsyncLLM:
 
     async def wake_up(self):
         self.calls.append("wake_up")
+
+
+def _connected(address):
+    """Connect to an engine that may not listen yet, as ZeroMQ does."""
+    while True:
+        try:
+            return Client(address)
+        except (FileNotFoundError, ConnectionRefusedError):
+            time.sleep(0.05)
