@@ -72,13 +72,17 @@ class Digests:
         if len(self._waiting[key]) * size >= self._together:
             self._sum(self._waiting.pop(key))
 
+    def begin(self) -> None:
+        """Start all sums: from now on the tensors may change. A device sums them while the host goes on."""
+        for some in self._waiting.values():
+            self._sum(some)
+        self._waiting.clear()
+
     def result(self) -> dict[str, str]:
         """Return name to digest, in the order of `add`."""
         import torch
 
-        for some in self._waiting.values():
-            self._sum(some)
-        self._waiting.clear()
+        self.begin()
         found = {}
         for device, sums in self._sums.items():
             for (name, size), values in zip(self._names[device], torch.cat(sums).tolist(), strict=True):
@@ -148,10 +152,16 @@ def digest(tensor: torch.Tensor) -> str:
 
 def digests(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None = None) -> dict[str, str]:
     """Return name to digest; floating-point tensors are first rounded to `dtype`, as for a server."""
+    return begun(tensors, dtype).result()
+
+
+def begun(tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None = None) -> Digests:
+    """Return the same, begun: its `result` waits for the device, and the tensors may change before."""
     found = Digests(dtype)
     for name, tensor in tensors:
         found.add(name, tensor)
-    return found.result()
+    found.begin()
+    return found
 
 
 def held(parameters: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:

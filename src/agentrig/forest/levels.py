@@ -7,14 +7,17 @@ are merged by their log-sum-exp (`agentrig.forest.lse`), which is exact.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
 import attrs
 import torch  # noqa: TID253  (imported with a learner only)
+from torch.nn import functional  # noqa: TID253
 
-from agentrig.forest.lse import STEP, Long, Sequences
+from agentrig.forest.lse import STEP, Grads, Long, Sequences
 from agentrig.forest.segments import Pack
 
 LONG = 2048
@@ -22,6 +25,8 @@ LONG = 2048
 
 Rows = tuple[int, int] | torch.Tensor
 """Some tokens of a pack: from one to before another, or by their numbers, [tokens]."""
+
+Results = tuple[torch.Tensor, torch.Tensor]
 
 
 @attrs.frozen(eq=False)
@@ -36,12 +41,88 @@ class Call:
 
     q: Rows
     k: Rows
-    kernel: Sequences | Long
+    kernel: Sequences
 
     def to(self, device: torch.device) -> Call:
         """Return the call on a device."""
         q, k = (rows.to(device) if isinstance(rows, torch.Tensor) else rows for rows in (self.q, self.k))
         return Call(q, k, self.kernel.to(device))
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> Results:
+        """Return the result of the call's queries and its log-sum-exp, from those of a pack."""
+        return self.kernel.forward(_take(q, self.q), _take(k, self.k), _take(v, self.k), scaling)
+
+    def backward(
+        self, gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+        lse: torch.Tensor, scaling: float | None,
+    ) -> Grads:  # fmt: skip
+        """Return the gradients of the call's queries, keys and values, from the tensors of a pack."""
+        rows = (_take(x, self.q if i < 2 else self.k) for i, x in enumerate((gradient, q, k, v)))
+        lse = lse.index_select(1, self.q) if isinstance(self.q, torch.Tensor) else lse[:, self.q[0] : self.q[1]]
+        return self.kernel.backward(*rows, _take(out, self.q), lse, scaling)
+
+
+@attrs.frozen(eq=False)
+class Window:
+    """Attention of adjacent tokens to adjacent others, by a kernel for a multiple of `STEP` of each.
+
+    There are then more queries than were asked for. They are the tokens beside these, without a copy; where the pack
+    ends, they are padding.
+
+    Attributes:
+        q: The tokens of the queries, from one to before another.
+        k: The tokens of the keys; those of the queries if it is causal.
+        begin: The first query of the kernel.
+        kernel: What computes it.
+    """
+
+    q: tuple[int, int]
+    k: tuple[int, int]
+    begin: int
+    kernel: Long
+
+    @classmethod
+    def of(cls, q: tuple[int, int], k: tuple[int, int], tokens: int) -> Window:
+        """Return it for some tokens of a pack; `k` is `q`, or its length is a multiple of `STEP`.
+
+        Args:
+            q: The queries.
+            k: The keys.
+            tokens: Tokens of the pack.
+        """
+        causal, whole = q == k, -(-(q[1] - q[0]) // STEP) * STEP
+        # Keys before a causal query's own would be seen by it, keys after it are not.
+        begin = q[1] - whole if not causal and whole <= q[1] and q[0] + whole > tokens else q[0]
+        return cls(q, k, begin, Long.of(whole, whole if causal else k[1] - k[0], causal=causal))
+
+    def to(self, device: torch.device) -> Window:
+        """Return the call on a device."""
+        return attrs.evolve(self, kernel=self.kernel.to(device))
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> Results:
+        """Return the result of the call's queries and its log-sum-exp, from those of a pack."""
+        out, lse = self.kernel.forward(self._queries(q), self._keys(k), self._keys(v), scaling)
+        start, end = self.q[0] - self.begin, self.q[1] - self.begin
+        return out[start:end], lse[:, start:end]
+
+    def backward(
+        self, gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+        lse: torch.Tensor, scaling: float | None,
+    ) -> Grads:  # fmt: skip
+        """Return the gradients of the call's queries, keys and values, from the tensors of a pack."""
+        start, end = self.q[0] - self.begin, self.q[1] - self.begin
+        after = self.kernel.queries - end
+        known = functional.pad(lse[:, self.q[0] : self.q[1]], (start, after), value=torch.inf)
+        gradient, q, out = (self._queries(x) for x in (gradient, q, out))
+        dq, dk, dv = self.kernel.backward(gradient, q, self._keys(k), self._keys(v), out, known, scaling)
+        n = self.k[1] - self.k[0]
+        return dq[start:end], dk[:n], dv[:n]
+
+    def _queries(self, x: torch.Tensor) -> torch.Tensor:
+        return _padded(x, self.begin, self.kernel.queries)
+
+    def _keys(self, x: torch.Tensor) -> torch.Tensor:
+        return self._queries(x) if self.q == self.k else x[self.k[0] : self.k[1]]
 
 
 @attrs.frozen(eq=False)
@@ -53,17 +134,17 @@ class Levels:
         above: The tokens below branching nodes attend to these, depth by depth.
     """
 
-    own: Sequence[Call]
-    above: Sequence[Call]
+    own: Sequence[Call | Window]
+    above: Sequence[Call | Window]
 
     @classmethod
     def of(cls, pack: Pack) -> Levels:
         """Return a pack's layout."""
         nodes = list(_nodes(pack))
-        own, above = list(_own(nodes)), []
+        own, above = list(_own(nodes, pack.tokens)), []
         for depth in range(max(node.depth for node in nodes) + 1):
             branching = [node for node in nodes if node.depth == depth and node.below > node.end]
-            above += list(_above(branching))
+            above += list(_above(branching, pack.tokens))
         return cls(own, above)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
@@ -111,28 +192,26 @@ def _nodes(pack: Pack) -> Iterator[_Node]:
             yield _Node(start, spans[index][1], below[index], depths[index])
 
 
-def _own(nodes: Sequence[_Node]) -> Iterator[Call]:
+def _own(nodes: Sequence[_Node], tokens: int) -> Iterator[Call | Window]:
     """Make the calls in which each token attends to its own node."""
     short = [node for node in nodes if node.end - node.start < LONG]
     for node in nodes:
         if node.end - node.start >= LONG:
-            n = node.end - node.start
-            yield Call((node.start, node.end), (node.start, node.end), Long.of(n, n, causal=True))
+            yield Window.of((node.start, node.end), (node.start, node.end), tokens)
     if short:
         lengths = [node.end - node.start for node in short]
         rows = _rows([(node.start, node.end) for node in short])
         yield Call(rows, rows, Sequences.of(lengths, lengths, causal=True))
 
 
-def _above(branching: Sequence[_Node]) -> Iterator[Call]:
+def _above(branching: Sequence[_Node], tokens: int) -> Iterator[Call | Window]:
     """Make the calls in which the tokens below some nodes of the same depth attend to these."""
     rest: list[tuple[_Node, int]] = []
     for node in branching:
         start = node.start
         if node.end - node.start >= LONG and node.below - node.end >= STEP:
             start = node.end - (node.end - node.start) % STEP
-            kernel = Long.of(node.below - node.end, start - node.start, causal=False)
-            yield Call((node.end, node.below), (node.start, start), kernel)
+            yield Window.of((node.end, node.below), (node.start, start), tokens)
         if start < node.end:
             rest.append((node, start))
     if rest:
@@ -159,18 +238,15 @@ class _Merged(torch.autograd.Function):
     ) -> torch.Tensor:
         """Compute the result, [tokens, heads, size]."""
         out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float))
+        lse = q.new_empty((q.shape[1], len(q)), dtype=torch.promote_types(q.dtype, torch.float))
         for call in layout.own:
-            one, its = call.kernel.forward(_take(q, call.q), _take(k, call.k), _take(v, call.k), scaling)
+            one, its = call.forward(q, k, v, scaling)
             _put(out, call.q, one)
-            _put(lse, call.q, its)
+            _put(lse.t(), call.q, its.t())
         for call in layout.above:
-            one, its = call.kernel.forward(_take(q, call.q), _take(k, call.k), _take(v, call.k), scaling)
-            before = _take(lse, call.q)
-            share = torch.sigmoid(its - before)[..., None]
-            merged = torch.lerp(_take(out, call.q).to(share.dtype), one.to(share.dtype), share)
-            _put(out, call.q, merged.to(out.dtype))
-            _put(lse, call.q, torch.logaddexp(before, its))
+            one, its = call.forward(q, k, v, scaling)
+            merge = _merge_on_cuda if q.is_cuda and not _is_fake(q) else _merge
+            merge(out, lse, call.q, one, its)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.layout, ctx.scaling = layout, scaling
         return out
@@ -182,14 +258,48 @@ class _Merged(torch.autograd.Function):
         gradient = gradient.contiguous()
         grads = [torch.empty_like(x) for x in (q, k, v)]
         for number, call in enumerate([*ctx.layout.own, *ctx.layout.above]):
-            parts = call.kernel.backward(
-                _take(gradient, call.q), _take(q, call.q), _take(k, call.k), _take(v, call.k), _take(out, call.q),
-                _take(lse, call.q), ctx.scaling,
-            )  # fmt: skip
+            parts = call.backward(gradient, q, k, v, out, lse, ctx.scaling)
             save = _put if number < len(ctx.layout.own) else _add
             for whole, part, rows in zip(grads, parts, (call.q, call.k, call.k), strict=True):
                 save(whole, rows, part)
         return (*grads, None, None)
+
+
+def _merge(out: torch.Tensor, lse: torch.Tensor, rows: Rows, one: torch.Tensor, its: torch.Tensor) -> None:
+    """Merge a call's results into those of its rows so far."""
+    before = _take(lse.t(), rows).t()
+    share = torch.sigmoid(its - before).t()[..., None]
+    merged = torch.lerp(_take(out, rows).to(share.dtype), one.to(share.dtype), share)
+    _put(out, rows, merged.to(out.dtype))
+    _put(lse.t(), rows, torch.logaddexp(before, its).t())
+
+
+def _merge_on_cuda(out: torch.Tensor, lse: torch.Tensor, rows: Rows, one: torch.Tensor, its: torch.Tensor) -> None:
+    """Do the same with one kernel, where there is Triton."""
+    if not _has_triton():
+        _merge(out, lse, rows, one, its)
+        return
+    from agentrig.forest import triton_merge
+
+    triton_merge.merge(out, lse, rows, one, its)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _is_fake(x: torch.Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(x, FakeTensor)
+
+
+def _padded(x: torch.Tensor, begin: int, length: int) -> torch.Tensor:
+    """Return rows from `begin` on, with zeros after the last."""
+    found = x[begin : begin + length]
+    missing = length - len(found)
+    return functional.pad(found, (0, 0) * (x.dim() - 1) + (0, missing)) if missing else found
 
 
 def _take(x: torch.Tensor, rows: Rows) -> torch.Tensor:

@@ -8,7 +8,7 @@ A kernel's backward pass recomputes the probabilities of its keys from the log-s
 sum(out * gradient) of the result that it is given. With those of the merged result it gives its own keys' part of the
 whole gradient. So no gradient of the log-sum-exp is needed.
 
-Shapes are [tokens, heads, size]; a log-sum-exp is fp32 or wider, [tokens, heads].
+Shapes are [tokens, heads, size]; a log-sum-exp is fp32 or wider, [heads, tokens].
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from itertools import pairwise
 import attrs
 import numpy as np
 import torch  # noqa: TID253  (imported with a learner only)
-from torch.nn import functional  # noqa: TID253
 
 STEP = 512
 """Queries of one long sequence are padded to a multiple of this: cuDNN prepares for each new shape, in 0.1 s."""
@@ -65,7 +64,7 @@ class Sequences:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             q, k, v, self.cu_q, self.cu_k, self.max_q, self.max_k, 0.0, self.causal, False, scale=scaling
         )
-        return out, lse.t()
+        return out, lse
 
     def backward(
         self, gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
@@ -74,9 +73,9 @@ class Sequences:
         """Return the gradients of q, k and v, where `out` and `lse` are those of the merged result."""
         if q.device.type != "cuda":
             return self._cpu_backward(gradient, q, k, v, out, lse, scaling)
-        dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)  # state of random numbers; there is no dropout
+        dropout = torch.empty(2, dtype=torch.uint64, device=q.device)  # of random numbers; without dropout not read
         found: Grads = torch.ops.aten._flash_attention_backward(
-            gradient, q, k, v, out, lse.t().contiguous(), self.cu_q, self.cu_k, self.max_q, self.max_k, 0.0,
+            gradient, q, k, v, out, lse.contiguous(), self.cu_q, self.cu_k, self.max_q, self.max_k, 0.0,
             self.causal, dropout, dropout, scale=scaling,
         )  # fmt: skip
         return found
@@ -84,12 +83,13 @@ class Sequences:
     def _cpu(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float))
+        wide = torch.promote_types(q.dtype, torch.float)
+        out, lse = torch.empty_like(q), q.new_empty((q.shape[1], len(q)), dtype=wide)
         for (a, b), (c, d) in self._pairs():
             one, its = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 _row(q[a:b]), _row(k[c:d], q), _row(v[c:d], q), 0.0, self.causal, scale=scaling
             )
-            out[a:b], lse[a:b] = one[0].transpose(0, 1), its[0].t()
+            out[a:b], lse[:, a:b] = one[0].transpose(0, 1), its[0]
         return out, lse
 
     def _cpu_backward(
@@ -100,7 +100,7 @@ class Sequences:
         for (a, b), (c, d) in self._pairs():
             found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 _row(gradient[a:b]), _row(q[a:b]), _row(k[c:d], q), _row(v[c:d], q), _row(out[a:b]),
-                lse[a:b].t()[None], 0.0, self.causal, scale=scaling,
+                lse[:, a:b][None], 0.0, self.causal, scale=scaling,
             )  # fmt: skip
             grads[0][a:b] = found[0][0].transpose(0, 1)
             for whole, part in zip(grads[1:], found[1:], strict=True):
@@ -116,59 +116,56 @@ class Sequences:
 class Long:
     """One long sequence, for cuDNN, which is almost twice as fast as FlashAttention there; where it is not, as above.
 
-    Queries are padded to a multiple of `STEP`, and so are the keys of a causal one, which no real query sees. The
-    gradient of a padded query is 0, and so is its part of the gradients of keys and values.
+    The number of queries is a multiple of `STEP`, and so is that of keys. Queries that are not among those asked for
+    are other tokens beside them, or padding: their results are not used, and with a log-sum-exp of infinity they have
+    no part in the gradients of keys and values.
 
     Attributes:
-        padded: The sequence with its padding.
+        whole: The sequence.
     """
 
-    padded: Sequences
+    whole: Sequences
 
     @classmethod
     def of(cls, q: int, k: int, *, causal: bool) -> Long:
-        """Return it from its lengths; `k` is a multiple of `STEP`, or as `q` if it is causal."""
-        whole = -(-q // STEP) * STEP
-        assert causal or k % STEP == 0
-        return cls(Sequences.of([whole], [whole if causal else k], causal=causal))
+        """Return it from its lengths, multiples of `STEP`."""
+        assert q % STEP == k % STEP == 0
+        return cls(Sequences.of([q], [k], causal=causal))
+
+    @property
+    def queries(self) -> int:
+        """The number of queries."""
+        return self.whole.max_q
 
     def to(self, device: torch.device) -> Long:
         """Return it on a device."""
-        return Long(self.padded.to(device))
+        return Long(self.whole.to(device))
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the result and its log-sum-exp."""
-        n, (q, k, v) = len(q), self._whole(q, k, v)
         if not _has_cudnn(q):
-            out, lse = self.padded.forward(q, k, v, scaling)
-            return out[:n], lse[:n]
+            return self.whole.forward(q, k, v, scaling)
         found = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            _row(q), _row(k), _row(v), None, True, 0.0, self.padded.causal, False, scale=scaling
+            _row(q), _row(k), _row(v), None, True, 0.0, self.whole.causal, False, scale=scaling
         )
-        return found[0][0].transpose(0, 1)[:n], found[1].view(q.shape[1], -1).t()[:n]
+        return found[0][0].transpose(0, 1), found[1].view(q.shape[1], -1)
 
     def backward(
         self, gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
         lse: torch.Tensor, scaling: float | None,
     ) -> Grads:  # fmt: skip
         """Return the gradients of q, k and v, where `out` and `lse` are those of the merged result."""
-        n, m, (q, k, v) = len(q), len(k), self._whole(q, k, v)
-        gradient, out, lse = (_pad(x, len(q)) for x in (gradient, out, lse))
         if not _has_cudnn(q):
-            found = self.padded.backward(gradient, q, k, v, out, lse, scaling)
-            return found[0][:n], found[1][:m], found[2][:m]
-        dropout = torch.zeros((), dtype=torch.int64, device=q.device)  # seed and offset; there is no dropout
+            return self.whole.backward(gradient, q, k, v, out, lse, scaling)
+        dropout = torch.empty((), dtype=torch.int64, device=q.device)  # seed and offset; without dropout not read
         grads = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-            _row(gradient), _row(q), _row(k), _row(v), _row(out), lse.t().contiguous()[None, :, :, None], dropout,
-            dropout, None, None, None, len(q), len(k), 0.0, self.padded.causal, scale=scaling,
+            _row(gradient), _row(q), _row(k), _row(v), _row(out), lse.contiguous()[None, :, :, None], dropout,
+            dropout, None, None, None, len(q), len(k), 0.0, self.whole.causal, scale=scaling,
         )  # fmt: skip
         dq, dk, dv = (x[0].transpose(0, 1) for x in grads)
-        return dq[:n], dk[:m], dv[:m]
-
-    def _whole(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Grads:
-        return _pad(q, self.padded.max_q), _pad(k, self.padded.max_k), _pad(v, self.padded.max_k)
+        return dq, dk, dv
 
 
 def _has_cudnn(q: torch.Tensor) -> bool:
@@ -181,11 +178,6 @@ def _has_cudnn(q: torch.Tensor) -> bool:
 def _hopper(device: torch.device) -> bool:
     cudnn: bool = torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
     return cudnn and torch.cuda.get_device_capability(device)[0] >= 9
-
-
-def _pad(x: torch.Tensor, length: int) -> torch.Tensor:
-    missing = length - len(x)
-    return functional.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)) if missing else x
 
 
 def _row(x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:

@@ -7,14 +7,14 @@ import math
 import platform
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.algorithms import WeightDifference
-from agentrig.delivery.digests import digests
+from agentrig.delivery.digests import begun
 
 if TYPE_CHECKING:
     from agentrig_grpo.samples import TrainSample
@@ -34,10 +34,14 @@ def tensor_digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
     The tensors of a layer are joined in the order of their names, because small ones cost as much as large ones.
     """
+    return begun(_groups(tensors)).result()
+
+
+def _groups(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     groups: dict[str, list[str]] = defaultdict(list)
     for name in sorted(tensors):
         groups[group_of(name)].append(name)
-    return digests((group, _joined([tensors[name] for name in names])) for group, names in groups.items())
+    return ((group, _joined([tensors[name] for name in names])) for group, names in groups.items())
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -54,14 +58,21 @@ def group_of(name: str) -> str:
     return ".".join(parts[: number + 1])
 
 
-def state_digest(trained: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, updates: int) -> str:
-    """Return one digest of what a step begins with: the trained weights, the optimizer's moments and the updates."""
+@torch.no_grad()
+def state_digest(
+    trained: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, updates: int
+) -> Callable[[], str]:
+    """Return what returns one digest of what a step begins with: trained weights, the optimizer's moments and updates.
+
+    The device sums them while the host goes on, and what is returned waits for it.
+    """
     moments: dict[str, torch.Tensor] = {}
     for name, parameter in trained.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if key != "step":  # `updates` counts the steps
                 moments[f"{name}.{key}"] = value
-    return text_digest([updates, sorted(tensor_digests({**trained, **moments}).items())])
+    sums = begun(_groups({**trained, **moments}))
+    return lambda: text_digest([updates, sorted(sums.result().items())])
 
 
 def advantages_digest(samples: Sequence[TrainSample]) -> str:

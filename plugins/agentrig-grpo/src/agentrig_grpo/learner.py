@@ -128,9 +128,9 @@ class Learner:
 
         An update with a gradient that is not finite is skipped; `grad_norm` is then NaN or infinite.
         """
+        begun = state_digest(self.trained, self.optimizer, self.updates)  # a device sums it meanwhile
         self.digests = {
             "made_with": made_with(self._device, self._dtype),
-            "start": state_digest(self.trained, self.optimizer, self.updates),
             "advantages": advantages_digest(samples),
             "samples": samples_digest(samples),
         }
@@ -138,7 +138,7 @@ class Learner:
         self.furthest = None
         if not samples:
             self._earlier = {}
-            self.digests["weights"] = tensor_digests(self.trained)
+            self.digests |= {"start": begun(), "weights": tensor_digests(self.trained)}
             return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
         start = time.perf_counter()
         figures = Figures()
@@ -161,7 +161,8 @@ class Learner:
             "learner_tokens_per_s": figures.computed / wall,
             "sharing": float(self.share),
         }
-        self.digests |= {"batches": text_digest(figures.batches), "weights": tensor_digests(self.trained)}
+        batches, new = text_digest(figures.batches), tensor_digests(self.trained)
+        self.digests |= {"start": begun(), "batches": batches, "weights": new}
         return metrics
 
     def _one_update(self, samples: Sequence[TrainSample], figures: Figures, places: Sequence[int], step: int) -> None:
@@ -183,13 +184,14 @@ class Learner:
         if not active:
             return
         chosen, shares = [samples[i] for i in active], [weights[i] for i in active]
+        batches = self._batches(chosen, figures)
         table = Table.of(chosen, shares, self._device)
         proof = TokenProof(chosen, shares, config, self._device, where)
         self._proof.clean(where)
         in_loss = torch.zeros(len(active), dtype=torch.int64, device=self._device)
         parts: list[dict[str, torch.Tensor]] = []
         batch: Batch
-        for batch in self._batches(chosen, figures):
+        for batch in batches:
             behaviour, advantage, weight = table.look_up(batch)
             reference = self._reference_logprobs(batch) if config.kl_loss_coef else None
             logprobs, entropy = self._score(self.model, batch)
@@ -322,9 +324,13 @@ class Learner:
         return collate(pack, share=self.share, varlen=self._bf16 and self._device.type == "cuda").to(self._device)
 
     def _batches(self, samples: Sequence[TrainSample], figures: Figures) -> Iterator[Batch]:
+        """Make the forest of some samples, and return the batches of its packs, each made when it is asked for."""
+        return self._collated(packed(samples, self.config.tokens_per_batch, share=self.share), samples, figures)
+
+    def _collated(self, packs: Iterator[Pack], samples: Sequence[TrainSample], figures: Figures) -> Iterator[Batch]:
         figures.traced += sum(len(s.prompt_ids) + len(s.response_ids) - 1 for s in samples)
         seen: set[int] = set()
-        for pack in packed(samples, self.config.tokens_per_batch, share=self.share):
+        for pack in packs:
             figures.repeated += sum(len(pack.forest.segments[i].tokens) for i in pack.segments if i in seen)
             seen.update(pack.segments)
             batch = self._collate(pack)
