@@ -75,6 +75,7 @@ def phases() -> Iterator[dict[str, float]]:
         (torch.Tensor, "backward", "backward"), (proofs.TokenProof, "__init__", "proof of tokens: tables"),
         (proofs.TokenProof, "watch", "proof of tokens: watch"), (proofs.TokenProof, "check", "proof of tokens: check"),
         (proofs.TokenProof, "furthest", "proof of tokens: furthest"),
+        (proofs.StepProof, "look", "proof of the step: look"),
         (proofs.StepProof, "before", "proof of the step: before"),
         (proofs.StepProof, "after", "proof of the step: after"), (torch.nn.utils, "clip_grad_norm_", "clipping"),
         (torch.optim.AdamW, "step", "optimizer"), (module, "state_digest", "digest of the start"),

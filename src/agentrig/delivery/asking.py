@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import attrs
@@ -22,6 +22,9 @@ TIMEOUT_S = 300.0
 
 ASKED = 4
 """Requests to each address in a proof: there may be several servers behind one address."""
+
+MOST = 16
+"""Most servers that are asked at the same time."""
 
 T = TypeVar("T")
 
@@ -73,11 +76,18 @@ class Asked:
     versions: tuple[int | None, ...] = ()
 
 
+def at_once(ask: Callable[[Endpoint], T], servers: Sequence[Endpoint]) -> list[T]:
+    """Return the answers of servers that are asked at the same time; the error of one is raised."""
+    with ThreadPoolExecutor(max(1, min(MOST, len(servers))), thread_name_prefix="delivery") as threads:
+        return list(threads.map(ask, servers))
+
+
 class Client:
     """Sends requests to servers, each over a new connection: a load balancer may choose another replica each time."""
 
     def __init__(self) -> None:
         self._http: httpx.Client | None = None
+        self._making = threading.Lock()
 
     def ask(self, endpoint: Endpoint, ids: Sequence[int], *, fresh: bool = False) -> Asked:
         """Send all requests of a proof to an address.
@@ -128,9 +138,10 @@ class Client:
         return attrs.evolve(found, **_samples(body)) if n else found
 
     def _post(self, endpoint: Endpoint, fields: Mapping[str, Any]) -> dict[str, Any]:
-        if self._http is None:
-            without_proxy(endpoint.base_url)
-            self._http = httpx.Client(timeout=TIMEOUT_S)
+        with self._making:
+            if self._http is None:
+                without_proxy(endpoint.base_url)
+                self._http = httpx.Client(timeout=TIMEOUT_S)
         headers = {"Authorization": f"Bearer {endpoint.api_key}", **endpoint.headers, "Connection": "close"}
         url = f"{endpoint.base_url}/completions"
         try:

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrig.delivery import probe as probes
 from agentrig.delivery import verdict
-from agentrig.delivery.asking import Answer, Asked, Background, CannotAnswer, CannotScore, Client
+from agentrig.delivery.asking import Answer, Asked, Background, CannotAnswer, CannotScore, Client, at_once
 from agentrig.delivery.judging import Bounds, Learner, Ours, judge
 from agentrig.delivery.probe import Probe
 from agentrig.delivery.record import Record, sign
@@ -115,11 +115,13 @@ class Delivery:
         self.record.seconds += time.perf_counter() - start
 
     def _cache(self, servers: Sequence[Endpoint], ids: Sequence[int]) -> None:
-        for server in servers:
+        def cache(server: Endpoint) -> None:
             try:
                 self._client.sample(server, ids, n=1, temperature=1.0)
             except (CannotScore, CannotAnswer) as error:
                 log.debug("the probe could not be put into the cache of %s: %s", server.base_url, error)
+
+        at_once(cache, servers)
 
     def begin(
         self,
@@ -160,7 +162,7 @@ class Delivery:
 
         def ask() -> tuple[list[Answers], Ours]:
             digests = (held() if held is not None else None) or [{}] * len(servers)
-            asked = [None if weaker else self._asked(server, ids, fresh) for server in servers]
+            asked = at_once(lambda server: None if weaker else self._asked(server, ids, fresh), servers)
             with self._using:
                 if self._ended:
                     raise RunStopped("the run has ended")

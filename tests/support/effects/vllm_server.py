@@ -59,6 +59,9 @@ TABLE: Mapping[str, Flip | Elsewhere] = {
         shows=lambda a, b: (a, b) == (None, 32),
     ),
     "device": Flip(a=-1, b=1, look=visible, shows=lambda a, b: (a, b) == ("0", "1,0")),
+    "api_server_count": Elsewhere(
+        f"{TESTS}::test_several_processes_answer_for_one_engine_and_one_version", "it needs vLLM's process"
+    ),
     "chunk_mb": Elsewhere(f"{TESTS}::test_address_and_buffer_are_those_of_the_settings", "it needs vLLM's process"),
     "host": Elsewhere(f"{TESTS}::test_address_and_buffer_are_those_of_the_settings", "it needs vLLM's process"),
     "port": Elsewhere(f"{TESTS}::test_address_and_buffer_are_those_of_the_settings", "it needs vLLM's process"),

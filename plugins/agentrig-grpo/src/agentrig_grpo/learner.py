@@ -97,6 +97,7 @@ class Learner:
         self._proof = StepProof(self.trained, config)
         self.used = Used(0)
         self.furthest: tuple[float, TrainSample] | None = None
+        self._samples: Sequence[TrainSample] = ()  # of the step, until their digest is made
         self._earlier: dict[str, torch.Tensor] = {}  # what the model computed with before the latest update
 
     def update(self, samples: Sequence[TrainSample], *, step: int, staleness: int = 0) -> dict[str, float]:
@@ -132,12 +133,13 @@ class Learner:
         self.digests = {
             "made_with": made_with(self._device, self._dtype),
             "advantages": advantages_digest(samples),
-            "samples": samples_digest(samples),
         }
+        self._samples = samples
         self.used = Used(len(samples))
         self.furthest = None
         if not samples:
             self._earlier = {}
+            self._note_samples()
             self.digests |= {"start": begun(), "weights": tensor_digests(self.trained)}
             return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
         start = time.perf_counter()
@@ -161,6 +163,7 @@ class Learner:
             "learner_tokens_per_s": figures.computed / wall,
             "sharing": float(self.share),
         }
+        self._note_samples()
         batches, new = text_digest(figures.batches), tensor_digests(self.trained)
         self.digests |= {"start": begun(), "batches": batches, "weights": new}
         return metrics
@@ -222,7 +225,9 @@ class Learner:
             in_loss.index_add_(0, batch.sample, tokens_in_loss(logprobs, out, advantage).long())
             figures.tokens += len(batch.targets)
             parts.append(of_pass(loss, out, entropy, config.rollout_is_threshold))
-        figures.add(parts)
+        look = self._proof.look(self.optimizer)
+        self._note_samples()
+        figures.add(parts)  # it waits for a device: what the host alone does comes before it
         if figures.sampled_difference is None:
             figures.sampled_difference = proof.difference()
             found = proof.furthest(SUSPECTS)
@@ -232,9 +237,7 @@ class Learner:
                 figures.again = [chosen[i] for i in dict.fromkeys([*(place for _, place in found), *others])]
         # A gradient that is not finite is skipped below, and the run's guard names it.
         figures.token_error = max(figures.token_error, proof.check())
-        self._proof.before(
-            self.optimizer, update=self.updates + 1, where=where, used=lambda name: self._used(name, batch)
-        )
+        self._proof.before(look, update=self.updates + 1, where=where, used=lambda name: self._used(name, batch))
         norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), config.max_grad_norm))
         figures.norms.append(norm)
         if not math.isfinite(norm):  # skipped: it would make all weights NaN; the run's guard sees the metric
@@ -255,6 +258,12 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         figures.updates += 1
         self.used.train([places[i] for i in active], in_loss.tolist())
+
+    def _note_samples(self) -> None:
+        """Add the digest of the step's samples, unless it is there: while a device computes, it costs no time."""
+        if "samples" not in self.digests:
+            self.digests["samples"] = samples_digest(self._samples)
+            self._samples = ()
 
     @torch.no_grad()
     def _change(self, before: list[torch.Tensor]) -> float:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import attrs
 import numpy as np
 import torch  # noqa: TID253  (imported with the learner only)
 
@@ -188,6 +189,25 @@ class TokenProof:
         raise RunStopped(f"{self._where}: {what}.\n  {CURE}", cause=CAUSE)
 
 
+@attrs.frozen(eq=False)
+class Look:
+    """What `StepProof.before` checks, on the device.
+
+    Attributes:
+        gradients: The tensors that have a gradient.
+        norms: The norm of each, [gradients].
+        steps: The tensors that have a number of steps in the optimizer's state.
+        made: These numbers, [steps]; None without any.
+        spots: The followed elements of all weights, gradients and both moments; None where no tensor has one.
+    """
+
+    gradients: Sequence[str]
+    norms: torch.Tensor
+    steps: Sequence[str]
+    made: torch.Tensor | None
+    spots: Sequence[torch.Tensor | None]
+
+
 class StepProof:
     """Checks that every trained tensor gets a gradient and changes by the AdamW step of the settings.
 
@@ -220,11 +240,36 @@ class StepProof:
                 cause=CAUSE,
             )
 
-    def before(self, optimizer: torch.optim.Optimizer, *, update: int, where: str, used: Callable[[Any], bool]) -> None:
-        """Check gradients and the optimizer's state before clipping and the step, and keep them for `after`.
+    @torch.no_grad()
+    def look(self, optimizer: torch.optim.Optimizer) -> Look:
+        """Collect what `before` checks, once all passes have begun: a device that still computes them does not wait.
 
         Args:
             optimizer: AdamW.
+        """
+        states = [optimizer.state.get(p) or {} for p in self._trained.values()]
+        steps = {name: s["step"] for name, s in zip(self._trained, states, strict=True) if "step" in s}
+        gradients = {name: p.grad for name, p in self._trained.items() if p.grad is not None}
+        return Look(
+            gradients=list(gradients),
+            norms=torch.stack(torch._foreach_norm(list(gradients.values()))),
+            steps=list(steps),
+            made=torch.stack([torch.as_tensor(step) for step in steps.values()]) if steps else None,
+            spots=[
+                self._picked(self._trained),
+                self._picked({n: gradients.get(n) for n in self._trained}),
+                *(
+                    _joined([moment(s, number, at) for s, at in zip(states, self._at.values(), strict=True)])
+                    for number in (1, 2)
+                ),
+            ],
+        )
+
+    def before(self, look: Look, *, update: int, where: str, used: Callable[[Any], bool]) -> None:
+        """Check gradients and the optimizer's state before clipping and the step, and keep them for `after`.
+
+        Args:
+            look: What `look` returned.
             update: The number of this update, from 1, over the whole run.
             where: Step and update, for messages.
             used: Whether a module takes part in the model's forward pass.
@@ -232,9 +277,7 @@ class StepProof:
         Raises:
             RunStopped: A tensor that the model uses gets no gradient, or the optimizer's state is from another update.
         """
-        gradients = {name: p.grad for name, p in self._trained.items() if p.grad is not None}
-        norms = torch._foreach_norm(list(gradients.values()))
-        loud = {name for name, norm in zip(gradients, torch.stack(norms).tolist(), strict=True) if norm != 0}
+        loud = {name for name, norm in zip(look.gradients, look.norms.tolist(), strict=True) if norm != 0}
         for name in self._trained.keys() - loud - self._idle:
             self._silent[name] += 1
         for name in loud:
@@ -251,10 +294,7 @@ class StepProof:
                 )
             self._idle |= set(silent)
             log.warning("%s: the model does not use %s: they do not change", where, _some(silent))
-        states = [optimizer.state.get(p) or {} for p in self._trained.values()]
-        steps = {name: s["step"] for name, s in zip(self._trained, states, strict=True) if "step" in s}
-        numbers = torch.stack([torch.as_tensor(step) for step in steps.values()]).tolist() if steps else []
-        made = dict(zip(steps, numbers, strict=True))
+        made = dict(zip(look.steps, [] if look.made is None else look.made.tolist(), strict=True))
         # A tensor whose gradient was None in some updates has a smaller number.
         most = max(made.values(), default=0)
         if most != update - 1:
@@ -263,15 +303,11 @@ class StepProof:
                 f"not restored, or an update was left out.\n  {CURE}",
                 cause=CAUSE,
             )
+        some = set(look.gradients)
         self._kept = (
-            self._spots(self._trained),
-            self._spots({n: gradients.get(n) for n in self._trained}),
-            *(
-                self._on_host([moment(s, number, at) for s, at in zip(states, self._at.values(), strict=True)])
-                for number in (1, 2)
-            ),
+            *(self._on_host(joined) for joined in look.spots),
             torch.tensor([made.get(n, 0) + 1.0 for n in self._trained], dtype=torch.float64)[:, None],
-            torch.tensor([n in gradients for n in self._trained])[:, None],
+            torch.tensor([n in some for n in self._trained])[:, None],
         )
 
     def after(
@@ -330,16 +366,25 @@ class StepProof:
         return float(error.max())
 
     def _spots(self, tensors: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
-        """Return the followed elements of tensors; 0 where there is none."""
-        return self._on_host([None if t is None else self._at[n].pick(t) for n, t in tensors.items()])
+        """Return the followed elements of tensors, fp64 [tensors, SPOTS] on the CPU; 0 where there is none."""
+        return self._on_host(self._picked(tensors))
 
-    def _on_host(self, rows: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """Return elements, fp64 [tensors, SPOTS] on the CPU, by one transfer."""
-        like = next((row for row in rows if row is not None), None)
-        if like is None:
-            return torch.zeros(len(rows), SPOTS, dtype=torch.float64)
-        none = torch.zeros_like(like)
-        return torch.cat([none if row is None else row for row in rows]).view(-1, SPOTS).cpu().double()
+    def _picked(self, tensors: Mapping[str, torch.Tensor | None]) -> torch.Tensor | None:
+        return _joined([None if t is None else self._at[n].pick(t) for n, t in tensors.items()])
+
+    def _on_host(self, joined: torch.Tensor | None) -> torch.Tensor:
+        if joined is None:
+            return torch.zeros(len(self._trained), SPOTS, dtype=torch.float64)
+        return joined.view(-1, SPOTS).cpu().double()
+
+
+def _joined(rows: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Return rows of equal length one after the other, zeros for those that are missing; None if all are."""
+    like = next((row for row in rows if row is not None), None)
+    if like is None:
+        return None
+    none = torch.zeros_like(like)
+    return torch.cat([none if row is None else row for row in rows])
 
 
 def _some(names: Sequence[str]) -> str:
