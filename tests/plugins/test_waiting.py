@@ -157,3 +157,37 @@ def test_a_reward_that_ends_the_process_has_last_words(
     stack["crashes-late"] = 'toy_waiting.py", line 28 in <lambda>'
     assert stack.get(reward, "") in done.stderr
     assert done.stderr.count("agentrig: ") == 1
+
+
+def test_one_thread_watches_all_blocks() -> None:
+    watch, told, before = waiting.Watch(), [], waiting.threading.active_count()
+    rest = waiting.threading.Event()
+    with watch.over(30, lambda: told.append("long")):
+        for _ in range(200):
+            with watch.over(0.3, lambda: told.append("short")):
+                pass
+        assert waiting.threading.active_count() == before + 1
+        with watch.over(0.1, lambda: told.append("outer")), watch.over(0.2, lambda: told.append("inner")):
+            rest.wait(0.6)
+        assert told == ["outer", "inner"]
+        with watch.over(0.1, lambda: told.append("again")):
+            rest.wait(0.4)
+    assert told == ["outer", "inner", "again"]
+
+
+def test_a_fork_watches_its_own_blocks_only() -> None:
+    watch, told = waiting.Watch(), []
+    reading, writing = os.pipe()
+    with watch.over(0.2, lambda: told.append("the parent's")):
+        child = os.fork()
+        if child == 0:
+            told.clear()
+            waiting.threading.Event().wait(0.5)
+            with watch.over(0.1, lambda: told.append("the child's")):
+                waiting.threading.Event().wait(0.5)
+            os.write(writing, repr(told).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+    os.close(writing)
+    assert os.read(reading, 1000) == b'["the child\'s"]'
+    assert told == ["the parent's"]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from agentrig.errors import own_file, short_path
@@ -15,6 +18,55 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
 """Seconds that a build, or a call of an observer, may take before a message names it."""
+
+
+class Watch:
+    """Tells of blocks that take long, from one thread for all: a thread for each would cost more than most blocks."""
+
+    def __init__(self) -> None:
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """Begin anew: the thread and the blocks are those of another process."""
+        self._changed = threading.Condition()
+        self._blocks: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._until = math.inf
+        self._looking = False
+
+    @contextmanager
+    def over(self, patience_s: float, tell: Callable[[], None]) -> Iterator[None]:
+        """Call `tell` in another thread, once, if the block takes longer than `patience_s`."""
+        block, due = object(), time.monotonic() + patience_s
+        with self._changed:
+            if not self._looking:
+                self._looking = True
+                threading.Thread(target=self._look, name="agentrig-waiting", daemon=True).start()
+            self._blocks[block] = due, tell
+            if due < self._until:
+                self._until = due
+                self._changed.notify()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._blocks.pop(block, None)
+
+    def _look(self) -> None:
+        while True:
+            with self._changed:
+                # Until the block that was due first, although it may have ended: no block has to wake this thread then.
+                while (left := self._until - time.monotonic()) > 0:
+                    self._changed.wait(None if left == math.inf else left)
+                now = time.monotonic()
+                late = [block for block, (due, _) in self._blocks.items() if due <= now]
+                told = [self._blocks.pop(block)[1] for block in late]
+                self._until = min((due for due, _ in self._blocks.values()), default=math.inf)
+            for tell in told:
+                tell()
+
+
+WATCH = Watch()
 
 
 @contextmanager
@@ -32,14 +84,8 @@ def waiting_for(what: str, *, cure: str, mend: str = "", limit_s: float = 0.0) -
     def tell() -> None:
         log.warning("%s has not ended after %g s%s. %s", what, PATIENCE_S, place(thread), cure)
 
-    timer = threading.Timer(PATIENCE_S, tell)
-    timer.daemon = True
-    timer.start()
-    try:
-        with GUARD.watching(what, cure=mend or cure, limit_s=limit_s):
-            yield
-    finally:
-        timer.cancel()
+    with WATCH.over(PATIENCE_S, tell), GUARD.watching(what, cure=mend or cure, limit_s=limit_s):
+        yield
 
 
 def place(thread: int) -> str:
