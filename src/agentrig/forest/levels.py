@@ -57,9 +57,9 @@ class Call:
         lse: torch.Tensor, scaling: float | None,
     ) -> Grads:  # fmt: skip
         """Return the gradients of the call's queries, keys and values, from the tensors of a pack."""
-        rows = (_take(x, self.q if i < 2 else self.k) for i, x in enumerate((gradient, q, k, v)))
+        gradient, q, out = (_take(x, self.q) for x in (gradient, q, out))
         lse = lse.index_select(1, self.q) if isinstance(self.q, torch.Tensor) else lse[:, self.q[0] : self.q[1]]
-        return self.kernel.backward(*rows, _take(out, self.q), lse, scaling)
+        return self.kernel.backward(gradient, q, _take(k, self.k), _take(v, self.k), out, lse, scaling)
 
 
 @attrs.frozen(eq=False)

@@ -6,6 +6,7 @@ This module does not use Agent Lightning: `runtime` moves rollouts from the stor
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import multiprocessing
 import os
@@ -57,6 +58,8 @@ def worker_main(
     if agent is None:
         pipe.send(("failed", why))
         leave_no_family()
+    gc.collect()
+    gc.freeze()  # what the agent has built stays: it need not be looked through again with every collection
     pipe.send(("ready", os.getpid()))
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     lock = threading.Lock()

@@ -40,7 +40,8 @@ MINI = RecipeSpec(
             "validate_every": 13,
         },
         "hardware": {"use": "auto"},
-        "runners": {"n": 2, "threads": 16, "deadline_s": 60.0},
+        # Many rollouts at once: the model's server answers a larger batch in little more time.
+        "runners": {"n": 2, "threads": 32, "deadline_s": 60.0},
     },
 )
 

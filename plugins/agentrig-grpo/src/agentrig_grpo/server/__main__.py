@@ -56,6 +56,8 @@ def main() -> None:
         sys.exit(1)
     import uvloop
 
+    gc.collect()
+    gc.freeze()  # libraries and the model stay: they need not be looked through again with every collection
     with listener:
         uvloop.run(_serve(api, listener, channel, settings["host"], started["key"]))
 
