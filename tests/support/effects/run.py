@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -83,11 +84,8 @@ def plugin(name: str) -> Any:
 def server() -> ModelServer:
     """Return a model server that lives as long as this process."""
     lent = model_server()
-    _lent.append(lent)
+    atexit.register(lent.__exit__, None, None, None)  # later its thread would be gone, and its end wait for it for ever
     return lent.__enter__()
-
-
-_lent: list[Any] = []
 
 
 def small_run(settings: Settings) -> Mapping[str, Any]:
