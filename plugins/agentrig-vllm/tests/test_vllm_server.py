@@ -163,7 +163,7 @@ def test_processes_are_as_many_as_asked_for_or_as_the_cores_allow(monkeypatch):
     from agentrig_vllm import beside
 
     for cores, expected in ((2, 1), (11, 1), (14, 2), (23, 3), (128, 4)):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)))
+        monkeypatch.setattr(beside, "usable_cores", lambda cores=cores: cores)
         assert beside.processes(0) == expected
         assert beside.processes(7) == 7
 

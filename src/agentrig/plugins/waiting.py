@@ -21,14 +21,14 @@ PATIENCE_S = 10.0
 
 
 class Watch:
-    """Tells of blocks that take long, from one thread for all: a thread for each would cost more than most blocks."""
+    """Reports blocks that take long, from one thread for all: a thread for each would cost more than most blocks."""
 
     def __init__(self) -> None:
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Begin anew: the thread and the blocks are those of another process."""
+        """Start without a thread and without blocks: in a fork, those of before are of another process."""
         self._changed = threading.Condition()
         self._blocks: dict[object, tuple[float, Callable[[], None]]] = {}
         self._until = math.inf

@@ -16,6 +16,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from agentrig.hardware import usable_cores
 from agentrig_vllm.orphans import die_with_parent
 
 CORES_EACH = 6
@@ -29,7 +30,7 @@ WATCH_S = 0.2
 
 def processes(wanted: int) -> int:
     """Return how many processes answer: the number wanted, or for 0 as many as are of use on this machine."""
-    return wanted or max(1, min(MOST, len(os.sched_getaffinity(0)) // CORES_EACH))
+    return wanted or max(1, min(MOST, usable_cores() // CORES_EACH))
 
 
 class Beside:
