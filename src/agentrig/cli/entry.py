@@ -10,6 +10,7 @@ import click
 
 from agentrig.cli import last_words
 from agentrig.cli.groups import Group
+from agentrig.processes.garbage import leave_to_the_system
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,6 +25,7 @@ def main(verbose: bool) -> None:
     agentrig plugins                  list the components that you can choose from
     """
     last_words.install()
+    leave_to_the_system()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a model's output can be printed in any terminal encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from agentrig.plan import Plan
 from agentrig.plugins import composing
 from agentrig.plugins.auto_server import OWN
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
+from agentrig.processes.garbage import loading
 from agentrig.processes.scratch import temporary_files
 from agentrig.run.directory import RunDirectory, run_name
 from agentrig.run.log_file import warnings_in
@@ -58,10 +59,13 @@ def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = Non
     with ExitStack() as ending:
         ending.enter_context(handling(interrupt))  # replaced by RunSignals once there is something to save
         ending.enter_context(temporary_files())
-        return _train(plan, resume, from_step, ending)
+        loaded = ending.enter_context(loading())
+        return _train(plan, resume, from_step, ending, loaded)
 
 
-def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitStack) -> dict[str, Any]:
+def _train(
+    plan: Plan, resume: Path | None, from_step: int | None, ending: ExitStack, loaded: Callable[[], None]
+) -> dict[str, Any]:
     start = time.perf_counter()
     plan = attrs.evolve(plan, runners=with_roles(plan.runners, os.environ))
 
@@ -97,7 +101,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
 
     from agentrig.run.session import RunSession  # imports Agent Lightning, which takes seconds
 
-    # The run directory: new, or changed by `begin_again` once the run has started.
+    # The run directory: new, or changed by `begin_run` once the run has started.
     facts = manifest(plan, hardware, splits)
     if run is not None:
         before = run.read_json("manifest.json")
@@ -120,11 +124,13 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         plan, scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, serves=True, gateway=gateway
     )
 
-    def begin_again() -> None:
-        runtime.wait_for_agent()
-        if session.stopping:
-            raise KeyboardInterrupt("interrupted while the run started")
-        begin(run, plan, facts, past)
+    def begin_run() -> None:
+        if resume:
+            runtime.wait_for_agent()
+            if session.stopping:
+                raise KeyboardInterrupt("interrupted while the run started")
+            begin(run, plan, facts, past)
+        loaded()
 
     def body() -> None:
         try:
@@ -144,7 +150,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         report_tasks=splits["report"][1],
         audits=audits,
         past=past,
-        begin=begin_again if resume else lambda: None,
+        begin=begin_run,
     )
 
     ending.callback(session.delivery.end)

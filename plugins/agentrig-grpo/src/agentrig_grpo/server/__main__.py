@@ -24,6 +24,7 @@ from typing import Any
 
 from agentrig.errors import AgentrigError
 from agentrig.processes.ends import SIGNALS
+from agentrig.processes.garbage import settle
 from agentrig_grpo.server.channel import Channel
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ def main() -> None:
     subprocess.Popen([sys.executable, "-I", "-S", str(guard), str(parent)], stdin=subprocess.DEVNULL)
     if os.getppid() != parent:
         return
+    gc.disable()
     started, _ = channel.receive()
     settings = started["settings"]
     try:
@@ -56,8 +58,8 @@ def main() -> None:
         sys.exit(1)
     import uvloop
 
-    gc.collect()
-    gc.freeze()  # libraries and the model stay: they need not be looked through again with every collection
+    settle()  # libraries and the model stay
+    gc.enable()
     with listener:
         uvloop.run(_serve(api, listener, channel, settings["host"], started["key"]))
 
