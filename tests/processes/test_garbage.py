@@ -15,13 +15,16 @@ def collecting():
 
 
 def test_nothing_is_collected_while_libraries_load():
+    often = gc.get_threshold()
     with loading() as loaded:
         assert not gc.isenabled()
         loaded()
         assert gc.isenabled()
+        assert gc.get_threshold()[0] > often[0]
         assert gc.get_freeze_count() > 1000
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+    assert gc.get_threshold() == often
 
 
 def test_a_run_that_never_begins_leaves_collections_as_they_were():

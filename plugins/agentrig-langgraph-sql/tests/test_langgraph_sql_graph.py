@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import openai
+import httpx
 import pytest
 from agentrig_langgraph_sql.graph import Limits, Question, build_graph, mermaid
 from agentrig_langgraph_sql.model import LLM, LLMError
@@ -156,37 +156,29 @@ def test_connections_are_kept(chat_server: Any, zoo: Path) -> None:
     assert len(set(chat_server.clients)) == 1
 
 
-@pytest.mark.parametrize(
-    ("status", "error"),
-    [
-        (400, openai.BadRequestError),
-        (401, openai.AuthenticationError),
-        (404, openai.NotFoundError),
-        (429, openai.RateLimitError),
-        (500, openai.InternalServerError),
-    ],
-)
-def test_a_refused_call_raises(chat_server: Any, zoo: Path, status: int, error: type[Exception]) -> None:
+@pytest.mark.parametrize("status", [400, 401, 404, 429, 500])
+def test_a_refused_call_raises(chat_server: Any, zoo: Path, status: int) -> None:
     chat_server.replies = [(status, json.dumps({"error": {"message": "closed today"}}).encode())]
-    with pytest.raises(error, match="closed today"):
+    with pytest.raises(LLMError, match=rf"HTTP {status}: .*closed today"):
         build_graph(llm_at(chat_server)).invoke(question_about(zoo))
+    assert len(chat_server.requests) == 1
 
 
 def test_a_failure_in_a_later_node_raises_too(chat_server: Any, zoo: Path) -> None:
     chat_server.replies = [sql("SELECT 1"), NO, (503, b'{"error": {"message": "asleep"}}')]
-    with pytest.raises(openai.InternalServerError, match="asleep"):
+    with pytest.raises(LLMError, match="asleep"):
         build_graph(llm_at(chat_server)).invoke(question_about(zoo))
 
 
 def test_a_server_that_is_not_there_raises(zoo: Path) -> None:
     llm = LLM(base_url="http://127.0.0.1:9/v1", model="m", max_retries=0)
-    with pytest.raises(openai.APIConnectionError):
+    with pytest.raises(httpx.ConnectError):
         build_graph(llm).invoke(question_about(zoo))
 
 
 def test_a_call_that_takes_too_long_raises(chat_server: Any, zoo: Path) -> None:
     chat_server.replies = [1.0]
-    with pytest.raises(openai.APITimeoutError):
+    with pytest.raises(httpx.ReadTimeout):
         build_graph(llm_at(chat_server, timeout_s=0.2)).invoke(question_about(zoo))
 
 
@@ -205,7 +197,7 @@ def test_a_call_that_takes_too_long_raises(chat_server: Any, zoo: Path) -> None:
 )
 def test_an_answer_that_is_not_a_completion_raises(chat_server: Any, zoo: Path, body: bytes) -> None:
     chat_server.replies = [(200, body)]
-    with pytest.raises((LLMError, openai.OpenAIError)):
+    with pytest.raises(LLMError):
         build_graph(llm_at(chat_server)).invoke(question_about(zoo))
 
 
@@ -221,7 +213,7 @@ def test_a_call_builds_no_typed_requests(chat_server: Any) -> None:
     code = (
         "import sys; from agentrig_langgraph_sql.graph import LLM;"
         f"print(LLM(base_url={chat_server.url!r}, model='m').ask([{{'role': 'user', 'content': 'Count.'}}]),"
-        " [m for m in ('langchain_openai', 'openai.resources.chat') if m in sys.modules])"
+        " [m for m in ('langchain_openai', 'openai') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
     assert run.stdout.strip() == "SELECT 1 []"
@@ -232,6 +224,20 @@ def test_a_temporary_error_is_retried(chat_server: Any, zoo: Path) -> None:
     answer = build_graph(llm_at(chat_server, max_retries=1)).invoke(question_about(zoo))
     assert answer["query"] == "SELECT 1"
     assert len(chat_server.requests) == 3
+
+
+def test_a_refusal_that_lasts_is_not_repeated(chat_server: Any, zoo: Path) -> None:
+    chat_server.replies = [(400, b"too long"), sql("SELECT 1"), YES]
+    with pytest.raises(LLMError, match="too long"):
+        build_graph(llm_at(chat_server, max_retries=3)).invoke(question_about(zoo))
+    assert len(chat_server.requests) == 1
+
+
+@pytest.mark.parametrize("address", ["{}", "{}/"])
+def test_an_address_may_end_in_a_slash(chat_server: Any, address: str) -> None:
+    chat_server.replies = ["yes"]
+    LLM(base_url=address.format(chat_server.url), model="m").ask([{"role": "user", "content": "Open?"}])
+    assert chat_server.paths == ["/v1/chat/completions"]
 
 
 def test_the_picture_needs_no_model() -> None:

@@ -11,6 +11,9 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+EACH = 10_000
+"""New objects after which Python looks for cycles: a rollout makes thousands that are freed without that."""
+
 
 @contextmanager
 def loading() -> Iterator[Callable[[], None]]:
@@ -18,7 +21,7 @@ def loading() -> Iterator[Callable[[], None]]:
 
     In the end everything is as before, also where that function was not called.
     """
-    before = gc.isenabled()
+    before, often = gc.isenabled(), gc.get_threshold()
 
     def loaded() -> None:
         settle()
@@ -30,14 +33,16 @@ def loading() -> Iterator[Callable[[], None]]:
         yield loaded
     finally:
         gc.unfreeze()
+        gc.set_threshold(*often)
         if before:
             gc.enable()
 
 
 def settle() -> None:
-    """Collect once, and leave out what there is now from all later collections."""
+    """Collect once, leave out what there is now from all later collections, and make these less often."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(EACH, *gc.get_threshold()[1:])
 
 
 def leave_to_the_system() -> None:

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not 1 <= options.max_turns <= 33:
         parser.error(f"--max-turns is {options.max_turns}; it goes from 1 to 33")
 
-    from openai import OpenAIError
+    from httpx import HTTPError
 
     from agentrig_langgraph_sql.database import DatabaseBroken
     from agentrig_langgraph_sql.graph import Limits, Question, build_graph, mermaid
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 query = values.get("query", query)
                 shown = values.get("query") or values.get("result") or values.get("feedback") or ""
                 print(f"--- {node}\n{shown}", file=sys.stderr)
-    except (OpenAIError, LLMError) as error:
+    except (HTTPError, LLMError) as error:
         print(f"The model at {options.base_url} failed: {error}", file=sys.stderr)
         return 1
     except (DatabaseBroken, FileNotFoundError) as error:

@@ -68,9 +68,9 @@ class SqlAgent:
             endpoint: The model. Its sampling fields and headers go with every call.
 
         Raises:
-            openai.OpenAIError: A call to the model failed.
-            AgentFailure: The task lacks a field; or, of kind `llm-error`, the response of the model's server
-                is not a completion; or, of kind `database-error`, the database can't be read.
+            httpx.HTTPError: The model's server can't be reached, or takes too long.
+            AgentFailure: The task lacks a field; or, of kind `llm-error`, the model's server refused a call, or its
+                response is not a completion; or, of kind `database-error`, the database can't be read.
         """
         from langsmith import tracing_context
 
