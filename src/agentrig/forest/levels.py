@@ -23,9 +23,6 @@ from agentrig.forest.segments import Pack
 LONG = 2048
 """Fewest tokens of a node that is computed by itself: prompts of a thousand tokens are faster in one call for all."""
 
-LITTLE = 192
-"""Most queries beyond a multiple of `STEP` that FlashAttention computes in less time than cuDNN a padded `STEP`."""
-
 Rows = tuple[int, int] | torch.Tensor
 """Some tokens of a pack: from one to before another, or by their numbers, [tokens]."""
 
@@ -209,22 +206,21 @@ def _own(nodes: Sequence[_Node], tokens: int) -> Iterator[Call | Window]:
 
 def _above(branching: Sequence[_Node], tokens: int) -> Iterator[Call | Window]:
     """Make the calls in which the tokens below some nodes of the same depth attend to these."""
-    rest: list[tuple[tuple[int, int], tuple[int, int]]] = []
+    rest: list[tuple[_Node, int]] = []
     for node in branching:
-        start, last = node.start, node.below
+        start = node.start
         if node.end - node.start >= LONG and node.below - node.end >= STEP:
             start = node.end - (node.end - node.start) % STEP
-            over = (node.below - node.end) % STEP
-            last = node.below - over * (over <= LITTLE)
-            yield Window.of((node.end, last), (node.start, start), tokens)
+            yield Window.of((node.end, node.below), (node.start, start), tokens)
         if start < node.end:
-            rest.append(((node.end, last), (start, node.end)))
-        if last < node.below:
-            rest.append(((last, node.below), (node.start, node.end)))
+            rest.append((node, start))
     if rest:
-        q, k = zip(*rest, strict=True)
-        lengths = ([b - a for a, b in spans] for spans in (q, k))
-        yield Call(_rows(q), _rows(k), Sequences.of(*lengths, causal=False))
+        q, k = [node.below - node.end for node, _ in rest], [node.end - start for node, start in rest]
+        yield Call(
+            _rows([(node.end, node.below) for node, _ in rest]),
+            _rows([(start, node.end) for node, start in rest]),
+            Sequences.of(q, k, causal=False),
+        )
 
 
 def _rows(spans: Sequence[tuple[int, int]]) -> Rows:
