@@ -4,41 +4,50 @@ import sys
 
 import pytest
 
-from agentrig.processes.garbage import loading
+from agentrig.processes.garbage import LOADING, loading
 
 
 @pytest.fixture(autouse=True)
-def collecting():
+def as_before():
+    before = gc.get_threshold()
     yield
     gc.unfreeze()
-    gc.enable()
+    gc.set_threshold(*before)
 
 
-def test_nothing_is_collected_while_libraries_load():
-    often = gc.get_threshold()
+def full_collections():
+    return gc.get_stats()[2]["collections"]
+
+
+def test_libraries_load_without_a_full_collection_and_are_left_out_of_later_ones():
+    before, many = gc.get_threshold(), 400_000
+    gc.collect()
     with loading() as loaded:
-        assert not gc.isenabled()
+        so_far = full_collections()
+        kept = [[] for _ in range(many)]
+        assert full_collections() == so_far
         loaded()
-        assert gc.isenabled()
-        assert gc.get_threshold()[0] > often[0]
-        assert gc.get_freeze_count() > 1000
-    assert gc.isenabled()
+        assert gc.get_freeze_count() >= many
+        assert gc.get_threshold()[0] > before[0]
     assert gc.get_freeze_count() == 0
-    assert gc.get_threshold() == often
+    assert gc.get_threshold() == before
+    assert len(kept) == many
 
 
 def test_a_run_that_never_begins_leaves_collections_as_they_were():
+    before = gc.get_threshold()
     with pytest.raises(ZeroDivisionError), loading():
         _ = 1 / 0
+    assert gc.get_threshold() == before
     assert gc.isenabled()
 
 
-def test_who_has_turned_collections_off_keeps_them_off():
-    gc.disable()
-    with loading() as loaded:
-        loaded()
-        assert not gc.isenabled()
-    assert not gc.isenabled()
+def test_a_run_that_never_begins_collects_nevertheless():
+    with loading():
+        so_far = gc.get_stats()[0]["collections"]
+        kept = [[] for _ in range(3 * LOADING)]
+        assert gc.get_stats()[0]["collections"] > so_far
+    assert kept
 
 
 def test_a_command_ends_without_a_last_search():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from agentrig_langgraph_sql.graph import Limits, Question, build_graph, mermaid
 from agentrig_langgraph_sql.model import LLM, LLMError
 from agentrig_langgraph_sql.prompts import FULL, SHORT
 from agentrig_langgraph_sql.schema import schema_text
+from byte_server import byte_server
 
 YES, NO = "Fine.\nVERDICT: CORRECT", "The legs are missing.\nVERDICT: INCORRECT"
 
@@ -231,6 +233,24 @@ def test_a_refusal_that_lasts_is_not_repeated(chat_server: Any, zoo: Path) -> No
     with pytest.raises(LLMError, match="too long"):
         build_graph(llm_at(chat_server, max_retries=3)).invoke(question_about(zoo))
     assert len(chat_server.requests) == 1
+
+
+def test_a_password_in_the_address_is_in_no_message(chat_server: Any) -> None:
+    chat_server.replies = [(400, b"closed")]
+    llm = LLM(base_url=chat_server.url.replace("http://", "http://keeper:bananas@"), model="m")
+    with pytest.raises(LLMError, match="closed") as failure:
+        llm.ask([{"role": "user", "content": "Open?"}])
+    assert "bananas" not in str(failure.value)
+
+
+def test_a_server_may_ask_for_a_pause() -> None:
+    with byte_server() as server:
+        server.status, server.headers, server.chunks = 429, {"retry-after": "1"}, [b"full"]
+        start = time.monotonic()
+        with pytest.raises(LLMError, match="HTTP 429: full"):
+            LLM(base_url=server.url, model="m", max_retries=1).ask([{"role": "user", "content": "Open?"}])
+        assert time.monotonic() - start >= 1.0
+        assert server.posts == 2
 
 
 @pytest.mark.parametrize("address", ["{}", "{}/"])

@@ -1,4 +1,4 @@
-"""When Python looks for unreachable cycles: not while libraries load, and never among what they have loaded.
+"""How often Python looks for unreachable cycles: seldom while libraries load, and never among what they have loaded.
 
 Torch, Agent Lightning and what they need make a million objects that stay. Python looks through all of them several
 times while they load, again with every full collection of a run, half a second each, and four times at the exit.
@@ -11,38 +11,30 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-EACH = 10_000
-"""New objects after which Python looks for cycles: a rollout makes thousands that are freed without that."""
+LOADING = 200_000
+"""New objects after which Python looks for cycles while libraries load."""
+
+RUNNING = 10_000
+"""The same afterwards: a rollout makes thousands that are freed without that."""
 
 
 @contextmanager
 def loading() -> Iterator[Callable[[], None]]:
-    """Collect nothing until the function that is given is called; never look through what there is then.
-
-    In the end everything is as before, also where that function was not called.
-    """
-    before, often = gc.isenabled(), gc.get_threshold()
-
-    def loaded() -> None:
-        settle()
-        if before:
-            gc.enable()
-
-    gc.disable()
+    """Collect seldom until the function that is given, `settle`, is called; in the end everything is as before."""
+    before = gc.get_threshold()
+    gc.set_threshold(LOADING, *before[1:])
     try:
-        yield loaded
+        yield settle
     finally:
         gc.unfreeze()
-        gc.set_threshold(*often)
-        if before:
-            gc.enable()
+        gc.set_threshold(*before)
 
 
 def settle() -> None:
-    """Collect once, leave out what there is now from all later collections, and make these less often."""
+    """Collect once, and leave out what there is now from all later collections."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(EACH, *gc.get_threshold()[1:])
+    gc.set_threshold(RUNNING, *gc.get_threshold()[1:])
 
 
 def leave_to_the_system() -> None:

@@ -104,7 +104,8 @@ def _send(client: httpx.Client, request: httpx.Request) -> httpx.Response:
         said = " ".join(response.text.split())[:SHOWN]
         asked = response.headers.get("retry-after", "")
         pause_s = float(asked) if asked.isdecimal() else None
-        message = f"{request.url} answered with HTTP {response.status_code}{': ' if said else ''}{said}"
+        server = request.url.netloc.decode()  # without a password that the address may have
+        message = f"{server} answered with HTTP {response.status_code}{': ' if said else ''}{said}"
         raise LLMError(message, status=response.status_code, pause_s=pause_s)
     return response
 

@@ -24,7 +24,6 @@ from typing import Any
 
 from agentrig.errors import AgentrigError
 from agentrig.processes.ends import SIGNALS
-from agentrig.processes.garbage import settle
 from agentrig_grpo.server.channel import Channel
 
 log = logging.getLogger(__name__)
@@ -58,7 +57,8 @@ def main() -> None:
         sys.exit(1)
     import uvloop
 
-    settle()  # libraries and the model stay
+    gc.collect()
+    gc.freeze()  # libraries and the model stay: they need not be looked through again with every collection
     gc.enable()
     with listener:
         uvloop.run(_serve(api, listener, channel, settings["host"], started["key"]))
