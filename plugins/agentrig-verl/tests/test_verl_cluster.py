@@ -216,6 +216,9 @@ def test_trajectories_reach_verls_replay_buffer_and_trainer(run_with, composed, 
         )
         seen["advantages"] = dict(zip(meta.keys, data["advantages"].unbind(), strict=True))
         seen["masks"] = dict(zip(meta.keys, data["response_mask"].unbind(), strict=True))
+        deadline = time.monotonic() + 60
+        while len(pool._inner.nodes) < 3 and time.monotonic() < deadline:  # one may have run all rollouts meanwhile
+            time.sleep(0.1)
         seen.update(rollouts=rollouts, uids=uids, real=real, nodes=pool._inner.nodes, figures=manager.figures)
         trainer.agent_loop_manager, trainer._rows = manager, []
         trainer._update_actor(meta, {})

@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 import attrs
-import openai
+import httpx
 
-from agentrig import Endpoint
+from agentrig import AgentFailure, Endpoint
 from effects import Flip, Settings, folder
 from effects.run import server
 from effects.tasks import ENDLESS, build
@@ -56,7 +56,7 @@ def ask(reply: str = QUERY, wish: str = "", **beside: Any) -> Any:
         error = ""
         try:
             agent({"question": question, "database": zoo()}, endpoint)
-        except openai.OpenAIError as found:
+        except (httpx.HTTPError, AgentFailure) as found:
             error = type(found).__name__
         bodies = server().bodies()
         return Asked(bodies, ["\n".join(m["content"] for m in body["messages"]) for body in bodies], error)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import ssl
+import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -144,8 +145,8 @@ def _content(completion: Mapping[str, Any]) -> str:
 class _Client(httpx.Client):
     """A client that closes its connections when it is no longer referenced."""
 
-    def __del__(self) -> None:
-        if not self.is_closed:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ending() and not self.is_closed:  # at the exit httpx no longer has the modules that it needs
             self.close()
 
 
