@@ -110,6 +110,11 @@ def small_chunks(learner: Learner) -> None:
     learner._chunk = 1 << 26
 
 
+def large_chunks(learner: Learner) -> None:
+    """Compute more logits at once."""
+    learner._chunk = 1 << 29
+
+
 def compiled_mlp(learner: Learner) -> None:
     """Compile what happens between the matrix products of the feed-forward part."""
 
@@ -144,6 +149,7 @@ WAYS: dict[str, tuple[dict[str, Any], Callable[[Learner], None] | None]] = {
     "autocast": ({"dtype": "float32"}, autocast),
     "plain norms": ({}, plain_norms),
     "small chunks": ({}, small_chunks),
+    "large chunks": ({}, large_chunks),
     "checkpointing": ({"gradient_checkpointing": True}, None),
     "packs of 16384": ({"tokens_per_batch": 16384}, None),
     "packs of 32768": ({"tokens_per_batch": 32768}, None),

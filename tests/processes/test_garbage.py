@@ -4,15 +4,7 @@ import sys
 
 import pytest
 
-from agentrig.processes.garbage import LOADING, loading
-
-
-@pytest.fixture(autouse=True)
-def as_before():
-    before = gc.get_threshold()
-    yield
-    gc.unfreeze()
-    gc.set_threshold(*before)
+from agentrig.processes.garbage import LOADING, loading, settle
 
 
 def full_collections():
@@ -22,11 +14,11 @@ def full_collections():
 def test_libraries_load_without_a_full_collection_and_are_left_out_of_later_ones():
     before, many = gc.get_threshold(), 400_000
     gc.collect()
-    with loading() as loaded:
+    with loading():
         so_far = full_collections()
         kept = [[] for _ in range(many)]
         assert full_collections() == so_far
-        loaded()
+        settle()
         assert gc.get_freeze_count() >= many
         assert gc.get_threshold()[0] > before[0]
     assert gc.get_freeze_count() == 0

@@ -28,7 +28,7 @@ class Watch:
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Start without a thread and without blocks: in a fork, those of before are of another process."""
+        """Start without a thread and without blocks: after a fork, the former ones belong to another process."""
         self._changed = threading.Condition()
         self._blocks: dict[object, tuple[float, Callable[[], None]]] = {}
         self._until = math.inf

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 LOADING = 200_000
@@ -19,12 +19,12 @@ RUNNING = 10_000
 
 
 @contextmanager
-def loading() -> Iterator[Callable[[], None]]:
-    """Collect seldom until the function that is given, `settle`, is called; in the end everything is as before."""
+def loading() -> Iterator[None]:
+    """Collect seldom in this block, until `settle` is called; after it everything is as before."""
     before = gc.get_threshold()
     gc.set_threshold(LOADING, *before[1:])
     try:
-        yield settle
+        yield
     finally:
         gc.unfreeze()
         gc.set_threshold(*before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,8 @@ from agentrig.observers import RunEnd, RunError
 from agentrig.plan import Plan
 from agentrig.plugins import composing
 from agentrig.plugins.auto_server import OWN
+from agentrig.processes import garbage
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
-from agentrig.processes.garbage import loading
 from agentrig.processes.scratch import temporary_files
 from agentrig.run.directory import RunDirectory, run_name
 from agentrig.run.log_file import warnings_in
@@ -59,13 +59,11 @@ def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = Non
     with ExitStack() as ending:
         ending.enter_context(handling(interrupt))  # replaced by RunSignals once there is something to save
         ending.enter_context(temporary_files())
-        loaded = ending.enter_context(loading())
-        return _train(plan, resume, from_step, ending, loaded)
+        ending.enter_context(garbage.loading())
+        return _train(plan, resume, from_step, ending)
 
 
-def _train(
-    plan: Plan, resume: Path | None, from_step: int | None, ending: ExitStack, loaded: Callable[[], None]
-) -> dict[str, Any]:
+def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitStack) -> dict[str, Any]:
     start = time.perf_counter()
     plan = attrs.evolve(plan, runners=with_roles(plan.runners, os.environ))
 
@@ -130,7 +128,7 @@ def _train(
             if session.stopping:
                 raise KeyboardInterrupt("interrupted while the run started")
             begin(run, plan, facts, past)
-        loaded()
+        garbage.settle()
 
     def body() -> None:
         try:
