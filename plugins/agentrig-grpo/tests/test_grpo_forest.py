@@ -159,9 +159,7 @@ def test_log_probs_and_gradients_equal_one_sample_at_a_time(make_model, monkeypa
     """In blocks of so many tokens, or in levels: the layout of a GPU, here by the CPU's kernel."""
     varlen = isinstance(block, str)
     if block == "long nodes":
-        monkeypatch.setattr(levels, "LONG", 3)  # these are computed by themselves, padded
-        for module in (levels, lse):
-            monkeypatch.setattr(module, "STEP", 2)
+        only_long_nodes(monkeypatch)
     elif not varlen:
         monkeypatch.setattr(attention, "BLOCK", block)  # long segments are split, and subtrees are joined
     kind, more = FAMILIES[family]
@@ -176,6 +174,12 @@ def test_log_probs_and_gradients_equal_one_sample_at_a_time(make_model, monkeypa
         check_equal(model, plain, samples, budget, varlen=varlen)
 
     equal()
+
+
+def only_long_nodes(patch):
+    """Nodes of two tokens are computed together with others of their shape, in even lengths."""
+    patch.setattr(levels, "LONG", 2)
+    patch.setattr(lse, "STEPS", ((1 << 62, 2),))
 
 
 def a_block_sees_beside_itself(patch):
@@ -255,6 +259,20 @@ def a_levels_gradient_is_left_out(patch):
     patch.setattr(lse.Sequences, "_cpu_backward", wrong)
 
 
+def padding_has_a_gradient(patch):
+    patch.setattr(levels.torch, "inf", 0.0)
+
+
+def padding_is_returned(patch):
+    right = levels.Padding.of
+
+    def wrong(spans, queries):
+        found = right(spans, queries)
+        return attrs.evolve(found, places=found.places.flip(0))
+
+    patch.setattr(levels.Padding, "of", wrong)
+
+
 OF_BLOCKS = [a_block_sees_beside_itself, positions_go_on, a_token_predicts_itself, a_call_is_dropped]
 OF_LEVELS = [
     a_level_is_left_out,
@@ -264,9 +282,10 @@ OF_LEVELS = [
     a_level_counts_half,
     a_levels_gradient_is_left_out,
 ]
+OF_LONG = [padding_has_a_gradient, padding_is_returned]
 
 
-@pytest.mark.parametrize("plant", [*OF_BLOCKS, *OF_LEVELS], ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("plant", [*OF_BLOCKS, *OF_LEVELS, *OF_LONG], ids=lambda plant: plant.__name__)
 def test_a_wrong_layout_is_found(make_model, monkeypatch, plant):
     model, plain = make_model(), make_model()
     scoring.prepare(model)
@@ -275,7 +294,9 @@ def test_a_wrong_layout_is_found(make_model, monkeypatch, plant):
     samples = [
         Triplet(prompt_ids=[*prompt, i], response_ids=[rng.randrange(5, 300) for _ in range(4)]) for i in (7, 7, 8, 9)
     ]
-    varlen = plant in OF_LEVELS
+    varlen = plant not in OF_BLOCKS
+    if plant in OF_LONG:
+        only_long_nodes(monkeypatch)
     check_equal(model, plain, samples, 30, varlen=varlen)
     plant(monkeypatch)
     with pytest.raises((AssertionError, TypeError)):
@@ -330,3 +351,19 @@ def test_a_requested_attention_is_not_replaced(make_model):
         logprobs, _ = scoring.score(model, sequences.collate(pack, share=False))
         expected = torch.cat([apart(plain, [samples[i]])[0] for i in pack.samples()])
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_long_nodes_of_one_shape_are_computed_together(monkeypatch):
+    only_long_nodes(monkeypatch)
+    starts = range(10, 80, 10)
+    samples = [Triplet(prompt_ids=[s, 1, 2], response_ids=[s + last, 3, 4, 5]) for s in starts for last in (1, 2)]
+    (pack,) = packs(grow(samples), 1000)
+    layout = levels.Levels.of(pack)
+    # seven prompts of three tokens with two answers of three: of each of these 21 the first two, and the third
+    *long, short = layout.own
+    assert [call.kernel.whole.cu_q.diff().tolist() for call in long] == [[2] * 8, [2] * 8, [2] * 4, [2]]
+    assert short.kernel.cu_q.diff().tolist() == [1] * 21
+    above = [call for call in layout.above if isinstance(call.kernel, lse.Long)]
+    # the seven tokens below a prompt's first two are padded to eight
+    assert [call.kernel.whole.cu_q.diff().tolist() for call in above[:3]] == [[8] * 4, [8] * 2, [8]]
+    assert above[0].padding.given[:8].tolist() == [2, 3, 4, 5, 6, 7, 8, 8]

@@ -8,25 +8,51 @@ are merged by their log-sum-exp (`agentrig.forest.lse`), which is exact.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
 import attrs
 import torch  # noqa: TID253  (imported with a learner only)
-from torch.nn import functional  # noqa: TID253
 
-from agentrig.forest.lse import STEP, Grads, Long, Sequences
+from agentrig.forest.lse import Grads, Long, Sequences, rounded_down, rounded_up
 from agentrig.forest.segments import Pack
 
 LONG = 2048
 """Fewest tokens of a node that is computed by itself: prompts of a thousand tokens are faster in one call for all."""
 
+MOST = 8
+"""Most long nodes that one kernel computes together."""
+
 Rows = tuple[int, int] | torch.Tensor
 """Some tokens of a pack: from one to before another, or by their numbers, [tokens]."""
 
 Results = tuple[torch.Tensor, torch.Tensor]
+
+
+@attrs.frozen(eq=False)
+class Padding:
+    """Queries that a kernel for fixed lengths has between those that were asked for; their results are not used.
+
+    Attributes:
+        given: The token of each query of the kernel, [queries of the kernel].
+        places: The places of those that were asked for, [queries].
+    """
+
+    given: torch.Tensor
+    places: torch.Tensor
+
+    @classmethod
+    def of(cls, spans: Sequence[tuple[int, int]], queries: int) -> Padding:
+        """Return it for spans of tokens with `queries` queries each; the last token of a span fills up the rest."""
+        given = [torch.arange(a, a + queries).clamp(max=b - 1) for a, b in spans]
+        places = [torch.arange(i * queries, i * queries + b - a) for i, (a, b) in enumerate(spans)]
+        return cls(torch.cat(given), torch.cat(places))
+
+    def to(self, device: torch.device) -> Padding:
+        """Return it on a device."""
+        return Padding(self.given.to(device), self.places.to(device))
 
 
 @attrs.frozen(eq=False)
@@ -37,92 +63,41 @@ class Call:
         q: The tokens of the queries; each token is there once in all calls to nodes of the same depth.
         k: The tokens of the keys.
         kernel: What computes it.
+        padding: The queries that the kernel has; None if these are `q`.
     """
 
     q: Rows
     k: Rows
-    kernel: Sequences
+    kernel: Sequences | Long
+    padding: Padding | None = None
 
     def to(self, device: torch.device) -> Call:
         """Return the call on a device."""
         q, k = (rows.to(device) if isinstance(rows, torch.Tensor) else rows for rows in (self.q, self.k))
-        return Call(q, k, self.kernel.to(device))
+        return Call(q, k, self.kernel.to(device), None if self.padding is None else self.padding.to(device))
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> Results:
         """Return the result of the call's queries and its log-sum-exp, from those of a pack."""
-        return self.kernel.forward(_take(q, self.q), _take(k, self.k), _take(v, self.k), scaling)
+        out, lse = self.kernel.forward(self._queries(q), _take(k, self.k), _take(v, self.k), scaling)
+        if self.padding is None:
+            return out, lse
+        return out.index_select(0, self.padding.places), lse.index_select(1, self.padding.places)
 
     def backward(
         self, gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
         lse: torch.Tensor, scaling: float | None,
     ) -> Grads:  # fmt: skip
         """Return the gradients of the call's queries, keys and values, from the tensors of a pack."""
-        gradient, q, out = (_take(x, self.q) for x in (gradient, q, out))
-        lse = lse.index_select(1, self.q) if isinstance(self.q, torch.Tensor) else lse[:, self.q[0] : self.q[1]]
-        return self.kernel.backward(gradient, q, _take(k, self.k), _take(v, self.k), out, lse, scaling)
-
-
-@attrs.frozen(eq=False)
-class Window:
-    """Attention of adjacent tokens to adjacent others, by a kernel for a multiple of `STEP` of each.
-
-    There are then more queries than were asked for. They are the tokens beside these, without a copy; where the pack
-    ends, they are padding.
-
-    Attributes:
-        q: The tokens of the queries, from one to before another.
-        k: The tokens of the keys; those of the queries if it is causal.
-        begin: The first query of the kernel.
-        kernel: What computes it.
-    """
-
-    q: tuple[int, int]
-    k: tuple[int, int]
-    begin: int
-    kernel: Long
-
-    @classmethod
-    def of(cls, q: tuple[int, int], k: tuple[int, int], tokens: int) -> Window:
-        """Return it for some tokens of a pack; `k` is `q`, or its length is a multiple of `STEP`.
-
-        Args:
-            q: The queries.
-            k: The keys.
-            tokens: Tokens of the pack.
-        """
-        causal, whole = q == k, -(-(q[1] - q[0]) // STEP) * STEP
-        # Keys before a causal query's own would be seen by it, keys after it are not.
-        begin = q[1] - whole if not causal and whole <= q[1] and q[0] + whole > tokens else q[0]
-        return cls(q, k, begin, Long.of(whole, whole if causal else k[1] - k[0], causal=causal))
-
-    def to(self, device: torch.device) -> Window:
-        """Return the call on a device."""
-        return attrs.evolve(self, kernel=self.kernel.to(device))
-
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> Results:
-        """Return the result of the call's queries and its log-sum-exp, from those of a pack."""
-        out, lse = self.kernel.forward(self._queries(q), self._keys(k), self._keys(v), scaling)
-        start, end = self.q[0] - self.begin, self.q[1] - self.begin
-        return out[start:end], lse[:, start:end]
-
-    def backward(
-        self, gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
-        lse: torch.Tensor, scaling: float | None,
-    ) -> Grads:  # fmt: skip
-        """Return the gradients of the call's queries, keys and values, from the tensors of a pack."""
-        start, end = self.q[0] - self.begin, self.q[1] - self.begin
-        after = self.kernel.queries - end
-        known = functional.pad(lse[:, self.q[0] : self.q[1]], (start, after), value=torch.inf)
         gradient, q, out = (self._queries(x) for x in (gradient, q, out))
-        dq, dk, dv = self.kernel.backward(gradient, q, self._keys(k), self._keys(v), out, known, scaling)
-        n = self.k[1] - self.k[0]
-        return dq[start:end], dk[:n], dv[:n]
+        lse = lse.index_select(1, self.q) if isinstance(self.q, torch.Tensor) else lse[:, self.q[0] : self.q[1]]
+        if self.padding is not None:
+            every = lse.new_full((len(lse), len(q)), torch.inf)
+            lse = every.index_copy_(1, self.padding.places, lse)
+        dq, dk, dv = self.kernel.backward(gradient, q, _take(k, self.k), _take(v, self.k), out, lse, scaling)
+        return (dq if self.padding is None else dq.index_select(0, self.padding.places)), dk, dv
 
     def _queries(self, x: torch.Tensor) -> torch.Tensor:
-        return _padded(x, self.begin, self.kernel.queries)
-
-    def _keys(self, x: torch.Tensor) -> torch.Tensor:
-        return self._queries(x) if self.q == self.k else x[self.k[0] : self.k[1]]
+        return _take(x, self.q if self.padding is None else self.padding.given)
 
 
 @attrs.frozen(eq=False)
@@ -134,18 +109,17 @@ class Levels:
         above: The tokens below branching nodes attend to these, depth by depth.
     """
 
-    own: Sequence[Call | Window]
-    above: Sequence[Call | Window]
+    own: Sequence[Call]
+    above: Sequence[Call]
 
     @classmethod
     def of(cls, pack: Pack) -> Levels:
         """Return a pack's layout."""
-        nodes = list(_nodes(pack))
-        own, above = list(_own(nodes, pack.tokens)), []
-        for depth in range(max(node.depth for node in nodes) + 1):
-            branching = [node for node in nodes if node.depth == depth and node.below > node.end]
-            above += list(_above(branching, pack.tokens))
-        return cls(own, above)
+        nodes = list(_cut(_nodes(pack)))
+        above: list[Call] = []
+        for depth in sorted({node.depth for node in nodes}):
+            above += _above([node for node in nodes if node.depth == depth and node.below > node.end])
+        return cls(list(_own(nodes)), above)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
         """Return the attention's result; see `agentrig.forest.attention.Layout`."""
@@ -167,6 +141,16 @@ class _Node:
     end: int
     below: int
     depth: int
+
+    @property
+    def tokens(self) -> int:
+        """Its length."""
+        return self.end - self.start
+
+    @property
+    def queries(self) -> int:
+        """How many tokens are below it."""
+        return self.below - self.end
 
 
 def _nodes(pack: Pack) -> Iterator[_Node]:
@@ -192,35 +176,58 @@ def _nodes(pack: Pack) -> Iterator[_Node]:
             yield _Node(start, spans[index][1], below[index], depths[index])
 
 
-def _own(nodes: Sequence[_Node], tokens: int) -> Iterator[Call | Window]:
-    """Make the calls in which each token attends to its own node."""
-    short = [node for node in nodes if node.end - node.start < LONG]
+def _cut(nodes: Iterable[_Node]) -> Iterator[_Node]:
+    """Cut long nodes at a length of `lse.STEPS`; the tokens after it are a node below, with the children."""
     for node in nodes:
-        if node.end - node.start >= LONG:
-            yield Window.of((node.start, node.end), (node.start, node.end), tokens)
+        depth = 2 * node.depth  # of the odd depths are the tokens after a cut
+        middle = node.start + rounded_down(node.tokens) if node.tokens >= LONG else node.end
+        yield attrs.evolve(node, end=middle, depth=depth)
+        if middle < node.end:
+            yield attrs.evolve(node, start=middle, depth=depth + 1)
+
+
+def _own(nodes: Sequence[_Node]) -> Iterator[Call]:
+    """Make the calls in which each token attends to its own node."""
+    for some in _alike(nodes, lambda node: (node.tokens,)):
+        rows = _rows([(node.start, node.end) for node in some])
+        length = some[0].tokens
+        yield Call(rows, rows, Long.of(len(some), length, length, causal=True))
+    short = [node for node in nodes if node.tokens < LONG]
     if short:
-        lengths = [node.end - node.start for node in short]
+        lengths = [node.tokens for node in short]
         rows = _rows([(node.start, node.end) for node in short])
         yield Call(rows, rows, Sequences.of(lengths, lengths, causal=True))
 
 
-def _above(branching: Sequence[_Node], tokens: int) -> Iterator[Call | Window]:
+def _above(branching: Sequence[_Node]) -> Iterator[Call]:
     """Make the calls in which the tokens below some nodes of the same depth attend to these."""
-    rest: list[tuple[_Node, int]] = []
-    for node in branching:
-        start = node.start
-        if node.end - node.start >= LONG and node.below - node.end >= STEP:
-            start = node.end - (node.end - node.start) % STEP
-            yield Window.of((node.end, node.below), (node.start, start), tokens)
-        if start < node.end:
-            rest.append((node, start))
-    if rest:
-        q, k = [node.below - node.end for node, _ in rest], [node.end - start for node, start in rest]
-        yield Call(
-            _rows([(node.end, node.below) for node, _ in rest]),
-            _rows([(start, node.end) for node, start in rest]),
-            Sequences.of(q, k, causal=False),
-        )
+
+    def call_of(nodes: Sequence[_Node], kernel: Sequences | Long, queries: int | None) -> Call:
+        below = [(node.end, node.below) for node in nodes]
+        exact = queries is None or all(node.queries == queries for node in nodes)
+        padding = None if queries is None or exact else Padding.of(below, queries)
+        return Call(_rows(below), _rows([(node.start, node.end) for node in nodes]), kernel, padding)
+
+    for some in _alike(branching, lambda node: (rounded_up(node.queries), node.tokens)):
+        queries = rounded_up(some[0].queries)
+        yield call_of(some, Long.of(len(some), queries, some[0].tokens, causal=False), queries)
+    short = [node for node in branching if node.tokens < LONG]
+    if short:
+        sizes = [node.queries for node in short], [node.tokens for node in short]
+        yield call_of(short, Sequences.of(*sizes, causal=False), None)
+
+
+def _alike(nodes: Iterable[_Node], shape: Callable[[_Node], tuple[int, ...]]) -> Iterator[list[_Node]]:
+    """Group long nodes of one shape by 1, 2, 4 or 8: one kernel computes them, and cuDNN prepares for few numbers."""
+    groups: dict[tuple[int, ...], list[_Node]] = {}
+    for node in nodes:
+        if node.tokens >= LONG:
+            groups.setdefault(shape(node), []).append(node)
+    for some in groups.values():
+        while some:
+            count = min(MOST, 1 << (len(some).bit_length() - 1))
+            yield some[:count]
+            some = some[count:]
 
 
 def _rows(spans: Sequence[tuple[int, int]]) -> Rows:
@@ -239,14 +246,11 @@ class _Merged(torch.autograd.Function):
         """Compute the result, [tokens, heads, size]."""
         out = torch.empty_like(q)
         lse = q.new_empty((q.shape[1], len(q)), dtype=torch.promote_types(q.dtype, torch.float))
+        merge = _merge_on_cuda if _on_cuda(q) else _merge
         for call in layout.own:
-            one, its = call.forward(q, k, v, scaling)
-            _put(out, call.q, one)
-            _put(lse.t(), call.q, its.t())
+            merge(out, lse, call.q, *call.forward(q, k, v, scaling), first=True)
         for call in layout.above:
-            one, its = call.forward(q, k, v, scaling)
-            merge = _merge_on_cuda if q.is_cuda and not _is_fake(q) else _merge
-            merge(out, lse, call.q, one, its)
+            merge(out, lse, call.q, *call.forward(q, k, v, scaling), first=False)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.layout, ctx.scaling = layout, scaling
         return out
@@ -259,14 +263,19 @@ class _Merged(torch.autograd.Function):
         grads = [torch.empty_like(x) for x in (q, k, v)]
         for number, call in enumerate([*ctx.layout.own, *ctx.layout.above]):
             parts = call.backward(gradient, q, k, v, out, lse, ctx.scaling)
-            save = _put if number < len(ctx.layout.own) else _add
             for whole, part, rows in zip(grads, parts, (call.q, call.k, call.k), strict=True):
-                save(whole, rows, part)
+                _add(whole, rows, part, first=number < len(ctx.layout.own))
         return (*grads, None, None)
 
 
-def _merge(out: torch.Tensor, lse: torch.Tensor, rows: Rows, one: torch.Tensor, its: torch.Tensor) -> None:
-    """Merge a call's results into those of its rows so far."""
+def _merge(
+    out: torch.Tensor, lse: torch.Tensor, rows: Rows, one: torch.Tensor, its: torch.Tensor, *, first: bool
+) -> None:
+    """Merge a call's results into those of its rows so far; with `first` there are none."""
+    if first:
+        _put(out, rows, one)
+        _put(lse.t(), rows, its.t())
+        return
     before = _take(lse.t(), rows).t()
     share = torch.sigmoid(its - before).t()[..., None]
     merged = torch.lerp(_take(out, rows).to(share.dtype), one.to(share.dtype), share)
@@ -274,14 +283,18 @@ def _merge(out: torch.Tensor, lse: torch.Tensor, rows: Rows, one: torch.Tensor, 
     _put(lse.t(), rows, torch.logaddexp(before, its).t())
 
 
-def _merge_on_cuda(out: torch.Tensor, lse: torch.Tensor, rows: Rows, one: torch.Tensor, its: torch.Tensor) -> None:
-    """Do the same with one kernel, where there is Triton."""
-    if not _has_triton():
-        _merge(out, lse, rows, one, its)
-        return
+def _merge_on_cuda(
+    out: torch.Tensor, lse: torch.Tensor, rows: Rows, one: torch.Tensor, its: torch.Tensor, *, first: bool
+) -> None:
+    """Do the same with one kernel."""
     from agentrig.forest import triton_merge
 
-    triton_merge.merge(out, lse, rows, one, its)
+    triton_merge.merge(out, lse, rows, one, its, first=first)
+
+
+def _on_cuda(x: torch.Tensor) -> bool:
+    """Return whether Triton's kernels compute there."""
+    return x.is_cuda and not _is_fake(x) and _has_triton()
 
 
 @functools.cache
@@ -295,13 +308,6 @@ def _is_fake(x: torch.Tensor) -> bool:
     return isinstance(x, FakeTensor)
 
 
-def _padded(x: torch.Tensor, begin: int, length: int) -> torch.Tensor:
-    """Return rows from `begin` on, with zeros after the last."""
-    found = x[begin : begin + length]
-    missing = length - len(found)
-    return functional.pad(found, (0, 0) * (x.dim() - 1) + (0, missing)) if missing else found
-
-
 def _take(x: torch.Tensor, rows: Rows) -> torch.Tensor:
     return x.index_select(0, rows) if isinstance(rows, torch.Tensor) else x[rows[0] : rows[1]]
 
@@ -313,8 +319,15 @@ def _put(x: torch.Tensor, rows: Rows, values: torch.Tensor) -> None:
         x[rows[0] : rows[1]] = values
 
 
-def _add(x: torch.Tensor, rows: Rows, values: torch.Tensor) -> None:
-    if isinstance(rows, torch.Tensor):
+def _add(x: torch.Tensor, rows: Rows, values: torch.Tensor, *, first: bool) -> None:
+    """Add to rows, or with `first` put values there."""
+    if isinstance(rows, torch.Tensor) and _on_cuda(x):
+        from agentrig.forest import triton_merge
+
+        triton_merge.add(x, rows, values, first=first)
+    elif first:
+        _put(x, rows, values)
+    elif isinstance(rows, torch.Tensor):
         x.index_add_(0, rows, values)
     else:
         x[rows[0] : rows[1]] += values

@@ -21,8 +21,9 @@ import attrs
 import numpy as np
 import torch  # noqa: TID253  (imported with a learner only)
 
-STEP = 512
-"""Queries of one long sequence are padded to a multiple of this: cuDNN prepares for each new shape, in 0.1 s."""
+STEPS = ((2048, 128), (4096, 256), (1 << 62, 512))
+"""Lengths below the first number are rounded to a multiple of the second for a kernel that is made for one shape: cuDNN
+prepares for each new one, in 0.1 s."""
 
 Grads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -112,33 +113,41 @@ class Sequences:
         return zip(pairwise(self.cu_q.tolist()), pairwise(self.cu_k.tolist()), strict=True)
 
 
+def rounded_down(length: int) -> int:
+    """Return the largest length of `STEPS` that is not larger."""
+    return length // _step(length) * _step(length)
+
+
+def rounded_up(length: int) -> int:
+    """Return the smallest length of `STEPS` that is not smaller."""
+    return -(-length // _step(length)) * _step(length)
+
+
+def _step(length: int) -> int:
+    return next(step for most, step in STEPS if length < most)
+
+
 @attrs.frozen(eq=False)
 class Long:
-    """One long sequence, for cuDNN, which is almost twice as fast as FlashAttention there; where it is not, as above.
+    """Long sequences of one shape, for cuDNN, which is almost twice as fast as FlashAttention there.
 
-    The number of queries is a multiple of `STEP`, and so is that of keys. Queries that are not among those asked for
-    are other tokens beside them, or padding: their results are not used, and with a log-sum-exp of infinity they have
-    no part in the gradients of keys and values.
+    Where it is not, as above. One kernel computes all of them: with one alone many multiprocessors have nothing to do
+    at its end. Queries that are not among those asked for have no part in the gradients of keys and values if their
+    log-sum-exp is infinity.
 
     Attributes:
-        whole: The sequence.
+        whole: The sequences.
     """
 
     whole: Sequences
 
     @classmethod
-    def of(cls, q: int, k: int, *, causal: bool) -> Long:
-        """Return it from its lengths, multiples of `STEP`."""
-        assert q % STEP == k % STEP == 0
-        return cls(Sequences.of([q], [k], causal=causal))
-
-    @property
-    def queries(self) -> int:
-        """The number of queries."""
-        return self.whole.max_q
+    def of(cls, count: int, q: int, k: int, *, causal: bool) -> Long:
+        """Return some sequences with q queries and k keys each."""
+        return cls(Sequences.of([q] * count, [k] * count, causal=causal))
 
     def to(self, device: torch.device) -> Long:
-        """Return it on a device."""
+        """Return them on a device."""
         return Long(self.whole.to(device))
 
     def forward(
@@ -148,9 +157,10 @@ class Long:
         if not _has_cudnn(q):
             return self.whole.forward(q, k, v, scaling)
         found = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            _row(q), _row(k), _row(v), None, True, 0.0, self.whole.causal, False, scale=scaling
+            *(self._batch(x) for x in (q, k, v)), None, True, 0.0, self.whole.causal, False, scale=scaling
         )
-        return found[0][0].transpose(0, 1), found[1].view(q.shape[1], -1)
+        lse = found[1].view(self._count, q.shape[1], -1).transpose(0, 1)
+        return _flat(found[0]), lse.reshape(q.shape[1], -1)
 
     def backward(
         self, gradient: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
@@ -160,12 +170,26 @@ class Long:
         if not _has_cudnn(q):
             return self.whole.backward(gradient, q, k, v, out, lse, scaling)
         dropout = torch.empty((), dtype=torch.int64, device=q.device)  # seed and offset; without dropout not read
+        its = lse.unflatten(1, (self._count, -1)).transpose(0, 1).contiguous()[..., None]
         grads = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-            _row(gradient), _row(q), _row(k), _row(v), _row(out), lse.contiguous()[None, :, :, None], dropout,
-            dropout, None, None, None, len(q), len(k), 0.0, self.whole.causal, scale=scaling,
+            *(self._batch(x) for x in (gradient, q, k, v, out)), its, dropout, dropout, None, None, None,
+            self.whole.max_q, self.whole.max_k, 0.0, self.whole.causal, scale=scaling,
         )  # fmt: skip
-        dq, dk, dv = (x[0].transpose(0, 1) for x in grads)
+        dq, dk, dv = (_flat(x) for x in grads)
         return dq, dk, dv
+
+    @property
+    def _count(self) -> int:
+        return len(self.whole.cu_q) - 1
+
+    def _batch(self, x: torch.Tensor) -> torch.Tensor:
+        """Return sequences one after the other as [sequences, heads, tokens, size]."""
+        return x.unflatten(0, (self._count, -1)).transpose(1, 2)
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    """Return what `_batch` was made of."""
+    return x.transpose(1, 2).flatten(0, 1)
 
 
 def _has_cudnn(q: torch.Tensor) -> bool:

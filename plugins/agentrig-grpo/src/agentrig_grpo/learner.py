@@ -6,7 +6,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -97,6 +97,7 @@ class Learner:
         self._proof = StepProof(self.trained, config)
         self.used = Used(0)
         self.furthest: tuple[float, TrainSample] | None = None
+        self._start: Callable[[], str] | None = None  # what returns the digest of the step's start
         self._samples: Sequence[TrainSample] = ()  # of the step, until their digest is made
         self._earlier: dict[str, torch.Tensor] = {}  # what the model computed with before the latest update
 
@@ -129,7 +130,7 @@ class Learner:
 
         An update with a gradient that is not finite is skipped; `grad_norm` is then NaN or infinite.
         """
-        begun = state_digest(self.trained, self.optimizer, self.updates)  # a device sums it meanwhile
+        self._start = None
         self.digests = {
             "made_with": made_with(self._device, self._dtype),
             "advantages": advantages_digest(samples),
@@ -140,7 +141,7 @@ class Learner:
         if not samples:
             self._earlier = {}
             self._note_samples()
-            self.digests |= {"start": begun(), "weights": tensor_digests(self.trained)}
+            self.digests |= {"start": self._begun()(), "weights": tensor_digests(self.trained)}
             return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
         start = time.perf_counter()
         figures = Figures()
@@ -165,7 +166,7 @@ class Learner:
         }
         self._note_samples()
         batches, new = text_digest(figures.batches), tensor_digests(self.trained)
-        self.digests |= {"start": begun(), "batches": batches, "weights": new}
+        self.digests |= {"start": self._begun()(), "batches": batches, "weights": new}
         return metrics
 
     def _one_update(self, samples: Sequence[TrainSample], figures: Figures, places: Sequence[int], step: int) -> None:
@@ -226,6 +227,7 @@ class Learner:
             figures.tokens += len(batch.targets)
             parts.append(of_pass(loss, out, entropy, config.rollout_is_threshold))
         look = self._proof.look(self.optimizer)
+        self._begun()  # not earlier: the device would wait for it
         self._note_samples()
         figures.add(parts)  # it waits for a device: what the host alone does comes before it
         if figures.sampled_difference is None:
@@ -258,6 +260,12 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         figures.updates += 1
         self.used.train([places[i] for i in active], in_loss.tolist())
+
+    def _begun(self) -> Callable[[], str]:
+        """Return what returns the digest of what the step began with; called before its first update, it begins it."""
+        if self._start is None:
+            self._start = state_digest(self.trained, self.optimizer, self.updates)
+        return self._start
 
     def _note_samples(self) -> None:
         """Add the digest of the step's samples, unless it is there: while a device computes, it costs no time."""
