@@ -170,7 +170,7 @@ class Long:
         if not _has_cudnn(q):
             return self.whole.backward(gradient, q, k, v, out, lse, scaling)
         dropout = torch.empty((), dtype=torch.int64, device=q.device)  # seed and offset; without dropout not read
-        its = lse.unflatten(1, (self._count, -1)).transpose(0, 1).contiguous()[..., None]
+        its = lse.reshape(len(lse), self._count, -1).transpose(0, 1).contiguous()[..., None]
         grads = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *(self._batch(x) for x in (gradient, q, k, v, out)), its, dropout, dropout, None, None, None,
             self.whole.max_q, self.whole.max_k, 0.0, self.whole.causal, scale=scaling,
@@ -184,7 +184,7 @@ class Long:
 
     def _batch(self, x: torch.Tensor) -> torch.Tensor:
         """Return sequences one after the other as [sequences, heads, tokens, size]."""
-        return x.unflatten(0, (self._count, -1)).transpose(1, 2)
+        return x.reshape(self._count, -1, *x.shape[1:]).transpose(1, 2)
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
