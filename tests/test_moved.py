@@ -165,7 +165,8 @@ def ended() -> Callable[[str, str], Any]:
         for path in (word for word in advice.split() if word.startswith("agentrig")):  # what it names is there
             where, _, of = path.rpartition(".")
             try:
-                assert hasattr(importlib.import_module(where), of)
+                holder = importlib.import_module(where)
+                assert hasattr(holder, of) or importlib.import_module(path)  # a module that nothing has imported yet
             except ModuleNotFoundError:  # a method
                 where, _, cls = where.rpartition(".")
                 assert hasattr(getattr(importlib.import_module(where), cls), of)
