@@ -1,8 +1,8 @@
 """Attention within a pack by a GPU's fastest kernels, without a copy of a prefix's keys for each branch.
 
-A run of segments without a branch is a node. Each token attends to its own node, causally. Then the tokens below a
-branching node attend to that node, all of whose tokens come before theirs: for each depth one more call. The results
-are merged by their log-sum-exp (`agentrig.forest.lse`), which is exact.
+A run of segments without a branch is a node; a long one is cut in two. Each token attends to its own node, causally.
+Then the tokens below a branching node attend to that node, all of whose tokens come before theirs: for each depth one
+more call. The results are merged by their log-sum-exp (`agentrig.forest.lse`), which is exact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentrig.forest.lse import Grads, Long, Sequences, rounded_down, rounded_up
 from agentrig.forest.segments import Pack
 
 LONG = 2048
-"""Fewest tokens of a node that is computed by itself: prompts of a thousand tokens are faster in one call for all."""
+"""Fewest tokens of a node that is computed with those of its shape only; shorter are faster in one call for all."""
 
 MOST = 8
 """Most long nodes that one kernel computes together."""
@@ -201,20 +201,22 @@ def _own(nodes: Sequence[_Node]) -> Iterator[Call]:
 
 def _above(branching: Sequence[_Node]) -> Iterator[Call]:
     """Make the calls in which the tokens below some nodes of the same depth attend to these."""
-
-    def call_of(nodes: Sequence[_Node], kernel: Sequences | Long, queries: int | None) -> Call:
-        below = [(node.end, node.below) for node in nodes]
-        exact = queries is None or all(node.queries == queries for node in nodes)
-        padding = None if queries is None or exact else Padding.of(below, queries)
-        return Call(_rows(below), _rows([(node.start, node.end) for node in nodes]), kernel, padding)
-
     for some in _alike(branching, lambda node: (rounded_up(node.queries), node.tokens)):
         queries = rounded_up(some[0].queries)
-        yield call_of(some, Long.of(len(some), queries, some[0].tokens, causal=False), queries)
+        kernel = Long.of(len(some), queries, some[0].tokens, causal=False)
+        below, keys = _sides(some)
+        exact = all(node.queries == queries for node in some)
+        yield Call(_rows(below), _rows(keys), kernel, None if exact else Padding.of(below, queries))
     short = [node for node in branching if node.tokens < LONG]
     if short:
-        sizes = [node.queries for node in short], [node.tokens for node in short]
-        yield call_of(short, Sequences.of(*sizes, causal=False), None)
+        below, keys = _sides(short)
+        kernel_of_all = Sequences.of([n.queries for n in short], [n.tokens for n in short], causal=False)
+        yield Call(_rows(below), _rows(keys), kernel_of_all)
+
+
+def _sides(nodes: Sequence[_Node]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the tokens below some nodes, and their own."""
+    return [(node.end, node.below) for node in nodes], [(node.start, node.end) for node in nodes]
 
 
 def _alike(nodes: Iterable[_Node], shape: Callable[[_Node], tuple[int, ...]]) -> Iterator[list[_Node]]:
