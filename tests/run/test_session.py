@@ -498,3 +498,29 @@ def test_rollouts_of_a_server_without_the_weights_do_not_count(
     with pytest.raises(RunStopped, match=r"step 0: the model server http://127\.0\.0\.1:9/v1\S* does not answer"):
         train(toy_plan("algorithm.steps=2"))
     assert not (tmp_path / "runs" / "toy" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_rollouts_one_at_a_time_wait_for_the_proof_and_others_do_not(
+    model: ModelServer, toy_plan: MakePlan, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """A server that decodes a rollout and the probe together rounds otherwise: such a run could not repeat itself."""
+    real, seen = RunSession.plan_steps, []
+
+    def held() -> None:
+        end = time.monotonic() + (1.0 if threads == 1 else 60.0)
+        while not model.requests and time.monotonic() < end:
+            time.sleep(0.01)
+        seen.append(len(model.requests))
+
+    def begun(self: RunSession, steps: int) -> None:
+        real(self, steps)
+        dead = Endpoint(base_url="http://127.0.0.1:9/v1", model="policy")
+        learner: Any = None
+        self.delivery.begin(version=0, learner=learner, servers=[dead], context=64, prompt=lambda: [1, 2], held=held)
+
+    monkeypatch.setattr(RunSession, "plan_steps", begun)
+    with pytest.raises(RunStopped, match=r"step 0: the model server .* does not answer"):
+        train(toy_plan("algorithm.steps=2", "runners.n=1", f"runners.threads={threads}"))
+    (before,) = seen
+    assert (before > 0, len(model.requests) > 0) == (threads > 1, threads > 1)

@@ -153,8 +153,7 @@ def test_an_answer_twice_is_one_answer() -> None:
     ended = threading.Event()
 
     def twice(handler: Any, sent: dict[str, Any]) -> None:
-        for _ in range(2):
-            told.append(call_back(sent, {"answer": "4"}))
+        told.extend(call_back(sent, {"answer": "4"}) for _ in range(2))
         ended.set()
         handler.reply(200, b'{"answer": "5"}')
 

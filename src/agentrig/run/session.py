@@ -174,6 +174,7 @@ class RunSession:
         """Run, score, adapt, check and store a batch of rollouts."""
         self.begin()
         self._check_idle()
+        self._prove_first()
         versions = None if version is None else Versions(served=version, oldest=version)
         start = time.perf_counter()
         rollouts = self.engine.run(
@@ -197,6 +198,7 @@ class RunSession:
         """Start a batch of training rollouts; see `agentrig.algorithms.Session`."""
         self.begin()
         self._check_idle()
+        self._prove_first()
         versions = Versions.of(version, step=step, max_staleness=max_staleness)
 
         def run() -> list[Rollout]:
@@ -228,6 +230,14 @@ class RunSession:
                 f"the rollouts of step {self._ahead.step} are still under way: call `wait` of what `begin_rollouts` "
                 "returned before any other rollouts, validation or report"
             )
+
+    def _prove_first(self) -> None:
+        """Wait for the proof of the last transfer if rollouts come one at a time, so that such a run repeats itself.
+
+        A server rounds otherwise when it decodes a rollout and the probe in one batch.
+        """
+        if self.plan.runners.n * self.plan.runners.threads == 1:
+            self.delivery.settle()
 
     def close(self) -> None:
         """Stop the rollouts that `begin_rollouts` started and nobody waited for; the run calls this at its end."""
