@@ -273,6 +273,11 @@ def test_train_prints_its_summary(here: Path, model: ModelServer, toy_file: str)
     assert exported.exit_code == 0, exported.output
     assert (here / "model" / "number.json").is_file()
     assert invoke("export", "runs/one", "model").exit_code == 1
+    whole = here / "runs" / "one" / "checkpoints" / "step-00001" / "number.json"
+    whole.write_text(whole.read_text()[:-1])
+    damaged = invoke("export", "runs/one", "other")
+    assert (damaged.exit_code, "number.json has" in damaged.stderr) == (1, True), damaged.output
+    assert not (here / "other").exists()
 
     report = invoke("report", "runs/one", "--json")
     assert report.exit_code == 0, report.output
@@ -326,6 +331,35 @@ def test_stdout_has_only_json_whatever_an_agent_prints(here: Path, model: ModelS
     assert json.loads(done.stdout)["n"] == 2
     for said in ("an agent that prints", "as do its programs", "and its module"):
         assert said in done.stderr
+
+
+def test_eval_says_why_rollouts_failed_and_is_an_error_if_all_did(
+    here: Path, model: ModelServer, toy_file: str
+) -> None:
+    words = ["eval", "toy", "--plugin", toy_file, "--endpoint", model.url, "--split", "train", "--limit", "4"]
+    for shown in ([], ["--json"]):
+        result = invoke(*words, "tasks.do=['raise']", *shown)
+        assert result.exit_code == 1
+        assert "4 x agent-error: for example ValueError" in result.stderr
+        assert "no rollout has a reward: all 4 failed, so nothing was measured" in result.stderr
+        assert "No call to the model was recorded" not in result.stderr, "they ended before they asked"
+    assert json.loads(result.stdout)["accuracy"] is None
+    some = invoke(*words, "tasks.do=['', 'raise']")
+    assert some.exit_code == 0
+    assert "2 x agent-error: for example ValueError" in some.stderr
+    assert "n = 2" in some.stdout
+
+
+def test_eval_of_an_agent_whose_calls_do_not_count_warns(
+    here: Path, model: ModelServer, toy_file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["eval", "toy", "--plugin", toy_file, "--endpoint", model.url, "--split", "train", "--limit", "4"]
+    result = invoke(*words, "tasks.do=['no-call']")
+    assert result.exit_code == 0
+    assert "No call to the model was recorded" in caplog.text
+    caplog.clear()
+    assert invoke(*words, "tasks.do=['', 'no-call']").exit_code == 0
+    assert "No call" not in caplog.text
 
 
 def test_eval_of_a_model_that_the_server_lacks(here: Path, model: ModelServer, toy_file: str) -> None:

@@ -15,6 +15,7 @@ from agentrig.run.guards import (
     check_rewards,
     check_sampling,
     check_triplets,
+    unseen_calls,
     warn_of_constraints,
     warn_of_sampling,
 )
@@ -78,6 +79,20 @@ def test_no_recorded_calls() -> None:
     message = str(caught.value)
     assert "No call to the model was recorded" in message
     assert "Does the agent call endpoint.base_url?" in message
+
+
+def test_calls_that_all_failed_are_not_called_unrecorded() -> None:
+    trace = trace_of("write_query")
+    calls = tuple(attrs.evolve(s, error="HTTP 404: no model gpt-4o") if s.name == LLM_CALL else s for s in trace.spans)
+    swallowed = attrs.evolve(rollout(), trace=attrs.evolve(trace, spans=calls))
+    said = "All 2 calls to the model failed, for example: HTTP 404: no model gpt-4o"
+    assert unseen_calls([swallowed, swallowed]) == said
+    with pytest.raises(RunStopped, match=said):
+        check_triplets([swallowed, swallowed], step=1, adapter="agent-match")
+    assert unseen_calls([swallowed, rollout(trace=trace)]) == "", "one call counts"
+    ended = rollout(failure="agent-error", trace=trace_of())
+    assert unseen_calls([ended]) == "", "an agent that ended before it asked"
+    assert "No call to the model was recorded" in unseen_calls([rollout(trace=trace_of()), ended])
 
 
 def test_calls_without_token_ids() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -45,6 +46,8 @@ def steps_of(run: Path) -> list[int]:
         (["agent.use=toy-broken", "algorithm.steps=4"], "the agent toy-broken cannot be built"),
         (["algorithm.steps=1", "run.seed=2"], "has 3 steps already, and is to have 1 in all"),
         (["run.report=tst", "algorithm.steps=4"], 'there is no split "tst"'),
+        (["reward.use=own", "algorithm.steps=4"], "has the reward toy-parity, and reward.use=own names another one"),
+        (["tasks.use=mini-sql", "algorithm.steps=4"], "has the task set toy-tasks, and tasks.use=mini-sql names"),
     ],
 )
 def test_a_resume_that_fails_changes_nothing(finished: Path, overrides: Sequence[str], said: str) -> None:
@@ -53,6 +56,26 @@ def test_a_resume_that_fails_changes_nothing(finished: Path, overrides: Sequence
         train(resume_plan(finished, overrides=overrides, from_step=3), resume=finished)
     assert content(finished) == before
     assert json.loads(before["summary.json"])["accuracy"]["after"] == 0.5
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "interrupted"])
+def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(finished: Path, ended: bool) -> None:
+    shutil.rmtree(finished / "checkpoints")
+    if not ended:
+        (finished / "summary.json").unlink()
+    before = content(finished)
+    with pytest.raises(ConfigError, match=r"has no checkpoint any more(.|\n)*3 steps(.|\n)*Nothing was changed"):
+        train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
+    assert content(finished) == before
+
+
+def test_a_run_that_had_saved_nothing_starts_over_and_says_so(finished: Path) -> None:
+    shutil.rmtree(finished / "checkpoints")
+    for name in ("summary.json", "progress.json"):
+        (finished / name).unlink()
+    past = read_past(RunDirectory(finished))
+    assert (past.step, list(past.lines)) == (0, [])
+    assert past.warnings == ["no checkpoint had been saved yet: the run starts over, and its 3 steps are removed"]
 
 
 def test_two_resumes_at_once_are_refused(finished: Path) -> None:

@@ -68,9 +68,9 @@ class Registry:
         if hits:
             return hits[0]
         names, plain = [self.reference(c) for c in known], [c.spec.name for c in known]
-        none = "there are no" if kind == "runners" else "there is no"
+        none = {"runners": "there are no runners", "tasks": "there is no task set"}.get(kind, f"there is no {kind}")
         lines = [
-            f'{none} {kind} called "{name}".{nearest(name, plain if ":" not in name else names)}',
+            f'{none} called "{name}".{nearest(name, plain if ":" not in name else names)}',
             f"  {kind} components: {', '.join(names) or 'none'}",
         ]
         if name.endswith(".py"):

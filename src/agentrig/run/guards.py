@@ -11,7 +11,7 @@ from agentrig._moved import former
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.metrics import count_failures, reason_of
-from agentrig.traces import MISSED, SERVER, Span, Trace
+from agentrig.traces import LLM_CALL, MISSED, SERVER, Span, Trace
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def check_failures(rollouts: Sequence[Rollout], limit: float, *, step: int, mode
 
 
 def unseen_calls(rollouts: Sequence[Rollout]) -> str:
-    """Describe calls to the model that the tracer did not record, and what to do; '' if there are none."""
+    """Say why no call to the model counts: made past the tracer, all failed, or none made; '' if calls do."""
     missed: Counter[str] = Counter()
     for rollout in rollouts:
         for span in rollout.trace.spans:
@@ -75,19 +75,25 @@ def unseen_calls(rollouts: Sequence[Rollout]) -> str:
             f"{missed.total()} connections to the model's server were made by {libraries}: calls through these are not "
             f"recorded and not trained on. Call the model through {sees}."
         )
-    if any(rollout.trace.llm_calls() for rollout in rollouts):
+    calls = [span for rollout in rollouts for span in rollout.trace.spans if span.name == LLM_CALL]
+    failed = [span.error for span in calls if span.error is not None]
+    if len(failed) < len(calls):
         return ""
+    if failed:
+        return f"All {len(failed)} calls to the model failed, for example: {failed[0]}"
+    if rollouts and all(rollout.outcome.failure is not None for rollout in rollouts):
+        return ""  # the agents ended before they asked
     return (
         f"No call to the model was recorded. The tracer sees calls made through {sees} to /chat/completions, in the "
         "thread of the agent or one that copies its context.\n  Does the agent call endpoint.base_url?"
     )
 
 
-def warn_of_unseen(rollouts: Sequence[Rollout], *, step: int) -> bool:
+def warn_of_unseen(rollouts: Sequence[Rollout], *, step: int | None = None) -> bool:
     """Warn when the tracer did not record some calls of a step's rollouts; return whether that was so."""
     unseen = unseen_calls(rollouts)
     if unseen:
-        log.warning("step %d: %s", step, unseen)
+        log.warning("%s%s", "" if step is None else f"step {step}: ", unseen)
     return bool(unseen)
 
 

@@ -15,6 +15,9 @@ from agentrig.run.checkpoints import verify
 from agentrig.run.directory import RunDirectory, read_metrics
 from agentrig.run.manifest import FORMAT
 
+SAVED = "checkpoints"
+"""The key of `progress.json` that is true once a checkpoint was saved."""
+
 NEEDED = ("failures", "algorithm", "time_s", "step_s", "rollouts", "transitions_per_rollout")
 """The keys that a line of `metrics.jsonl` needs for the run's totals."""
 
@@ -50,7 +53,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         from_step: Resume from this step's checkpoint; None for the latest.
 
     Raises:
-        ConfigError: There is no checkpoint of that step.
+        ConfigError: There is no checkpoint of that step, or the run's checkpoints are gone.
         CheckpointDamaged: The checkpoint cannot be used; the message offers the one before.
     """
     run.checkpoints.recover()
@@ -60,10 +63,12 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             verify(checkpoint)
         except CheckpointDamaged as error:
             raise with_cure(error, run) from None
-    lines, damaged = read_metrics(run.path / "metrics.jsonl")
-    lines = [line for line in lines if line["step"] <= step and set(NEEDED) <= line.keys()]
-    summary = run.read_json("summary.json")
-    progress = dict(run.read_json("progress.json")) if step else {}
+    every, damaged = read_metrics(run.path / "metrics.jsonl")
+    summary, known = run.read_json("summary.json"), dict(run.read_json("progress.json"))
+    if checkpoint is None:
+        _check_never_saved(run, known.get(SAVED) or summary.get("complete"), len(every))
+    lines = [line for line in every if line["step"] <= step and set(NEEDED) <= line.keys()]
+    progress = known if step else {}
     progress.pop("after", None)  # from an earlier end of this run, before it was extended
     return Past(
         checkpoint=checkpoint,
@@ -71,9 +76,25 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         lines=lines,
         progress=progress,
         measured=run.measured(step) if step else {},
-        warnings=[*_losses(lines, damaged, step), *_lost_rollouts(run, step)],
+        warnings=[*_starts_over(step, len(every)), *_losses(lines, damaged, step), *_lost_rollouts(run, step)],
         ended=bool(summary.get("complete")) and step >= summary.get("steps", 0),
     )
+
+
+def _check_never_saved(run: RunDirectory, saved: Any, steps: int) -> None:
+    """Raise if a run without a checkpoint had one: to resume it would start over and remove its steps."""
+    if saved:
+        raise ConfigError(
+            f"{run.path} has no checkpoint any more, so it can't be resumed: its {steps} steps would be removed, and "
+            f"training would start over.\n  Nothing was changed. Restore {run.checkpoints.folder}, or start a new run"
+        )
+
+
+def _starts_over(step: int, steps: int) -> list[str]:
+    """Say that the steps of a run that had saved no checkpoint yet are lost."""
+    if step or not steps:
+        return []
+    return [f"no checkpoint had been saved yet: the run starts over, and its {steps} steps are removed"]
 
 
 def begin(run: RunDirectory, plan: Plan, facts: Mapping[str, Any], past: Past) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+
+MEASURE: Sequence[str] = ("reward", "tasks")
+"""The components that decide what a run's figures mean."""
+
+NOUNS: Mapping[str, str] = {"reward": "reward", "tasks": "task set"}
+"""How messages call them."""
 
 
 def resume_plan(
@@ -39,9 +45,12 @@ def resume_plan(
 
     Raises:
         ConfigError: It is not a run directory, or its format is later than this version, or this version does not
-            have its settings; or the run has ended and no override extends it.
+            have its settings; or the run has ended and no override extends it; or an override names another reward
+            or task set.
     """
     plan = recorded_plan(directory, overrides=overrides, observers=observers)
+    if any(word.partition("=")[0].strip() in {f"{kind}.use" for kind in MEASURE} for word in overrides):
+        _check_measure(directory, recorded_plan(directory), plan)
     summary = RunDirectory(directory).read_json("summary.json")
     steps = getattr(plan.configs["algorithm"], "steps", None)
     ended = from_step is None and bool(summary.get("complete"))
@@ -57,6 +66,17 @@ def resume_plan(
             f"of steps: agentrig train --resume {directory} {more}"
         )
     return plan
+
+
+def _check_measure(directory: Path, before: Plan, plan: Plan) -> None:
+    """Raise if a run would go on with another reward or other tasks: its figures would not be comparable."""
+    for kind in MEASURE:
+        old, new = (p.components[kind].spec.name for p in (before, plan))
+        if old != new:
+            raise ConfigError(
+                f"{directory} has the {NOUNS[kind]} {old}, and {kind}.use={new} names another one: rewards and "
+                "accuracies would not be comparable with those so far. That is a new run: leave out --resume"
+            )
 
 
 def recorded_plan(directory: Path, *, overrides: Sequence[str] = (), observers: Sequence[str] = ()) -> Plan:

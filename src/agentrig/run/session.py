@@ -38,7 +38,7 @@ from agentrig.run.guards import (
 from agentrig.run.ledger import Books, Ledger, totals
 from agentrig.run.lines import Lines
 from agentrig.run.metrics import audit_figures, component_means, count_failures, count_nodes
-from agentrig.run.past import Past
+from agentrig.run.past import SAVED, Past
 from agentrig.run.setup import make_server
 from agentrig.run.trends import SOLVED, Guards
 from agentrig.runners.engine import RolloutEngine
@@ -423,7 +423,11 @@ class RunSession:
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
         """Save a checkpoint, atomically."""
-        return self._run.save_checkpoint(step, write, keep=keep)
+        saved = self._run.save_checkpoint(step, write, keep=keep)
+        if not self._progress.get(SAVED):
+            self._progress[SAVED] = True
+            self._run.write_json("progress.json", self._progress)
+        return saved
 
     def note(self, text: str) -> None:
         """Implement `Session.note`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,10 @@ from agentrig.cli.options import (
     open_nothing,
     stdout_to_stderr,
 )
+from agentrig.errors import AgentrigError
+
+if TYPE_CHECKING:
+    from agentrig.run.evaluate import Evaluation
 
 
 @click.command("eval")
@@ -42,12 +46,15 @@ def eval_(
 ) -> None:
     """Measure a model through an agent: accuracy, its 95% interval, mean reward, a table per database.
 
+    Exit status 1 if every rollout failed: then nothing was measured.
+
     \b
     agentrig eval mini --checkpoint runs/mini-20260101-120000
     agentrig eval spider --endpoint http://127.0.0.1:8000/v1 --save predictions.jsonl --json
     """
     from agentrig.run.evaluate import eval_tasks, evaluate, prediction
-    from agentrig.text import json_text
+    from agentrig.run.metrics import reason_of
+    from agentrig.text import cut, json_text
 
     plan = make_plan(words, options)
     server = measured_server(endpoint, model, checkpoint)
@@ -55,9 +62,12 @@ def eval_(
     name, tasks = eval_tasks(plan, split, limit)
     where = server.base_url if server else str(checkpoint or "the starting model")
     click.echo(f"{len(tasks)} tasks of split {name}, model: {where}", err=True)
+    examples: dict[str, str] = {}
     with stdout_to_stderr(as_json), open(save, "w", encoding="utf-8") if save else open_nothing() as file:
 
         def each(rollout: Any) -> None:
+            if rollout.failure is not None:
+                examples.setdefault(rollout.failure, reason_of(rollout))
             if file is not None:
                 file.write(json_text(prediction(rollout)) + "\n")
 
@@ -69,10 +79,18 @@ def eval_(
             temperature=temperature,
             each=each,
         )
+    for kind, reason in examples.items():
+        click.echo(f"{found.failures[kind]} x {kind}: for example {cut(reason, 2000)}", err=True)
     if as_json:
         click.echo(json.dumps(found.as_dict()))
-        return
-    for database, (right, n) in found.databases.items():
+    else:
+        _show(found)
+    if found.accuracy is None:
+        raise AgentrigError(f"no rollout has a reward: all {len(tasks)} failed, so nothing was measured")
+
+
+def _show(found: Evaluation) -> None:
+    for database, (right, n) in found.databases.items() if any(found.databases) else ():
         click.echo(f"{database:<40} {right:>4} of {n:<4} {right / n:7.1%}")
     if found.accuracy is not None and found.ci95 is not None:
         click.echo(f"accuracy {found.accuracy:.1%}  (95%: {found.ci95[0]:.1%} to {found.ci95[1]:.1%}, n = {found.n})")

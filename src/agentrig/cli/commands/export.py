@@ -24,12 +24,25 @@ def export(run: Path, target: Path, check: bool) -> None:
     import shutil
 
     from agentrig.delivery.exported import check_export
-    from agentrig.errors import ConfigError
+    from agentrig.errors import CheckpointDamaged, ConfigError
+    from agentrig.run.checkpoints import verify
+    from agentrig.run.directory import RunDirectory
+    from agentrig.run.past import with_cure
 
     checkpoint = find_checkpoint(run)
+    assert checkpoint is not None
     if target.exists():
         raise ConfigError(f"{target} exists already: name another target, or delete it")
-    shutil.copytree(str(checkpoint), target, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
+    try:
+        verify(checkpoint)
+    except CheckpointDamaged as error:
+        raise (with_cure(error, RunDirectory(run)) if checkpoint != run else error) from None
+    try:
+        shutil.copytree(str(checkpoint), target, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
+        result = check_export(target, checkpoint) if check else ""
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)  # half a model, or another one, must not be taken for the export
+        raise
     click.echo(f"{checkpoint} -> {target}")
-    if check and checkpoint is not None:
-        click.echo(check_export(target, checkpoint))
+    if result:
+        click.echo(result)
