@@ -102,11 +102,13 @@ def test_roles(files: dict[str, Any]) -> None:
 def test_what_cannot_be_read_is_named(tmp_path: Path, files: dict[str, Any]) -> None:
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "rows.json").write_text('{"a": 1}')
+    (tmp_path / "rows.jsonl").write_text('\ufeff{"a": 1}\n\n{"a": 2\n', "utf-8")
     (tmp_path / "rows.txt").touch()
     for source, words in {
         tmp_path / "none.csv": r"there is no .*none.csv; a path .* starts in the current folder",
         tmp_path / "rows.parquet": "rows.parquet can't be read",
         tmp_path / "rows.json": "holds a dict; write a list of rows",
+        tmp_path / "rows.jsonl": r"rows.jsonl, line 3 is no JSON: Expecting ',' delimiter at column 8",
         tmp_path / "rows.txt": "unknown ending; lightning.tasks reads Parquet",
         tmp_path: "no folder that Dataset.save_to_disk wrote",
     }.items():

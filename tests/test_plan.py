@@ -233,7 +233,10 @@ def test_missing_sources(tmp_path: Path) -> None:
         resolve(str(tmp_path / "absent.toml"))
     with pytest.raises(ConfigError, match=r"looked in /.*\n  Give its path, or a recipe's name"):
         resolve("mine.toml")
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match="is a folder; give a recipe's name or a run file"):
+        resolve(f"{tmp_path}/")
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(ConfigError, match=r"is a run directory, not a run file(.|\n)*--resume(.|\n)*--checkpoint"):
         resolve(f"{tmp_path}/")
     with pytest.raises(LookupFailed, match="there is no recipe called"):
         resolve("no-such-recipe")

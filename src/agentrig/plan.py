@@ -185,6 +185,13 @@ def read_run_file(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"there is no run file {path} (looked in {Path.cwd()}).\n  Give its path, or a recipe's name without .toml"
         ) from None
+    except IsADirectoryError:
+        if not (path / "config.toml").is_file():
+            raise ConfigError(f"{path} is a folder; give a recipe's name or a run file") from None
+        raise ConfigError(
+            f"{path} is a run directory, not a run file. To continue it: agentrig train --resume {path}\n"
+            f"  To measure or try its model: agentrig eval (or dev) RECIPE --checkpoint {path}"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:

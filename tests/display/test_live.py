@@ -127,7 +127,7 @@ def test_an_error_closes_the_panel_and_names_the_last_step():
     shown.on_run_start(event=start())
     shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
     shown.on_run_error(event=RunError(directory=Path("runs/demo"), error=KeyboardInterrupt()))
-    assert "run ended after step 3 by KeyboardInterrupt: runs/demo" in buffer.getvalue()
+    assert "runs/demo: KeyboardInterrupt ended the run after step 3" in buffer.getvalue()
     assert buffer.getvalue().count("\x1b[?25l") == buffer.getvalue().count("\x1b[?25h") == 1  # the cursor is back
 
 

@@ -146,10 +146,23 @@ def test_a_constant_reward() -> None:
         check_rewards([rollout(0.0, answer="SELECT 2"), rollout(0.0), rollout(None)], step=1)
     message = str(caught.value)
     assert "step 1: all 2 rollouts got the reward 0, so every advantage is zero" in message
-    assert "'SELECT 2'" in message
+    assert 'for example, task t: "SELECT 2"' in message
     assert "easier tasks" in message
     assert "`agentrig warmup` makes one for your own tasks" in message
     assert "agentrig dev" in message
+
+
+def test_the_examples_of_a_constant_reward_are_unlike_answers() -> None:
+    with pytest.raises(RunStopped) as caught:
+        check_rewards([rollout(0.5, answer=a) for a in ("a", "a", "a", "b", "c", "d")], step=1)
+    shown = [line.split(" -> ")[0] for line in str(caught.value).splitlines() if "for example" in line]
+    assert shown == [f'  for example, task t: "{a}"' for a in "abc"]
+
+
+def test_rollouts_without_an_answer_are_named() -> None:
+    with pytest.raises(RunStopped, match="No rollout has an answer: does the agent return it") as caught:
+        check_rewards([rollout(0.0, answer=None)] * 2, step=1)
+    assert "easier tasks" not in str(caught.value)
 
 
 @pytest.mark.parametrize("values", [[0.0, 1.0], [1.0], [], [None, None]])

@@ -179,7 +179,7 @@ def test_a_stuck_rollout_ends_at_its_deadline_and_the_others_continue(model: Mod
     assert sorted(r.id for r in results) == [f"job-{i}" for i in range(6)]  # each once
     by_id = {r.id: r.outcome for r in results}
     assert {i: o.failure for i, o in by_id.items() if o.failure} == {"job-0": "deadline", "job-3": "deadline"}
-    assert "past its deadline of 3 s and its runner was killed" in by_id["job-0"].message
+    assert "past its deadline of 3 s (runners.deadline_s) and its runner was killed" in by_id["job-0"].message
     assert time.monotonic() - before < 20
     assert first not in pool.processes()
     assert pool.replaced >= 1

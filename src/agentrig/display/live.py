@@ -132,8 +132,8 @@ class LiveDisplay:
         """Close the panel and print the last step; the command line prints the error itself."""
         self.close()
         step = self._last.get("step")
-        where = "before its first step ended" if step is None else f"after step {step}"
-        self._say(f"run ended {where} by {type(event.error).__name__}: {event.directory}")
+        where = "before a step ended" if step is None else f"after step {step}"
+        self._say(f"{event.directory}: {type(event.error).__name__} ended the run {where}")
 
     def close(self) -> None:
         """Close the panel and leave its last content on the screen; does nothing when there is no panel."""

@@ -70,11 +70,18 @@ def _csv(path: Path) -> list[Any]:
 
 
 def _lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise AgentrigError(f"{path}, line {number} is no JSON: {error.msg} at column {error.colno}") from None
+    return rows
 
 
 def _json(path: Path) -> list[Any]:
-    rows = json.loads(path.read_text(encoding="utf-8"))
+    rows = json.loads(path.read_text(encoding="utf-8-sig"))
     if not isinstance(rows, list):
         raise AgentrigError(f"{path} holds a {type(rows).__name__}; write a list of rows")
     return rows

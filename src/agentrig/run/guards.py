@@ -11,6 +11,7 @@ from agentrig._moved import former
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.metrics import count_failures, reason_of
+from agentrig.text import cut, json_text
 from agentrig.traces import LLM_CALL, MISSED, SERVER, Span, Trace
 
 log = logging.getLogger(__name__)
@@ -232,17 +233,21 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:
     """Stop when all rollouts of a training step got the same reward: every advantage would be zero."""
     if not same_reward(rollouts):
         return
-    values = [r.value for r in rollouts if r.value is not None]
-    samples = [r for r in rollouts if r.value is not None][:3]
-    lines = [f"step {step}: all {len(values)} rollouts got the reward {values[0]:g}, so every advantage is zero."]
+    scored = [r for r in rollouts if r.value is not None]
+    samples = list({json_text(r.outcome.answer): r for r in reversed(scored)}.values())[-3:][::-1]  # unlike ones
+    lines = [f"step {step}: all {len(scored)} rollouts got the reward {scored[0].value:g}, so every advantage is zero."]
     lines += [
-        f"  for example: {str(r.outcome.answer)[:200]!r} -> {dict(r.score.details) if r.score else {}}" for r in samples
+        f"  for example, task {r.task.id}: {cut(json_text(r.outcome.answer), 200)} -> "
+        f"{dict(r.score.details) if r.score else {}}"
+        for r in samples
     ]
     cause = "constant-reward"
-    if all(r.correct for r in rollouts if r.value is not None):
+    if all(r.outcome.answer is None for r in scored):
+        cure = "No rollout has an answer: does the agent return it?"
+    elif all(r.correct for r in scored):
         cause = "tasks-too-easy"
         cure = "All correct: use harder tasks, these teach nothing. Or does the reward ignore the answer?"
-    elif values[0] <= 0.0:
+    elif (scored[0].value or 0.0) <= 0.0:
         cause = "tasks-too-hard"
         cure = (
             "All wrong: use easier tasks, or a model that is sometimes right (algorithm.model). The small model that "

@@ -248,7 +248,8 @@ class BasePool(abc.ABC, Generic[W]):
             self.replaced += 1
             for job_id in overdue:
                 job, started = worker.jobs.pop(job_id)
-                reason = f"the rollout ran past its deadline of {self._deadline_s:g} s and its runner was killed"
+                limit = f"{self._deadline_s:g} s (runners.deadline_s)"
+                reason = f"the rollout ran past its deadline of {limit} and its runner was killed"
                 failed.append(job.failed("deadline", reason, started))
                 self._lost.pop(job_id, None)
             self._waiting.extendleft(
