@@ -64,7 +64,7 @@ def test_a_run_that_has_lost_its_checkpoints_does_not_start_over(finished: Path,
     if not ended:
         (finished / "summary.json").unlink()
     before = content(finished)
-    with pytest.raises(ConfigError, match=r"has no checkpoint any more(.|\n)*3 steps(.|\n)*Nothing was changed"):
+    with pytest.raises(ConfigError, match=r"has no checkpoint to resume from(.|\n)*3 steps(.|\n)*Nothing was changed"):
         train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)
     assert content(finished) == before
 

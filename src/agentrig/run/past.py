@@ -85,8 +85,8 @@ def _check_never_saved(run: RunDirectory, saved: Any, steps: int) -> None:
     """Raise if a run without a checkpoint had one: to resume it would start over and remove its steps."""
     if saved:
         raise ConfigError(
-            f"{run.path} has no checkpoint any more, so it can't be resumed: its {steps} steps would be removed, and "
-            f"training would start over.\n  Nothing was changed. Restore {run.checkpoints.folder}, or start a new run"
+            f"{run.path} has no checkpoint to resume from: its {steps} steps would be removed, and training would "
+            f"start over.\n  Nothing was changed. Restore {run.checkpoints.folder}, or start a new run"
         )
 
 
