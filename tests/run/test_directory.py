@@ -15,7 +15,7 @@ from rollouts import rollout, trace_of
 
 from agentrig import Task, Triplet
 from agentrig.errors import ConfigError, RunFileError
-from agentrig.plan import Plan
+from agentrig.plan import Plan, resolve
 from agentrig.run.directory import RunDirectory
 from agentrig.run.manifest import manifest, manifest_changes
 
@@ -152,19 +152,24 @@ def test_the_manifest_is_complete(toy_plan: Callable[..., Plan]) -> None:
     json.dumps(facts)
 
 
-def test_a_resumed_run_reports_what_has_changed(toy_plan: Callable[..., Plan]) -> None:
-    plan = toy_plan()
+def test_a_resumed_run_reports_what_has_changed(tmp_path: Path, toy_file: str) -> None:
+    file = tmp_path / "own.py"
+    shutil.copy(toy_file, file)
+    plan = resolve("toy", files=[str(file)])
 
     def facts(*tasks: Task) -> dict[str, Any]:
         return manifest(plan, plan.build("hardware"), {"train": ("train", tasks)})
 
-    before, after = facts(Task(id="a", input={})), facts(Task(id="b", input={}))
+    before = facts(Task(id="a", input={}))
+    file.write_text(file.read_text() + "# half the reward\n")
+    after = facts(Task(id="b", input={}))
     assert manifest_changes(before, before) == []
     after["components"]["reward"]["version"] = "2"
     after["hardware"] = {"name": "cuda"}
     assert manifest_changes(before, after) == [
         "the train tasks (split train) have changed since this run started",
         "reward toy-parity is 2 now; this run started with -",
+        f"the plugin file {file} has changed since this run started",
         "this run started on cpu and continues on cuda",
     ]
     assert manifest_changes({}, after) == []

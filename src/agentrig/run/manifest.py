@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -49,6 +51,7 @@ def manifest(plan: Plan, hardware: Hardware, splits: Mapping[str, tuple[str, Seq
             kind: {"name": c.spec.name, "distribution": c.distribution, "version": c.version}
             for kind, c in plan.components.items()
         },
+        "files": {file: _sha256(file) for file in plan.run.plugins},
         "observers": [
             {"name": c.spec.name, "distribution": c.distribution, "version": c.version} for c, _ in plan.observers
         ],
@@ -74,10 +77,18 @@ def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
     for kind, c in after["components"].items():
         if versions.get(kind, c["version"]) != c["version"]:
             changes.append(f"{kind} {c['name']} is {c['version']} now; this run started with {versions[kind]}")
+    contents = before.get("files", {})
+    for file, now in after["files"].items():
+        if contents.get(file, now) != now:
+            changes.append(f"the plugin file {file} has changed since this run started")
     hardware = before.get("hardware", after["hardware"])["name"]
     if hardware != after["hardware"]["name"]:
         changes.append(f"this run started on {hardware} and continues on {after['hardware']['name']}")
     return changes
+
+
+def _sha256(file: str) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def _versions() -> Iterator[tuple[str, str]]:
