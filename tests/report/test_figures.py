@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import product
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from agentrig.report import figures
+from agentrig.report.page import view
 from agentrig.report.reading import read_run
+from agentrig.report.table import row_of
 from agentrig.testing.run_directory import write_run
 
 
@@ -50,6 +53,25 @@ def test_smoothing_is_the_mean_of_the_last_16():
     assert curve[0] == values[0]
     assert curve[3] == pytest.approx(sum(values[:4]) / 4)
     assert curve[39] == pytest.approx(sum(values[24:40]) / 16)
+
+
+def test_the_best_validation_is_one_measurement(tmp_path: Path):
+    """Its accuracy and its mean reward are those of the same step, also if that is the start."""
+    made = write_run(tmp_path / "run", steps=4)
+
+    def best() -> list[tuple[str, str, str]]:
+        run = read_run(made)
+        tiles = view(run, row_of(run), whole=False)["tiles"]
+        return [tile for tile in tiles if tile[0] == "best validation"]
+
+    lines = [json.loads(line) for line in (made / "metrics.jsonl").read_text().splitlines()]
+    for line, (accuracy, reward) in zip(lines, [(0.5, 0.6), (0.4, 0.9), (0.3, 0.7), (0.2, 0.5)], strict=True):
+        line["validation_accuracy"], line["validation_reward"] = accuracy, reward
+    (made / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert best() == [("best validation", "50.0%", "step 1, mean reward 0.6")]
+    measured = {**json.loads((made / "progress.json").read_text()), "validation_before": 0.7}
+    (made / "progress.json").write_text(json.dumps({**measured, "validation_reward_before": 0.8}))
+    assert best() == [("best validation", "70.0%", "before training, mean reward 0.8")]
 
 
 def test_change_compares_the_ends(tmp_path: Path):

@@ -64,6 +64,13 @@ def validation(run: RunData) -> tuple[list[int], list[float]]:
     return (steps, values) if before is None else ([0, *steps], [before, *values])
 
 
+def validation_rewards(run: RunData) -> dict[int, float]:
+    """Return the mean reward on the validation split by step; step 0 is before training."""
+    before = number(run.progress.get("validation_reward_before"))
+    found = dict(zip(*series(run, "validation_reward"), strict=True))
+    return found if before is None else {0: before, **found}
+
+
 @attrs.frozen
 class Change:
     """A metric at the start and at the end of a run; equal if there is only one value."""

@@ -221,8 +221,11 @@ def _tiles(run: RunData, row: Mapping[str, Any], rollouts: Mapping[str, int]) ->
     if reward is not None:
         tiles.append(("training reward", f"{reward.first:.3f} → {reward.last:.3f}", "first and last steps"))
     if best is not None:
-        _, validated = figures.series(run, "validation_reward")
-        remark = f"mean reward {figure(max(validated))} at best" if validated else ""
+        steps, values = figures.validation(run)
+        at = steps[values.index(best)]
+        reward_at = figures.validation_rewards(run).get(at)
+        where = f"step {at}" if at else "before training"
+        remark = where if reward_at is None else f"{where}, mean reward {figure(reward_at)}"
         tiles.append(("best validation", f"{percent(best)}%", remark))
     if speed is not None:
         tiles.append(("rollouts a second", figure(speed), "" if tokens is None else f"{count(round(tokens))} tokens/s"))
