@@ -68,9 +68,9 @@ class Registry:
         if hits:
             return hits[0]
         names, plain = [self.reference(c) for c in known], [c.spec.name for c in known]
-        none = {"runners": "there are no runners", "tasks": "there is no task set"}.get(kind, f"there is no {kind}")
+        none = "there are no" if kind == "runners" else "there is no"
         lines = [
-            f'{none} called "{name}".{nearest(name, plain if ":" not in name else names)}',
+            f'{none} {noun_of(kind)} called "{name}".{nearest(name, plain if ":" not in name else names)}',
             f"  {kind} components: {', '.join(names) or 'none'}",
         ]
         if name.endswith(".py"):
@@ -178,10 +178,15 @@ def _without_entry_point(plugins: Collection[str]) -> Iterator[str]:
             )
 
 
+def noun_of(kind: str) -> str:
+    """Return what messages call a component of a kind: the kind, but `task set` for `tasks`."""
+    return "task set" if kind == "tasks" else kind
+
+
 def _a(kind: str) -> str:
     if kind == "runners":
         return kind
-    return "a task set" if kind == "tasks" else f"{'an' if kind[0] in 'ao' else 'a'} {kind}"
+    return f"{'an' if kind[0] in 'ao' else 'a'} {noun_of(kind)}"
 
 
 def _conflict(hits: Sequence[Component]) -> str:

@@ -91,7 +91,7 @@ def unseen_calls(rollouts: Sequence[Rollout]) -> str:
 
 
 def warn_of_unseen(rollouts: Sequence[Rollout], *, step: int | None = None) -> bool:
-    """Warn when the tracer did not record some calls of a step's rollouts; return whether that was so."""
+    """Warn of what `unseen_calls` finds in rollouts, of a step if one is given; return whether there was anything."""
     unseen = unseen_calls(rollouts)
     if unseen:
         log.warning("%s%s", "" if step is None else f"step {step}: ", unseen)

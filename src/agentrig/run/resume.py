@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import attrs
 
 from agentrig.errors import ConfigError
 from agentrig.plan import Plan, resolve
+from agentrig.plugins.registry import noun_of
 from agentrig.run.directory import RunDirectory
 from agentrig.run.manifest import agentrig_version
 from agentrig.run.past import check_format
@@ -23,9 +24,6 @@ log = logging.getLogger(__name__)
 
 MEASURE: Sequence[str] = ("reward", "tasks")
 """The components that decide what a run's figures mean."""
-
-NOUNS: Mapping[str, str] = {"reward": "reward", "tasks": "task set"}
-"""How messages call them."""
 
 
 def resume_plan(
@@ -74,7 +72,7 @@ def _check_measure(directory: Path, before: Plan, plan: Plan) -> None:
         old, new = (p.components[kind].spec.name for p in (before, plan))
         if old != new:
             raise ConfigError(
-                f"{directory} has the {NOUNS[kind]} {old}, and {kind}.use={new} names another one: rewards and "
+                f"{directory} has the {noun_of(kind)} {old}, and {kind}.use={new} names another one: rewards and "
                 "accuracies would not be comparable with those so far. That is a new run: leave out --resume"
             )
 
