@@ -18,7 +18,7 @@ from agentrig.plugins.required import check_required
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
 from agentrig.secrets import sources
-from agentrig.settings import former_names, meant_in_file, setting, structure
+from agentrig.settings import meant_in_file, setting, structure
 
 if TYPE_CHECKING:
     from agentrig.plugins.components import Component
@@ -260,7 +260,6 @@ def resolve(
     """
     from agentrig.plugins.auto_hardware import auto_hardware, check_auto_keys
     from agentrig.plugins.loading import load
-    from agentrig.plugins.moved_keys import with_moved_keys
     from agentrig.plugins.specs import RecipeSpec
 
     name = source or "mini"
@@ -299,7 +298,7 @@ def resolve(
     sources += [{kind: {"use": use}} for kind, use in (uses or {}).items() if use is not None]
     sources += [{section: {key: value}} for section, key, value in parsed]
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for settings in with_moved_keys(sources, registry):
+    for settings in sources:
         _merge(merged, settings)
     for section, key, _ in parsed:
         if (section, key) == ("run", "plugins"):  # absolute, so that a resumed run finds them from any folder
@@ -424,9 +423,8 @@ def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regi
     found: dict[str, str] = {}
     for section, configs in classes.items():
         for config in configs:
-            name = former_names(config).get(key, key)
-            if name in attrs.fields_dict(config):
-                found[section] = f"{section}.{name}"
+            if key in attrs.fields_dict(config):
+                found[section] = f"{section}.{key}"
     sections, keys = " and ".join(f"[{s}]" for s in found), " or ".join(found.values())
     return f" It is a key of {sections}: write {keys}." if found else ""
 
@@ -459,7 +457,7 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
             common = attrs.fields_dict(RunnerSettings) if section == "runners" else {}
             into[section] = {key: value for key, value in into[section].items() if key in common}
         for key, value in keys.items():
-            old = into[section].pop(key, None)  # moved to the end: of two names of one key the later one applies
+            old = into[section].get(key)
             into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
 
 
