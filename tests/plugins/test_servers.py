@@ -89,10 +89,8 @@ def test_a_key_that_one_server_has_selects_it(fast: Callable[..., str]) -> None:
         cpu("server.batsh=3")
 
 
-def test_the_start_of_a_run_names_the_server_and_the_reason(
-    fast: Callable[..., str], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="agentrig")
+def test_verbose_names_the_server_and_the_reason(fast: Callable[..., str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", logger="agentrig")
     plan = cpu(files=(fast("it needs a GPU"),))
     ready_server(plan, ready_hardware(plan))
     assert "the model's server is embedded (fast: it needs a GPU); another one: --server NAME" in caplog.text
