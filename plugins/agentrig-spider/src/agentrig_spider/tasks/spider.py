@@ -8,7 +8,6 @@ those of the test splits as `test_database/DB/DB.sqlite` or there too.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -133,12 +132,6 @@ def splits_in(folder: Path) -> Sequence[str]:
 def database_folders(split: str) -> Sequence[str]:
     """Return the folders that may have a split's databases, relative to Spider's folder, in order of preference."""
     return ("test_database", "database") if split.startswith("test") else ("database",)
-
-
-def database_folder(split: str) -> str:
-    """Return the first of `database_folders`. Deprecated: a split of tests may lie in the second one too."""
-    warnings.warn("database_folder is now database_folders; it works until agentrig 0.3", DeprecationWarning, 2)
-    return database_folders(split)[0]
 
 
 def database_of(folder: Path, split: str, name: str) -> Path:
