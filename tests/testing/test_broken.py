@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quick import quick_first
 
 from agentrig.testing import check
 from agentrig.testing.kit import table_of
@@ -30,6 +31,8 @@ OWN = {"agent.deadline": {"deadline_s": 3.0}}
 """Options for the plugin of one check: it is waited for; the others have time, on a busy machine too."""
 NOT_HERE = {"reward.batch"}
 """Checks that do not apply to `fine`."""
+CHECKS = [declared.name for kind in KINDS for declared in table_of(kind)]
+QUICK = ("tasks.rows", "reward.gold", "adapter.exact-tokens", "agent.calls-endpoint")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,7 +42,7 @@ def test_a_plugin_without_a_fault_passes_every_check(kind: str) -> None:
     assert {r.check for r in report.results if r.status != "passed"} <= NOT_HERE, str(report)
 
 
-@pytest.mark.parametrize("name", [declared.name for kind in KINDS for declared in table_of(kind)])
+@pytest.mark.parametrize("name", quick_first(CHECKS, QUICK))
 def test_each_check_has_a_plugin_that_only_it_catches(name: str) -> None:
     kind, _, short = name.partition(".")
     file, options = KINDS[kind]
