@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -271,13 +271,13 @@ def resolve(
     sources: list[Mapping[str, Mapping[str, Any]]] = []
     if base:
         recipe = registry.find(RecipeSpec.kind, base)
-        sources.append(cast(RecipeSpec, recipe.spec).settings)
+        sources.append(_own_first(recipe, registry))
     sources.append(own)
     sources += [{kind: {"use": use}} for kind, use in (uses or {}).items() if use is not None]
     sources += [{section: {key: value}} for section, key, value in parsed]
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for settings in sources:
-        _merge(merged, settings)
+        _merge(merged, settings, registry)
     for section, key, _ in parsed:
         if (section, key) == ("run", "plugins"):  # absolute, so that a resumed run finds them from any folder
             merged["run"]["plugins"] = [str(Path(f).resolve()) for f in _strings(merged["run"], "plugins")]
@@ -408,10 +408,37 @@ def _plain_name(use: Any) -> str:
     return str(use).rpartition(":")[2]
 
 
-def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]) -> None:
+def _own_first(recipe: Component, registry: Registry) -> dict[str, dict[str, Any]]:
+    """Return a recipe's settings; a name that several plugins bring means the one of the recipe's own package."""
+
+    def own(kind: str, name: Any) -> Any:
+        if isinstance(name, list):
+            return [own(kind, each) for each in name]
+        return registry.nearby(kind, name, recipe) if isinstance(name, str) else name
+
+    spec: Any = recipe.spec
+    settings = {section: dict(keys) for section, keys in spec.settings.items()}
+    for section, keys in settings.items():
+        if "use" in keys:
+            keys["use"] = own(observing.SECTION if section == observing.TRACKERS else section, keys["use"])
+    if "audit" in settings.get("run", {}):
+        settings["run"]["audit"] = own("reward", settings["run"]["audit"])
+    parts = settings.get("reward", {}).get("parts")
+    if isinstance(parts, Mapping):
+        tables = {name: keys if isinstance(keys, Mapping) else {"weight": keys} for name, keys in parts.items()}
+        meant = {name: own("reward", table.get("use", name)) for name, table in tables.items()}
+        settings["reward"]["parts"] = {
+            name: keys if meant[name] == name else {**tables[name], "use": meant[name]} for name, keys in parts.items()
+        }
+    return settings
+
+
+def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]], registry: Registry) -> None:
     def other(section: str) -> bool:
         old, new = into[section].get("use"), more[section].get("use")
-        return old is not None and new is not None and _plain_name(old) != _plain_name(new)
+        if old is None or new is None or old == new:
+            return False
+        return not any(c.answers_to(str(old)) and c.answers_to(str(new)) for c in registry.components(section))
 
     if "algorithm" in more and other("algorithm"):
         into["server"] = {}  # the former algorithm's

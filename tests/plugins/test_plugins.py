@@ -153,8 +153,8 @@ def test_two_plugins_of_one_name_are_distinguished(site: Path) -> None:
         message = str(caught.value)
         assert "toy-one 1.2" in message
         assert "toy-other 3.4" in message
-        assert "Say which: --reward toy-o" in message
-        assert "AGENTRIG_BLOCK=toy-o" in message
+        assert "Say which: --reward toy-one:twin or --reward toy-other:twin." in message
+        assert "AGENTRIG_BLOCK=toy-one or AGENTRIG_BLOCK=toy-other" in message
         assert "[run] in a run file" in message
 
 
@@ -181,7 +181,7 @@ def test_a_name_conflict_stops_only_runs_that_use_the_name(site: Path, toy_file:
         source = source.replace("import RewardSpec", "import RecipeSpec, RewardSpec")
         install(site, name, source + " summary='', settings={'run': {'seed': 7}})\n")
     given = {"files": [toy_file], "overrides": ["algorithm.endpoint=http://127.0.0.1:9/v1"]}
-    with pytest.raises(PluginError, match='two plugins bring a recipe called "toy"'):
+    with pytest.raises(PluginError, match='3 plugins bring a recipe called "toy"'):
         resolve("toy", **given)  # type: ignore[arg-type]
     plan = resolve("toy_plugin:toy", **given)  # type: ignore[arg-type]
     assert (plan.recipe, plan.components["reward"].spec.name) == ("toy", "toy-parity")
@@ -199,6 +199,71 @@ def test_a_name_conflict_stops_only_runs_that_use_the_name(site: Path, toy_file:
     done = CliRunner().invoke(main, ["eval", *words, "--reward", "toy-one:twin"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["accuracy"] == 1.0
+
+
+def test_a_recipes_names_resolve_to_its_own_package_first(site: Path, toy_file: str) -> None:
+    """Another package's components of the same names don't break it, and a user's choice of them drops its keys."""
+    from agentrig.plan import resolve, to_toml
+
+    names = """
+import attrs
+from agentrig import ObserverSpec, RecipeSpec, RewardSpec, Score, hookimpl, setting
+
+@attrs.frozen(kw_only=True)
+class Config:
+    most: float = setting(1.0, help="the value of a right answer")
+
+@hookimpl
+def register_rewards():
+    for name in ("twin", "second"):
+        yield RewardSpec(name=name, summary="", config=Config, build=lambda c: lambda t, o, b: Score.ok(c.most))
+
+class Watcher:
+    def on_run_end(self, event):
+        pass
+
+@hookimpl
+def register_observers():
+    yield ObserverSpec(name="watcher", summary="", build=lambda c: Watcher())
+    yield ObserverSpec(name="tracker", summary="", tracker=True, build=lambda c: Watcher())
+"""
+    recipes = """
+@hookimpl
+def register_recipes():
+    more = {
+        "run": {"audit": ["second"]}, "audit": {"second": {"most": 3.0}}, "observer": {"use": "watcher"},
+        "trackers": {"use": ["tracker"]}, "tasks": {"use": "toy-tasks"}, "agent": {"use": "toy"},
+        "adapter": {"use": "toy-match"}, "algorithm": {"use": "toy-number", "endpoint": "http://127.0.0.1:9/v1"},
+    }
+    yield RecipeSpec(name="mine", summary="", settings={"reward": {"use": "twin", "most": 2.0}, **more})
+    parts = {"twin": 0.5, "other": {"use": "second", "weight": 0.5}, "toy-parity": 1.0}
+    yield RecipeSpec(name="sum", summary="", settings={"reward": {"use": "weighted", "parts": parts}, **more})
+"""
+    install(site, "toy-one", names + recipes)
+    install(site, "toy-other", names)
+    plan = resolve("mine", files=[toy_file])
+    chosen = [plan.components["reward"], *(c for c, _ in plan.audits), *(c for c, _ in plan.observers)]
+    assert [(c.spec.name, c.distribution) for c in chosen] == [
+        (name, "toy-one") for name in ("twin", "second", "watcher", "tracker")
+    ]
+    assert (plan.config("reward").most, plan.audits[0][1].most) == (2.0, 3.0)
+    (site / "config.toml").write_text(to_toml(plan.as_dict()))
+    again = resolve(str(site / "config.toml"))
+    assert again.as_dict() == plan.as_dict()
+
+    weighted = resolve("sum", files=[toy_file]).config("reward").parts
+    assert weighted == {
+        "twin": {"use": "toy-one:twin", "weight": 0.5},
+        "other": {"use": "toy-one:second", "weight": 0.5},
+        "toy-parity": 1.0,
+    }
+
+    same = resolve("mine", files=[toy_file], uses={"reward": "toy-one:twin"})
+    other = resolve("mine", files=[toy_file], uses={"reward": "toy-other:twin"})
+    assert (same.config("reward").most, other.config("reward").most) == (2.0, 1.0)
+    assert other.components["reward"].distribution == "toy-other"
+    with pytest.raises(PluginError, match="--reward toy-one:twin or --reward toy-other:twin"):
+        resolve("mine", files=[toy_file], uses={"reward": "twin"})
 
 
 def test_an_agent_of_a_shared_name_reaches_the_runners(site: Path, toy_file: str, model: ModelServer) -> None:
@@ -250,10 +315,11 @@ def test_task_sets_that_share_a_name_have_data_commands(site: Path) -> None:
 def test_the_advice_for_a_conflict_works(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, "toy-one", reward_source("twin"))
     install(site, "toy-other", reward_source("twin"))
-    monkeypatch.setenv("AGENTRIG_BLOCK", "toy-other")
-    registry = load()
-    registry.check()
-    assert registry.find("reward", "twin").distribution == "toy-one"
+    for blocked, left in (("toy-other", "toy-one"), ("toy-one", "toy-other")):
+        monkeypatch.setenv("AGENTRIG_BLOCK", blocked)
+        registry = load()
+        registry.check()
+        assert registry.find("reward", "twin").distribution == left
 
 
 @pytest.mark.parametrize("how", ["variable", "argument", "distribution"])

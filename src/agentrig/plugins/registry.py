@@ -104,7 +104,7 @@ class Registry:
         known = self.components(kind)
         hits = [c for c in known if c.answers_to(name)]
         if len(hits) > 1:
-            raise PluginError(_conflict(hits))
+            raise PluginError(_conflict(hits, [self.reference(c) for c in hits]))
         if hits:
             return hits[0]
         names, plain = [self.reference(c) for c in known], [c.spec.name for c in known]
@@ -131,6 +131,14 @@ class Registry:
                 return name
         return f"{component.plugin}:{component.spec.name}"
 
+    def nearby(self, kind: str, name: str, recipe: Component) -> str:
+        """Return the name under which `find` finds what a recipe means by `name`: its own package's component first."""
+        alike = [c for c in self.components(kind) if c.answers_to(name)]
+        own = [c for c in alike if c.plugin == recipe.plugin] or [
+            c for c in alike if c.distribution == recipe.distribution
+        ]
+        return self.reference(own[0]) if len(own) == 1 < len(alike) else name
+
     def get(self, kind: type[S], name: str) -> S:
         """Return the spec of that class and name; see `find` for the errors."""
         return cast(S, self.find(kind.kind, name).spec)
@@ -142,7 +150,8 @@ class Registry:
             counts = Counter(c.spec.name for c in self.components(kind))
             for name, count in counts.items():
                 if count > 1:
-                    conflicts.append(_conflict([c for c in self.components(kind) if c.spec.name == name]))
+                    hits = [c for c in self.components(kind) if c.spec.name == name]
+                    conflicts.append(_conflict(hits, [self.reference(c) for c in hits]))
         if conflicts:
             raise PluginError("\n".join(conflicts))
 
@@ -222,15 +231,16 @@ def _a(kind: str) -> str:
     return f"{'an' if kind[0] in 'ao' else 'a'} {noun_of(kind)}"
 
 
-def _conflict(hits: Sequence[Component]) -> str:
-    first, second = hits[0], hits[1]
-    owner = first.distribution if first.distribution != second.distribution else first.plugin
-    say = f"agentrig train {owner}:" if first.kind == "recipe" else f"--{first.kind} {owner}:"
+def _conflict(hits: Sequence[Component], names: Sequence[str]) -> str:
+    """Return the message for components of one name; `names` are those with which `find` finds each of them."""
+    kind, plugins = hits[0].kind, [c.plugin for c in hits]
+    say = "agentrig train " if kind == "recipe" else f"--{kind} "
     return (
-        f'two plugins bring {_a(first.kind)} called "{first.spec.name}": {first.plugin} ({first.distribution} '
-        f"{first.version}) and {second.plugin} ({second.distribution} {second.version}).\n"
-        f"  Say which: {say}{first.spec.name}. Or block one of them: {BLOCK_VARIABLE}={second.plugin}, or "
-        f'block = ["{second.plugin}"] under [run] in a run file.'
+        f'{"two" if len(hits) == 2 else len(hits)} plugins bring {_a(kind)} called "{hits[0].spec.name}": '
+        f"{' and '.join(f'{c.plugin} ({c.distribution} {c.version})' for c in hits)}.\n"
+        f"  Say which: {' or '.join(f'{say}{name}' for name in names)}.\n"
+        f"  Or block what you do not want: {' or '.join(f'{BLOCK_VARIABLE}={p}' for p in plugins)} "
+        f'(block = ["{plugins[-1]}"] under [run] in a run file).'
     )
 
 

@@ -144,7 +144,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a split.
 
     Raises:
-        AgentrigError: The file does not exist, or has other columns.
+        AgentrigError: The file does not exist, or has other columns, or an empty cell.
     """
     import pyarrow.parquet as pq
 
@@ -161,4 +161,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             f"{path} has no column {', '.join(absent)}; its columns are {', '.join(table.column_names)}"
         )
     rows: list[dict[str, Any]] = table.select(list(COLUMNS)).to_pylist()
+    for number, row in enumerate(rows):
+        for column in COLUMNS:
+            if not row[column]:
+                raise AgentrigError(f"{path}, row {number} (the first is 0), column {column} is empty; {CURE}")
     return rows
