@@ -36,7 +36,6 @@ from agentrig.run.guards import (
     warn_of_unseen,
 )
 from agentrig.run.ledger import Books, Ledger, totals
-from agentrig.run.lines import Lines
 from agentrig.run.metrics import audit_figures, component_means, count_failures, count_nodes
 from agentrig.run.past import SAVED, Past
 from agentrig.run.setup import make_server
@@ -98,7 +97,7 @@ class RunSession:
         self._audits = audits
         self._begin_run, self.begun = begin, False
         self._progress: dict[str, Any] = dict(past.progress)
-        self.lines = Lines(past.lines)
+        self.lines: list[Mapping[str, Any]] = list(past.lines)
         self._step_rollouts: list[Rollout] = []
         self._step_audits: dict[str, dict[str, Score]] = {}
         self._step_time: dict[str, float] = defaultdict(float)
@@ -439,7 +438,7 @@ class RunSession:
     def summary(self, *, wall_s: float) -> dict[str, Any]:
         """Return the content of `summary.json`."""
         before, after = self._progress.get("before", {}), self._progress.get("after", {})
-        lines = list(self.lines)
+        lines = self.lines
         times: Counter[str] = Counter()
         for line in lines:
             times.update(line["time_s"])
