@@ -116,7 +116,7 @@ HEALTHY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", quick_first(HEALTHY, ("qwen2, tied", "adapters")))
+@pytest.mark.parametrize("name", quick_first(HEALTHY, ("adapters",)))
 def test_a_healthy_run_is_proven_at_each_transfer_and_raises_nothing(name: str, tmp_path: Path) -> None:
     shape, settings = HEALTHY[name]
     session = run(tmp_path / "run", saved(tmp_path, **shape), **settings)
