@@ -136,7 +136,7 @@ def test_a_run_from_start_to_end(model: ModelServer, toy_plan: MakePlan, tmp_pat
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["reward.right=0"], "all 12 rollouts got the reward 0, so every advantage is zero"),
+        (["reward.right=0", "algorithm.tasks=36"], "all 72 rollouts got the reward 0, so every advantage is zero"),
         (
             ["adapter.match=plan"],
             "The adapter toy-match kept none of 12 calls. They were made under these nodes: write_",
@@ -178,8 +178,9 @@ def test_an_agent_with_its_own_sampling_settings_ends_the_run(toy_plan: MakePlan
 
 
 def test_unchanged_weights_stop_the_second_step(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
+    unlike = ['tasks.do=["alternate"]', f"tasks.marker={tmp_path}"]
     with pytest.raises(RunStopped, match="steps 1 and 2 changed no weight"):
-        train(toy_plan("algorithm.report=false", "run.validation_tasks=1", "algorithm.change=0.0"))
+        train(toy_plan("algorithm.report=false", "run.validation_tasks=1", "algorithm.change=0.0", *unlike))
     assert len(lines_of(tmp_path / "runs" / "toy")) == 2
 
 
