@@ -246,7 +246,8 @@ class Session(Protocol):
     def plan_steps(self, steps: int) -> None:
         """Set the number of training steps, for the display; call it once, before the first rollouts.
 
-        `on_run_start` is called then, or with the first rollouts if `plan_steps` is not called.
+        `on_run_start` is called then, or with the first rollouts if `plan_steps` is not called. A resumed run waits
+        here for the proof of the transfer that has begun, and then rewrites its directory: load everything before.
         """
         ...
 

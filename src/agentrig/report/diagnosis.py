@@ -16,6 +16,7 @@ from agentrig.report import figures
 from agentrig.report.causes import calls, groups, outcome, policy, rewards, rollouts, weights
 from agentrig.report.causes.evidence import Evidence, Seen
 from agentrig.report.causes.finding import Finding
+from agentrig.report.causes.trend import gained
 from agentrig.report.reading import RunData, read_run
 
 Rule = Callable[[Evidence], Iterable[Finding]]
@@ -32,6 +33,7 @@ RULES: Sequence[Rule] = (
     policy.collapsed,
     policy.stale,
     policy.penalized,
+    policy.unexploring,
     groups.zero_variance,
     rewards.audits,
     policy.clipped,
@@ -45,7 +47,13 @@ RULES: Sequence[Rule] = (
 
 
 NOTHING_WRONG = "Nothing held learning back."
-"""What is said about a run without problems."""
+"""What is said about a run without problems that got better for certain."""
+
+NO_GAIN = (
+    "No fault was found, but there is no significant gain either: what the run gained may be chance. Train for more "
+    "steps, or measure more held-out tasks (run.report_tasks)."
+)
+"""What is said about another run without problems."""
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -56,6 +64,7 @@ class Diagnosis:
         run: The run's name.
         status: `finished`, `unfinished`, `interrupted` or `stopped: …`.
         steps: Steps that have ended.
+        gained: Whether it got better for certain, or solved its tasks.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
         checks: What is fine.
@@ -65,6 +74,7 @@ class Diagnosis:
     run: str
     status: str
     steps: int
+    gained: bool
     problems: Sequence[Finding]
     warnings: Sequence[Finding]
     checks: Sequence[Finding]
@@ -97,6 +107,7 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         run=data.name,
         status=figures.status(data),
         steps=len(data.steps),
+        gained=gained(evidence) or bool(data.summary.get("solved")),
         problems=problems,
         warnings=[*ends, *(f for f in found if f.level == "warn")],
         checks=[f for f in found if f.level == "ok"],
@@ -131,12 +142,19 @@ def _above(finding: Finding, others: Sequence[Finding]) -> set[str]:
     return {f.cause for f in others if f is not finding and finding.cause in f.explains}
 
 
+def verdict(diagnosis: Diagnosis) -> str:
+    """Return the sentence about a run without problems."""
+    if not diagnosis.steps:
+        return "Nothing is known yet: no training step has ended."
+    return NOTHING_WRONG if diagnosis.gained else NO_GAIN
+
+
 def words(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as text for a terminal."""
     head = f"{diagnosis.run}: {diagnosis.status}, {diagnosis.steps} steps"
     lines = [head, ""]
     if not diagnosis.problems:
-        lines.append(NOTHING_WRONG if diagnosis.steps else "Nothing is known yet: no training step has ended.")
+        lines.append(verdict(diagnosis))
     for i, found in enumerate(diagnosis.problems, 1):
         lines += [f"{i}. {found.cause}: {found.text}", *(f"   {line}" for line in details(found))]
     if diagnosis.warnings or diagnosis.missing:
@@ -182,6 +200,7 @@ CAUSES: Mapping[str, str] = {
     "entropy-collapse": "a policy that stopped to explore before the tasks were solved",
     "tasks-too-easy": "groups in which every answer is correct, from the start",
     "tasks-too-hard": "groups in which no answer is correct",
+    "low-entropy": "a policy that hardly explores, from the start",
     "no-exploration": "groups in which all answers are the same, from the start",
     "constant-reward": "one reward for different answers",
     "zero-variance-groups": "groups with a single reward, some right and some wrong",

@@ -228,13 +228,21 @@ def same_reward(rollouts: Sequence[Rollout]) -> bool:
     return len(values) > 1 and len(set(values)) == 1
 
 
-def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:
-    """Stop when all rollouts of a training step got the same reward: every advantage would be zero."""
+def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -> None:
+    """Stop when all rollouts of a training step got the same reward: every advantage would be zero.
+
+    Args:
+        rollouts: The step's.
+        step: The training step.
+        running: How many steps in a row have taught nothing, this one included.
+    """
     if not same_reward(rollouts):
         return
     scored = [r for r in rollouts if r.value is not None]
     samples = list({json_text(r.outcome.answer): r for r in reversed(scored)}.values())[-3:][::-1]  # unlike ones
     lines = [f"step {step}: all {len(scored)} rollouts got the reward {scored[0].value:g}, so every advantage is zero."]
+    if running > 1:
+        lines.append(f"  It is the step {running} in a row without a group whose rewards differ.")
     lines += [
         f"  for example, task {r.task.id}: {cut(json_text(r.outcome.answer), 200)} -> "
         f"{dict(r.score.details) if r.score else {}}"

@@ -24,6 +24,7 @@ from agentrig.plan import Plan
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run.ahead import RolloutsAhead
+from agentrig.run.checkpoints import SAVED
 from agentrig.run.digests import rollout_digests
 from agentrig.run.directory import RunDirectory
 from agentrig.run.foreign import ForeignBooks
@@ -37,7 +38,7 @@ from agentrig.run.guards import (
 )
 from agentrig.run.ledger import Books, Ledger, totals
 from agentrig.run.metrics import audit_figures, component_means, count_failures, count_nodes
-from agentrig.run.past import SAVED, Past
+from agentrig.run.past import Past
 from agentrig.run.setup import make_server
 from agentrig.run.trends import SOLVED, Guards
 from agentrig.runners.engine import RolloutEngine
@@ -109,7 +110,7 @@ class RunSession:
             adapter_name=plan.components["adapter"].spec.name,
             algorithm_name=plan.components["algorithm"].spec.name,
         )
-        self._guards = Guards.after(() if past.ended else past.lines)
+        self._guards = Guards.after(past.lines, ended=past.ended)
         self.solved = self._guards.solved
         self._failures: Counter[str] = Counter()
         for line in past.lines:
@@ -126,12 +127,14 @@ class RunSession:
     def begin(self, steps: int | None = None) -> None:
         """Note that the run has actually started, and notify the observers; only the first call has an effect.
 
-        `plan_steps` calls it; algorithms call that once the checkpoint is read and the model is served. Otherwise the
-        first rollouts or the end of the algorithm call it. A resumed run changes its directory only then.
+        `plan_steps` calls it; algorithms call that once the checkpoint is read and the model is served, and serves the
+        learner's weights. Otherwise the first rollouts or the end of the algorithm call it.
         """
         if self.begun:
             return
-        self._begin_run()
+        if self.first_step > 1:
+            self.delivery.settle()  # a transfer that failed must not cost what the run has so far
+        self._begin_run()  # from here on, a resumed run rewrites its directory
         self.begun = True
         self.plan.registry.notify(
             "on_run_start",
@@ -422,11 +425,13 @@ class RunSession:
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
         """Save a checkpoint, atomically."""
-        saved = self._run.save_checkpoint(step, write, keep=keep)
-        if not self._progress.get(SAVED):
-            self._progress[SAVED] = True
+        saved, name = self._progress.setdefault(SAVED, {}), self._run.checkpoints.path(step).name
+
+        def record(digest: str) -> None:
+            saved[name] = [*saved.get(name, []), digest]  # until it has its name, the one before it counts too
             self._run.write_json("progress.json", self._progress)
-        return saved
+
+        return self._run.save_checkpoint(step, write, keep=keep, record=record)
 
     def note(self, text: str) -> None:
         """Implement `Session.note`."""
@@ -512,6 +517,7 @@ class RunSession:
             "accuracy": Measurement.of(rollouts).accuracy,
             "rollouts": len(rollouts),
             "failures": count_failures(rollouts),
+            "groups": len(groups),
             "zero_variance_groups": mean([float(len(v) == 1) for v in groups.values()]),
             "step_s": step_s,
             "time_s": parts,

@@ -13,6 +13,7 @@ from transformers import Qwen2Config  # noqa: TID253
 
 from agentrig.demonstrations import Reply, Turn, WarmedUp, WarmUpPlan
 from agentrig.errors import ConfigError
+from agentrig.run.checkpoints import verify
 from agentrig_grpo import checkpoint, warmup
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.context import context_of
@@ -109,14 +110,17 @@ def found_model(name: str) -> Path:
 
     Raises:
         ConfigError: There is none.
+        CheckpointDamaged: It is a run's checkpoint, and has changed since it was saved.
     """
     try:
-        return model_directory(name)
+        found = model_directory(name)
     except ConfigError as error:
         raise ConfigError(
             f"--model {name}: it is no Hugging Face directory and no shipped model.\n"
             f"  Use new for random weights, {', '.join(shipped())}, or a directory with a config.json"
         ) from error
+    verify(found)
+    return found
 
 
 def encode(tokenizer: Any, turn: Turn, chat: Chat | None = None) -> warmup.Example:
