@@ -36,6 +36,7 @@ class Group(NearestGroup):
         "train": ("train:train", "Train from a recipe or a run file."),
         "warmup": ("warmup:warmup", "Make a small starting model for your own tasks."),
         "runner": ("runner:runner", "Join a running training from another machine."),
+        "run": ("run:run", "Run a script written for Agent Lightning's Trainer, unchanged."),
         "dev": ("dev:dev", "Run an agent on a few tasks and show every span; nothing is learned."),
         "eval": ("eval:eval_", "Measure a model through an agent."),
         "new": ("new:new", "Start a component of your own, from a template."),

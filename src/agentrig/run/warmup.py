@@ -139,7 +139,7 @@ def demonstrate(
             gold_of(task, gold)
     work = [task for task in labels for _ in range(repeats)]
     with demonstrating(work, says, seed=seed) as (endpoints, conversations):
-        found = evaluate(plan, tasks=work, endpoint=endpoints, mode="dev", keep=True)
+        found = evaluate(plan, tasks=work, endpoint=endpoints, mode="dev", as_mode="train", keep=True)
     pairs = list(zip(found.rollouts, conversations, strict=True))
     _check_failures(plan, pairs, who)
     if not any(conversation.turns for _, conversation in pairs):
@@ -218,7 +218,15 @@ def measure(plan: Plan, labels: Labels, checkpoint: Path | None) -> Evaluation:
         checkpoint: A Hugging Face directory; None for the algorithm's model.
     """
     temperature = float(getattr(plan.configs["algorithm"], "temperature", 1.0))
-    return evaluate(plan, tasks=labels.measured, checkpoint=checkpoint, mode="dev", temperature=temperature, keep=True)
+    return evaluate(
+        plan,
+        tasks=labels.measured,
+        checkpoint=checkpoint,
+        mode="dev",
+        as_mode="train",
+        temperature=temperature,
+        keep=True,
+    )
 
 
 class Until:
