@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Mode, Rollout
-from agentrig.run.metrics import count_failures, reason_of
+from agentrig.run.metrics import count_failures, failure_lines, reason_of
 from agentrig.text import cut, json_text
 from agentrig.traces import LLM_CALL, MISSED, SERVER, Span, Trace
 
@@ -55,9 +55,8 @@ def check_failures(rollouts: Sequence[Rollout], limit: float, *, step: int, mode
         f"step {step}: {total} of {len(rollouts)} {mode} rollouts failed "
         f"(limit {limit:.0%}, run.failure_limit). Failed rollouts are not trained on."
     ]
-    for kind, count in sorted(failures.items(), key=lambda item: -item[1]):
-        first = next(r for r in rollouts if r.failure == kind)
-        lines.append(f"  {count} x {kind}: for example {reason_of(first)}")
+    reasons = {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None}
+    lines += [f"  {line}" for line in failure_lines(failures, reasons)]
     lines.append("  Look at one with: agentrig dev … (every span is shown).")
     raise RunStopped("\n".join(lines), cause="failures")
 
