@@ -10,7 +10,6 @@ from typing import Any, Literal, Protocol
 
 import attrs
 
-from agentrig._moved import former
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.hardware import Hardware
@@ -292,6 +291,3 @@ class Algorithm(Protocol):
         `server(plan) -> agentrig.servers.Server`, as `Session.server` is.
         """
         ...
-
-
-__getattr__ = former(__name__)

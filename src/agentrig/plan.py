@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -14,15 +14,13 @@ from agentrig.errors import ConfigError, nearest
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.plugins import auto_server, composing, observing, own_runners
 from agentrig.plugins.building import built
-from agentrig.plugins.required import check_required
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
 from agentrig.secrets import sources
-from agentrig.settings import former_names, meant_in_file, setting, structure
+from agentrig.settings import meant_in_file, setting, structure
 
 if TYPE_CHECKING:
-    from agentrig.plugins.components import Component
-    from agentrig.plugins.registry import Registry
+    from agentrig.plugins.registry import Component, Registry
 
 
 @attrs.frozen(kw_only=True)
@@ -67,8 +65,6 @@ class Plan:
         runners: The config object of the kind `runners`; a command may have changed it.
         reasons: Kind to why `auto` chose this component, for those that it chose and gives a reason for.
         observers: The observers that `[observer]` and `[trackers]` name, each with its config object, in that order.
-        autos: The kinds whose component `auto` chooses: hardware, server, both or none.
-        requires: The plugins that `[plugins] require` names; all of them are there.
         audits: The rewards that `run.audit` names, each with its config object, in that order.
         gateway: Section `[gateway]`.
     """
@@ -81,8 +77,6 @@ class Plan:
     registry: Registry
     reasons: Mapping[str, str] = attrs.field(factory=dict)
     observers: observing.Observers = ()
-    requires: Sequence[str] = ()
-    autos: Sequence[str] = ()
     audits: Sequence[tuple[Component, Any]] = ()
     gateway: GatewaySettings = GatewaySettings()
 
@@ -127,32 +121,20 @@ class Plan:
             sections[kind] = {"use": use, **sources(attrs.asdict(self.config(kind)))}
         sections["gateway"] = attrs.asdict(self.gateway)
         sections |= observing.written(self.observers, self.registry)
-        if self.requires:
-            sections["plugins"] = {"require": list(self.requires)}
         named = {self.registry.reference(c): sources(attrs.asdict(config)) for c, config in self.audits}
         if any(named.values()):
             sections[composing.AUDIT] = {name: keys for name, keys in named.items() if keys}
         return sections
 
 
-@attrs.frozen(kw_only=True)
-class PluginSettings:
-    """Section `[plugins]`: which plugins a run needs."""
-
-    require: list[str] = setting(
-        list, help="plugins or distributions with version ranges (agentrig-exact>=1.2), checked before the run starts"
-    )
-
-
 OWN_SECTIONS: Mapping[str, type] = {
     "run": RunSettings,
     "runners": RunnerSettings,
     "gateway": GatewaySettings,
-    "plugins": PluginSettings,
 }
 """The sections with keys of agentrig's own; `[runners]` also has those of the runners that it names."""
 
-SECTIONS = ("run", *RUN_KINDS, "gateway", *observing.SECTIONS, composing.AUDIT, "plugins")
+SECTIONS = ("run", *RUN_KINDS, "gateway", *observing.SECTIONS, composing.AUDIT)
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
@@ -260,7 +242,6 @@ def resolve(
     """
     from agentrig.plugins.auto_hardware import auto_hardware, check_auto_keys
     from agentrig.plugins.loading import load
-    from agentrig.plugins.moved_keys import with_moved_keys
     from agentrig.plugins.specs import RecipeSpec
 
     name = source or "mini"
@@ -287,20 +268,16 @@ def resolve(
     registry = load(
         block=_strings(wanted, "block"), files=[*_strings(wanted, "plugins"), *files], strict=strict_plugins
     )
-    needed = {**own.get("plugins", {}), **{key: value for section, key, value in parsed if section == "plugins"}}
-    _check_required(needed, registry)  # before anything is looked up in these plugins
-
     sources: list[Mapping[str, Mapping[str, Any]]] = []
     if base:
         recipe = registry.find(RecipeSpec.kind, base)
-        registry.use(recipe)
-        sources.append(cast(RecipeSpec, recipe.spec).settings)
+        sources.append(_own_first(recipe, registry))
     sources.append(own)
     sources += [{kind: {"use": use}} for kind, use in (uses or {}).items() if use is not None]
     sources += [{section: {key: value}} for section, key, value in parsed]
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for settings in with_moved_keys(sources, registry):
-        _merge(merged, settings)
+    for settings in sources:
+        _merge(merged, settings, registry)
     for section, key, _ in parsed:
         if (section, key) == ("run", "plugins"):  # absolute, so that a resumed run finds them from any folder
             merged["run"]["plugins"] = [str(Path(f).resolve()) for f in _strings(merged["run"], "plugins")]
@@ -310,7 +287,6 @@ def resolve(
     def elsewhere(key: str) -> str:
         return _elsewhere(key, merged, registry)
 
-    plugins = _check_required(merged["plugins"], registry)
     for section, names in ((observing.SECTION, observers), (observing.TRACKERS, trackers)):
         if names:
             merged[section]["use"] = list(dict.fromkeys([*observing.used(merged[section], section), *names]))
@@ -320,7 +296,6 @@ def resolve(
 
     def select(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
         component = registry.find(kind, use)
-        registry.use(component)
         owner = f"{use} ({component.distribution} {component.version})"
         return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=elsewhere)
 
@@ -388,18 +363,9 @@ def resolve(
         observers=tuple(
             found for s in observing.SECTIONS for found in observing.selected(merged[s], registry, elsewhere, s)
         ),
-        requires=tuple(plugins.require),
-        autos=tuple(auto_keys),
         audits=audits,
         gateway=gateway,
     )
-
-
-def _check_required(keys: Mapping[str, Any], registry: Registry) -> PluginSettings:
-    """Return the settings of `[plugins]`, once all that they require is there."""
-    settings = structure(PluginSettings, keys, owner="a run", section="plugins")
-    check_required(settings.require, registry.plugins)
-    return settings
 
 
 def _nth(chosen: Callable[[str], tuple[Any, ...]], kind: str, n: int) -> Any:
@@ -424,9 +390,8 @@ def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regi
     found: dict[str, str] = {}
     for section, configs in classes.items():
         for config in configs:
-            name = former_names(config).get(key, key)
-            if name in attrs.fields_dict(config):
-                found[section] = f"{section}.{name}"
+            if key in attrs.fields_dict(config):
+                found[section] = f"{section}.{key}"
     sections, keys = " and ".join(f"[{s}]" for s in found), " or ".join(found.values())
     return f" It is a key of {sections}: write {keys}." if found else ""
 
@@ -443,10 +408,37 @@ def _plain_name(use: Any) -> str:
     return str(use).rpartition(":")[2]
 
 
-def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]) -> None:
+def _own_first(recipe: Component, registry: Registry) -> dict[str, dict[str, Any]]:
+    """Return a recipe's settings; a name that several plugins bring means the one of the recipe's own package."""
+
+    def own(kind: str, name: Any) -> Any:
+        if isinstance(name, list):
+            return [own(kind, each) for each in name]
+        return registry.nearby(kind, name, recipe) if isinstance(name, str) else name
+
+    spec: Any = recipe.spec
+    settings = {section: dict(keys) for section, keys in spec.settings.items()}
+    for section, keys in settings.items():
+        if "use" in keys:
+            keys["use"] = own(observing.SECTION if section == observing.TRACKERS else section, keys["use"])
+    if "audit" in settings.get("run", {}):
+        settings["run"]["audit"] = own("reward", settings["run"]["audit"])
+    parts = settings.get("reward", {}).get("parts")
+    if isinstance(parts, Mapping):
+        tables = {name: keys if isinstance(keys, Mapping) else {"weight": keys} for name, keys in parts.items()}
+        meant = {name: own("reward", table.get("use", name)) for name, table in tables.items()}
+        settings["reward"]["parts"] = {
+            name: keys if meant[name] == name else {**tables[name], "use": meant[name]} for name, keys in parts.items()
+        }
+    return settings
+
+
+def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]], registry: Registry) -> None:
     def other(section: str) -> bool:
         old, new = into[section].get("use"), more[section].get("use")
-        return old is not None and new is not None and _plain_name(old) != _plain_name(new)
+        if old is None or new is None or old == new:
+            return False
+        return not any(c.answers_to(str(old)) and c.answers_to(str(new)) for c in registry.components(section))
 
     if "algorithm" in more and other("algorithm"):
         into["server"] = {}  # the former algorithm's
@@ -459,7 +451,7 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
             common = attrs.fields_dict(RunnerSettings) if section == "runners" else {}
             into[section] = {key: value for key, value in into[section].items() if key in common}
         for key, value in keys.items():
-            old = into[section].pop(key, None)  # moved to the end: of two names of one key the later one applies
+            old = into[section].get(key)
             into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
 
 

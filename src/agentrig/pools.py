@@ -16,14 +16,11 @@ from typing import Any, Protocol
 
 import attrs
 
-from agentrig._moved import former
 from agentrig.agents import Agent, Outcome
 from agentrig.endpoints import Endpoint
 from agentrig.secrets import Secret
 from agentrig.settings import setting
 from agentrig.traces import Span, Trace
-
-__getattr__ = former(__name__)
 
 
 @attrs.frozen(kw_only=True)

@@ -174,6 +174,7 @@ def test_a_run_is_killed_resumed_exported_and_evaluated(server: str, place: Plac
 
 
 @pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.slow
 def test_a_run_whose_server_dies_names_it(server: str, place: Place) -> None:
     class Kill:
         @hookimpl
@@ -195,6 +196,7 @@ def test_a_run_whose_server_dies_names_it(server: str, place: Place) -> None:
 
 
 @pytest.mark.usefixtures("place")
+@pytest.mark.slow
 def test_the_file_server_passes_the_kit() -> None:
     report = check_server("file-server")
     assert not [r for r in report.results if r.status != "passed"]

@@ -59,12 +59,12 @@ def test_guards_rebuilt_from_lines_equal_those_of_an_uninterrupted_run() -> None
 
 
 def test_older_lines_are_understood() -> None:
-    old = line(1, reward=1.0, std=0.0, gradient_norm=math.inf)
+    old = line(1, reward=1.0, std=0.0, grad_norm=math.inf)
     del old["accuracy"]
     assert Guards.after([old]) == Guards(same_rewards=1, all_correct=1, not_finite=1)
 
 
-@pytest.mark.parametrize("name", ["loss", "grad_norm", "gradient_norm"])
+@pytest.mark.parametrize("name", ["loss", "grad_norm"])
 def test_updates_that_are_not_finite_are_warned_of_and_end_the_run_if_repeated(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -141,7 +141,7 @@ def test_a_resumed_run_tolerates_a_step_of_equal_rewards(model: ModelServer, toy
         ((MIXED, WRONG, WRONG, WRONG), [], "step 4: all 12 rollouts got the reward 0"),
         ((MIXED,) * 4, ["algorithm.change=0.0"], "steps 1 and 2 changed no weight"),
         ((MIXED,) * 4, ["algorithm.figures.grad_norm=nan"], "steps 1 and 2: grad_norm nan"),
-        ((MIXED,) * 4, ["algorithm.figures.gradient_norm=inf"], "steps 1 and 2: grad_norm inf"),
+        ((MIXED,) * 4, ["algorithm.figures.grad_norm=inf"], "steps 1 and 2: grad_norm inf"),
     ],
 )
 def test_a_resumed_run_stops_where_an_uninterrupted_one_does(

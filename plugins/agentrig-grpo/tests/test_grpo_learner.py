@@ -326,18 +326,6 @@ def test_a_gradient_that_is_not_finite_changes_no_weight_and_is_reported(make_mo
     assert metrics["weight_change"] > 0
 
 
-def test_the_former_merge_gives_the_merged_weights(make_model):
-    from agentrig_grpo.lora import merged, merged_weights
-
-    wrapped = learner_of(make_model(), lora_rank=2).model
-    with pytest.warns(DeprecationWarning, match="merged_weights\\(model\\) is now merged"):
-        weights = merged_weights(wrapped)
-    plain = merged(wrapped).state_dict()
-    assert set(plain) - set(weights) <= {"lm_head.weight"}
-    assert all(torch.equal(weights[name], plain[name]) for name in weights)
-    assert not any("lora_" in name or "base_layer" in name for name in weights)
-
-
 def test_gradients_of_many_passes_add_up_in_fp32():
     """A sum in 16 bits would lose what each of them adds."""
     layer = torch.nn.Linear(2, 2)

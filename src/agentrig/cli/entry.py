@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import logging
 import sys
 
 import click
 
-from agentrig.cli import last_words
 from agentrig.cli.groups import Group
 from agentrig.processes.garbage import leave_to_the_system
 
@@ -24,7 +24,8 @@ def main(verbose: bool) -> None:
     agentrig train mini --reward my-reward algorithm.lr=1e-4
     agentrig plugins                  list the components that you can choose from
     """
-    last_words.install()
+    if not faulthandler.is_enabled():
+        faulthandler.enable(2, all_threads=False)  # a crash in native code, or kill -ABRT, prints Python's stack
     leave_to_the_system()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a model's output can be printed in any terminal encoding
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -9,6 +9,9 @@ from agentrig.lightning.instances import Factory, check_form
 from agentrig.plugins.specs import AgentSpec
 from agentrig.traces import Trace
 
+SPIDER = "VERL_SPIDER_DATA_DIR"
+"""Where Agent Lightning's SQL agent looks for Spider."""
+
 
 def agent(
     cls: Any,
@@ -40,7 +43,7 @@ def agent(
         summary: One line about it.
         resource: The resource name under which the agent looks up the endpoint.
         tracer: A tracer class of Agent Lightning, used instead of agentrig's tracer.
-        environment: Environment variables that the agent needs; see `AgentSpec`.
+        environment: Environment variables that the agent needs beside `VERL_SPIDER_DATA_DIR`; see `AgentSpec`.
         initial_resources: Further resources, by name, for example a `PromptTemplate`. An algorithm of Agent Lightning
             gives the agent its own resources instead.
         hooks: `Hook` objects of Agent Lightning, called in the runner process. Every agent has copies of them.
@@ -67,9 +70,13 @@ def agent(
             judges=whole_rows or answer is not None,
         )
 
-    preload = ("agentrig.runners.runtime", "openai")
     return AgentSpec(
-        name=name, summary=summary, build=build, preload=preload, environment=environment, whole_rows=whole_rows
+        name=name,
+        summary=summary,
+        build=build,
+        preload=("agentrig.runners.runtime", "openai"),
+        environment=(SPIDER, *environment),
+        whole_rows=whole_rows,
     )
 
 

@@ -12,8 +12,7 @@ from agentrig.settings import check_any
 
 if TYPE_CHECKING:
     from agentrig.hardware.contract import Hardware
-    from agentrig.plugins.components import Component
-    from agentrig.plugins.registry import Registry
+    from agentrig.plugins.registry import Component, Registry
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.errors import ConfigError, place_of
-from agentrig.settings import check_any, former_names
+from agentrig.settings import check_any
 
 if TYPE_CHECKING:
     from agentrig.hardware.contract import Hardware
-    from agentrig.plugins.components import Component
-    from agentrig.plugins.registry import Registry
+    from agentrig.plugins.registry import Component, Registry
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +98,6 @@ def _ranked(registry: Registry) -> Sequence[Component]:
 
 
 def _missing(component: Component, keys: Mapping[str, Any]) -> str:
-    known = {f.name for f in attrs.fields(component.spec.config)} | set(former_names(component.spec.config))
+    known = {f.name for f in attrs.fields(component.spec.config)}
     unknown = [key for key in keys if key not in known]
     return f"it has no key {' and '.join(unknown)}" if unknown else ""

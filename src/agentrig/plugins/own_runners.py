@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from agentrig.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agentrig.plugins.components import Component
+    from agentrig.plugins.registry import Component
 
 OWN = "own"
 """The name of the runners that an algorithm brings itself."""

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrig._moved import former
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.metrics import count_failures, reason_of
@@ -258,6 +257,3 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:
         cure = "The same for different answers: does the reward depend on the answer?"
     lines.append(f"  {cure} See single rollouts with: agentrig dev.")
     raise RunStopped("\n".join(lines), cause=cause)
-
-
-__getattr__ = former(__name__)

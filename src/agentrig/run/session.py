@@ -16,7 +16,7 @@ from agentrig.algorithms import Measurement
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
-from agentrig.figures import canonical, mean
+from agentrig.figures import mean
 from agentrig.hardware import Hardware
 from agentrig.ledger import Entry
 from agentrig.observers import RunStart, StepEnd
@@ -522,7 +522,7 @@ class RunSession:
             "prompt_tokens": mean([len(t.prompt_ids) for t in triplets]),
             "response_tokens": mean([len(t.response_ids) for t in triplets]),
             "nodes": count_nodes(rollouts),
-            "algorithm": canonical(metrics),
+            "algorithm": dict(metrics),
         }
         if behind:
             line["max_staleness"] = max(behind)

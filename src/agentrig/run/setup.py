@@ -63,7 +63,7 @@ def ready_hardware(plan: Plan) -> Hardware:
 
 
 def ready_server(plan: Plan, hardware: Hardware) -> None:
-    """Make sure that the plan's server can serve on this hardware; log which one `auto` chose, and why.
+    """Make sure that the plan's server can serve on this hardware; `--verbose` says which one `auto` chose, and why.
 
     Raises:
         ConfigError: It can't.
@@ -71,7 +71,7 @@ def ready_server(plan: Plan, hardware: Hardware) -> None:
     component = plan.components["server"]
     name = component.spec.name
     if "server" in plan.reasons:
-        log.info("the model's server is %s (%s); another one: --server NAME", name, plan.reasons["server"])
+        log.debug("the model's server is %s (%s); another one: --server NAME", name, plan.reasons["server"])
         return
     why = refusal(component, hardware)
     if why:
@@ -245,6 +245,6 @@ def agent_plan(plan: Plan) -> AgentPlan:
         name=plan.registry.reference(plan.components["agent"]),
         config=attrs.asdict(plan.configs["agent"]),
         files=tuple(plan.run.plugins),
-        block=(*plan.run.block, *(p.name for p in plan.registry.plugins if p.lethal)),
+        block=tuple(plan.run.block),
         environment=(*spec.environment, *plan.runners.environment),
     )

@@ -231,7 +231,6 @@ def make_scorer(plan: Plan) -> Scorer:
         budget_s=plan.run.reward_budget_s,
         correctness=correctness,
         sees_trace=sees_trace,
-        who=f"the reward {spec.name} ({component.distribution} {component.version})",
     )
 
 

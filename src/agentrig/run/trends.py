@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from agentrig.errors import RunStopped
-from agentrig.figures import GRAD_NORM, canonical
+from agentrig.figures import GRAD_NORM
 from agentrig.rollouts import Rollout
 from agentrig.run.guards import check_rewards, same_reward
 
@@ -59,7 +59,7 @@ class Guards:
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Count a step that has ended; `line` is its line of `metrics.jsonl`."""
-        figures = canonical(line["algorithm"])
+        figures = line["algorithm"]
         judged = line["rollouts"] - sum(line["failures"].values())
         same = judged > 1 and line["reward_std"] == 0
         # Lines of earlier versions have no accuracy; correct was then a reward of at least 1.
@@ -102,7 +102,7 @@ class Guards:
         Raises:
             RunStopped: The message says what was observed and what to change.
         """
-        step, figures = line["step"], canonical(line["algorithm"])
+        step, figures = line["step"], line["algorithm"]
         change = figures.get("weight_change", 1.0)
         found = ", ".join(_not_finite(figures))
         if not math.isfinite(change):

@@ -20,7 +20,7 @@ from agentrig.run.demonstration_server import Conversation, demonstrating
 from agentrig.run.evaluate import Evaluation, evaluate
 from agentrig.run.setup import ready_hardware
 from agentrig.run.splits import load_splits, task_set
-from agentrig.tasks import Task, fingerprint
+from agentrig.tasks import Task, overlap
 
 PAGE = "docs/how-to/laptop.md"
 MEASURED = 64
@@ -86,7 +86,7 @@ def choose_labels(plan: Plan, n: int, *, seed: int) -> Labels:
     labels = [tasks[i] for i in chosen]
     for role in ("report", "validation"):
         name, held_out = splits[role]
-        shared = _shared(labels, held_out)
+        shared = [task.id for _, task in overlap(held_out, labels)]
         if shared:
             raise ConfigError(
                 f"{len(shared)} of {len(labels)} labelled tasks occur in the split {name} ({role}) too, for example "
@@ -95,11 +95,6 @@ def choose_labels(plan: Plan, n: int, *, seed: int) -> Labels:
             )
     others = [tasks[i] for i in places[len(chosen) : len(chosen) + MEASURED]]
     return Labels(tasks=labels, measured=others or labels[:MEASURED], split=split, fresh=bool(others))
-
-
-def _shared(labels: Sequence[Task], held_out: Sequence[Task]) -> list[str]:
-    known = {fingerprint([Task(id="", input=task.input)]) for task in held_out}
-    return [task.id for task in labels if fingerprint([Task(id="", input=task.input)]) in known]
 
 
 def demonstrator(plan: Plan, *, gold: str = "") -> tuple[Demonstrate, str]:

@@ -40,7 +40,7 @@ class AgentPlan:
         from agentrig.plugins.loading import load
         from agentrig.settings import structure
 
-        component = load(files=self.files, block=self.block, tries=False).find("agent", self.name)
+        component = load(files=self.files, block=self.block).find("agent", self.name)
         config: Any = structure(component.spec.config, self.config, owner=self.name, section="agent")
         agent: Agent = built(component, config)
         return agent

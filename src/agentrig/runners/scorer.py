@@ -6,13 +6,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from agentrig.agents import Outcome
 from agentrig.correctness import Correctness
 from agentrig.errors import place_of
-from agentrig.plugins.guard import GUARD
 from agentrig.rewards import Reward, Score
 from agentrig.tasks import Task
 from agentrig.text import words_of
@@ -20,8 +18,6 @@ from agentrig.traces import Trace
 
 GRACE_S = 1.0
 """Seconds by which a reward may exceed its budget before its score is `invalid`."""
-
-CURE = "Mend it, use another reward, or let it judge in a process of its own"
 
 NO_ANSWER = Score.invalid(
     "the agent computed a reward itself and has no answer that another reward could judge: use --reward own, or let it "
@@ -39,7 +35,6 @@ class Scorer:
         threads: How many outcomes are scored at once; they don't help a reward that holds the GIL.
         correctness: What counts as correct; returned scores have `correct` set.
         sees_trace: Whether the reward is called with the rollout's trace too.
-        who: How a message calls the reward if its native code ends the command, or hangs; '' for no such message.
     """
 
     def __init__(
@@ -50,7 +45,6 @@ class Scorer:
         threads: int = 4,
         correctness: Correctness | None = None,
         sees_trace: bool = False,
-        who: str = "",
     ) -> None:
         self.correctness = correctness or Correctness()
         self._reward, self._budget_s, self._threads = reward, budget_s, threads
@@ -58,22 +52,14 @@ class Scorer:
         self._many: Callable[[Sequence[tuple[Any, ...]], float], Sequence[Score]] | None = getattr(
             reward, "score_many", None
         )
-        self._sees_trace, self._who = sees_trace, who
+        self._sees_trace = sees_trace
 
     def __call__(self, rollouts: Sequence[tuple[Task, Outcome, Trace]]) -> list[Score]:
         """Score a batch; returns a score for each item, in their order. Never raises."""
         items: list[tuple[Any, ...]] = [each if self._sees_trace else each[:2] for each in rollouts]
         judged = {i: item for i, item in enumerate(items) if self._own or _has_answer(item[1])}
-        with self._guarded(len(judged)):
-            scores = dict(zip(judged, self._scores(list(judged.values())), strict=True))
+        scores = dict(zip(judged, self._scores(list(judged.values())), strict=True))
         return [scores.get(i, NO_ANSWER).judged(self.correctness) for i in range(len(items))]
-
-    def _guarded(self, n: int) -> AbstractContextManager[None]:
-        """Let the guard speak where no thread of this process can; it waits longer than `_scores` ever does."""
-        if not (self._who and n):
-            return nullcontext()
-        limit_s = 60.0 + n * (self._budget_s + GRACE_S)
-        return GUARD.watching(f"{self._who} (judging {n} answers)", cure=CURE, limit_s=limit_s)
 
     def _scores(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         if not items:

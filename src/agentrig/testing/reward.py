@@ -208,11 +208,11 @@ def same_twice(bench: RewardBench) -> None:
 @check(
     "other-process",
     why="A resumed run, a replay or another machine would give other rewards than this process.",
-    cure="Use no `hash()` of a text, no order of a set, no path relative to the current folder.",
+    cure="Use no `hash()` of a text, no order of a set.",
     needs=["same-twice"],
 )
 def other_process(bench: RewardBench) -> None:
-    """A process with another hash seed and another current folder gives the same scores."""
+    """A process with another hash seed gives the same scores."""
     _compare(bench, "here and in another process", bench.there)
 
 

@@ -13,7 +13,6 @@ import attrs
 import cattrs
 
 from agentrig.errors import nearest
-from agentrig.renamed import former_names
 from agentrig_grpo.server import values
 from agentrig_grpo.server.chat import Chat, StopStrings
 from agentrig_grpo.server.constraints import Constraint
@@ -241,13 +240,3 @@ def usage(choices: Sequence[Request]) -> dict[str, int]:
     """Return the token counts of a request."""
     prompt, completion = len(choices[0].prompt), sum(len(c.tokens) for c in choices)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-_REPLIES = ("response", "text_of", "logprobs_of")
-__getattr__ = former_names(
-    __name__,
-    {
-        "ROLES": "agentrig_grpo.server.conversation.ROLES",
-        **{name: f"agentrig_grpo.server.replies.{name}" for name in _REPLIES},
-    },
-)

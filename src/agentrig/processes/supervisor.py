@@ -3,10 +3,12 @@
 The program's descendants can leave its session and clear their environment. They stay descendants of this process,
 because it adopts orphans (PR_SET_CHILD_SUBREAPER). When it has no child any more, none is left.
 
-It is started for every rollout as `python -I -S supervisor.py CHANNEL SECONDS MEMORY DISK PROCESSES FOLDER CONTAINER
+It is started for every program as `python -I -S supervisor.py CHANNEL SECONDS MEMORY DISK PROCESSES FOLDER CONTAINER
 COMMAND …`, so it imports little, and nothing of agentrig's. CHANNEL is the number of an inherited socket. If its other
 end is closed, or sends something, the program ends. It gets the report, one line of words: see
 `agentrig.programs.running`.
+
+Runners adopt and end the descendants of an agent by the same functions: see `agentrig.processes.families`.
 
 CONTAINER is empty, or the JSON of an `agentrig.programs.running.Container` in which docker or podman runs the program.
 Then the daemon, not this process, is above the program. So it is watched by its control group, and removed by a
@@ -18,6 +20,11 @@ import select
 import signal
 import sys
 import time
+
+TYPE_CHECKING = False  # `typing` takes as long to import as all the rest
+if TYPE_CHECKING:
+    import resource
+    from collections.abc import Callable
 
 POLL_S = 0.1
 """Shortest time between two looks at the limits, seconds."""
@@ -102,9 +109,12 @@ class Supervisor:
     def watch(self) -> None:
         """Wait until the program ends, a limit is exceeded, or the runner wants its end."""
         watched, start, pause = os.pidfd_open(self.child), time.monotonic(), POLL_S
+        events = select.poll()  # not `select`: the channel's number may be 1024 or more
+        events.register(watched, select.POLLIN)
+        events.register(self.channel, select.POLLIN)
         while True:
             left = start + self.seconds - time.monotonic() if self.seconds else pause
-            ready, _, _ = select.select([self.channel, watched], [], [], max(0.0, min(pause, left)))
+            ready = [number for number, _ in events.poll(1000 * max(0.0, min(pause, left)))]
             if watched in ready:
                 return
             if self.channel in ready:
@@ -135,44 +145,28 @@ class Supervisor:
         """Kill all descendants; return how many were left by a program that had ended, and how many do not die."""
         if self.container is not None:
             self._end_container(self.container)
-        killed: set[int] = set()
-        limit = time.monotonic() + END_S
-        while True:
-            try:
-                while self._reap():
-                    pass
-            except ChildProcessError:  # there is none, so there is no descendant either
-                break
-            found = descendants()
-            if time.monotonic() > limit:
-                return len(killed), len(found)
-            for pid in found:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                    killed.add(pid)
-                except OSError:
-                    continue  # it has ended
-            time.sleep(0.002)
+        left, undead = end_descendants(self._ended)
+        if undead:
+            return left, undead
         if self.disk and self.exceeded == "-":  # it may have ended between two looks
             self._compare("disk", size_of(self.folder), self.disk)
-        return len(killed), 0
+        return left, 0
 
     def _end_container(self, container: "Container") -> None:
         """Remove the container, and ask before whether its memory was too small for a program that has failed."""
         if self.exceeded == "-" and self.child:
-            self._reap(self.child, 0)
+            self._ended(*os.wait4(self.child, 0))
             if self.status and self.memory and container.ran_out_of_memory():
                 self.exceeded, self.observed = "memory", self.memory
         container.remove()
 
-    def _reap(self, which: int = -1, options: int = os.WNOHANG) -> bool:
-        pid, status, used = os.wait4(which, options)
+    def _ended(self, pid: int, status: int, used: "resource.struct_rusage") -> None:
+        """Count what a process has used that has ended."""
         if self.container is None:  # else it is docker's or podman's use
             self.cpu_s += used.ru_utime + used.ru_stime
             self.peak = max(self.peak, used.ru_maxrss * 1024)
         if pid == self.child:
             self.status = os.waitstatus_to_exitcode(status)
-        return pid != 0
 
 
 class Container:
@@ -242,7 +236,9 @@ def output_of(words: list[str]) -> tuple[bool, bytes]:
         os.close(into)
         os.close(null)
     watched = os.pidfd_open(pid)
-    ended = bool(select.select([watched], [], [], REMOVE_S)[0])
+    events = select.poll()
+    events.register(watched, select.POLLIN)
+    ended = bool(events.poll(1000 * REMOVE_S))
     os.close(watched)
     if not ended:
         os.kill(pid, signal.SIGKILL)
@@ -280,6 +276,11 @@ def groups_of(pid: int) -> str:
 
 def descendants() -> list[int]:
     """Return the processes below this one."""
+    if os.path.exists("/proc/thread-self/children"):  # without a look at all other processes of the machine
+        found = children_of(os.getpid())
+        for pid in found:
+            found += children_of(pid)
+        return found
     children: dict[int, list[int]] = {}
     for pid in numbers():
         try:
@@ -292,6 +293,47 @@ def descendants() -> list[int]:
     for pid in found:
         found += children.get(pid, ())
     return found
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the children of a process, as the kernel lists them; one that ends just now may hide others."""
+    found = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += [int(word) for word in file.read().split()]
+    except OSError:
+        pass  # it has ended
+    return found
+
+
+def end_descendants(reaped: "Callable[[int, int, resource.struct_rusage], None]") -> tuple[int, int]:
+    """Kill all processes below this one, which must have called `adopt_orphans`.
+
+    Args:
+        reaped: Called with what `os.wait4` returns for each that has ended.
+
+    Returns:
+        How many were killed, and how many do not die within `END_S`.
+    """
+    killed: set[int] = set()
+    limit = time.monotonic() + END_S
+    while True:
+        try:
+            while (ended := os.wait4(-1, os.WNOHANG))[0]:
+                reaped(*ended)
+        except ChildProcessError:  # there is none, so there is no descendant either
+            return len(killed), 0
+        found = descendants()
+        if time.monotonic() > limit:
+            return len(killed), len(found)
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            except OSError:
+                continue  # it has ended
+        time.sleep(0.002)
 
 
 def memory_of(pid: int) -> int:
@@ -327,10 +369,12 @@ def main(words: list[str]) -> None:
     if container is not None:
         container.guard()
     adopt_orphans()
-    failed = made.start(words[8:])
-    if not failed:
-        made.watch()
-    left, undead = made.end()
+    try:
+        failed = made.start(words[8:])
+        if not failed:
+            made.watch()
+    finally:  # an error of this process too must leave nothing
+        left, undead = made.end()
     if container is not None:
         left = 0  # what is left of podman's own work; the container's processes end with its first
     report = (failed, made.status, made.exceeded, int(made.observed), left, undead, f"{made.cpu_s:.3f}", int(made.peak))
