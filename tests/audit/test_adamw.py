@@ -80,7 +80,9 @@ def test_torch_is_within_the_bound() -> None:
         before = [t.detach().double().numpy().copy() for t in (p, p.grad, state["exp_avg"], state["exp_avg_sq"])]
         step = adamw(*before, made=update, rate=rate, settings=SETTINGS)
         optimizer.step()
-        largest = max(largest, float((np.abs(p.detach().double().numpy() - before[0] - step.change) / step.bound).max()))
+        largest = max(
+            largest, float((np.abs(p.detach().double().numpy() - before[0] - step.change) / step.bound).max())
+        )
     assert 0.01 < largest < 1, largest
 
 

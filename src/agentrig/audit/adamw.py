@@ -39,7 +39,7 @@ class Step:
 
 def learning_rate(settings: Mapping[str, Any], *, step: int, update: int) -> float:
     """Return the learning rate of an update, as docs/learner.md says; `step` and `update` of the run, from 1."""
-    rate = float(settings["lr"]) * min(1.0, update / max(settings["warmup_steps"], 1))
+    rate: float = settings["lr"] * min(1.0, update / max(settings["warmup_steps"], 1))
     if settings["lr_scheduler_type"] == "linear":
         rate *= min(1.0, max(1, settings["steps"] - step + 1) / settings["steps"])
     return rate
@@ -57,18 +57,17 @@ def adamw(
 ) -> Step:
     """Return AdamW's step (arXiv:1711.05101, algorithm 2) in 64 bits, and the bound of one in 32.
 
-    With u = 2^-24, b1 and b2 the two betas, m and v the moments, g the gradient, and D = sqrt(v / c2) + epsilon, a fused
-    kernel rounds
+    With u = 2^-24, b1 and b2 the two betas, m and v the moments, and g the gradient, a fused kernel rounds
 
-    - the new mean: two products, a sum (or a difference, a product and a sum), and b1 and 1 - b1 as 32-bit numbers. Each
-      is relative to its operands, not to the result: where b1 m and (1 - b1) g cancel, little is left of the result
-      and all of the error. With the rounding of a clipped gradient that is at most 8 u (b1 |m| + |g|);
-    - the new square: the same, but of numbers of one sign, so relative to the result. 1 - b2 as a 32-bit number is wrong
-      by up to u b2 / (1 - b2), and so are the corrections 1 - b^t, most at t = 1;
+    - the new mean: two products, a sum (or a difference, a product and a sum), and b1 and 1 - b1 as 32-bit numbers.
+      Each is relative to its operands, not to the result: where b1 m and (1 - b1) g cancel, little is left of the
+      result and all of the error. With the rounding of a clipped gradient that is at most 8 u (b1 |m| + |g|);
+    - the new square: the same, but of numbers of one sign, so relative to the result. 1 - b2 as a 32-bit number is
+      wrong by up to u b2 / (1 - b2), and so are the corrections 1 - b^t, most at t = 1;
     - the root, the quotient, the rate and their product: a few u of the step;
     - the weight, when it is decayed and when it is stored: a few u of it;
-    - in 8 bits, bitsandbytes' kernel uses the device's approximate root and quotient, whose errors have no stated bound:
-      one percent of the step is allowed for them;
+    - in 8 bits, bitsandbytes' kernel uses the device's approximate root and quotient, whose errors have no stated
+      bound: one percent of the step is allowed for them;
     - numbers below 2^-126, which a device may take for 0: next to epsilon nothing is seen of them.
 
     Args:

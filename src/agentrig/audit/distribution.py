@@ -90,7 +90,7 @@ def distribution(
         for row in groups[name]:
             for call in row.calls:
                 total += 1
-                mine = (call.version in (None, version)) and not call.constrained
+                mine = (call.version in (None, version)) and call.plain
                 if not mine or tokens > TOKENS or call.request.get("temperature", temperature) != temperature:
                     continue
                 with torch.no_grad():
@@ -132,7 +132,9 @@ def distribution(
         detail = f"{tokens} tokens are exp({most:.4g}) times likelier if the server sampled from {what} than from the "
         detail += f"distribution at temperature {temperature} and top_p {top_p} that is stated; chance reaches "
         detail += f"exp({evidence.bound:.3g}) once in {1 / CHANCE:.0e} runs (Ville's inequality)"
-        yield fault("distribution", detail, causes="the server's sampling or its random numbers", ratio=most / evidence.bound)
+        yield fault(
+            "distribution", detail, causes="the server's sampling or its random numbers", ratio=most / evidence.bound
+        )
     share = f"{looked} of {total} calls, {tokens} tokens; largest log likelihood ratio {most:.3g} ({what or 'none'})"
     yield ok("distribution", share, ratio=max(worst, most / evidence.bound, 0.0))
 

@@ -15,6 +15,13 @@ import attrs
 from agentrig.errors import ConfigError
 from agentrig.traces import LLM_CALL, SERVER
 
+OTHERWISE = (
+    "seed", "top_k", "min_p", "logit_bias", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "allowed_token_ids",
+    "bad_words",
+)  # fmt: skip
+"""Fields of a request with which tokens are not samples of the stated distribution."""
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Call:
@@ -47,10 +54,10 @@ class Call:
         return choices[0] if isinstance(choices, list) and choices else {}
 
     @property
-    def constrained(self) -> bool:
-        """Whether only a part of the vocabulary could be sampled."""
+    def plain(self) -> bool:
+        """Whether it was sampled from the whole distribution, with random numbers of its own."""
         form = self.request.get("response_format") or {}
-        return form.get("type", "text") != "text" or any(key.startswith("guided") for key in self.request)
+        return form.get("type", "text") == "text" and not any(self.request.get(key) for key in OTHERWISE)
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -25,7 +25,7 @@ def score(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
     """Score recorded answers again, with a fresh reward and the task as the task set, loaded again, has it.
 
     Rewards are equal or not: the contract of a reward is that equal answers get equal scores. One that gives two
-    scores to one answer here can't be looked at, nor can an answer that ran into a time limit.
+    scores to one answer here can't be looked at, nor can an answer that can't be scored any more.
     """
     known = {task.id: task for task in sources.splits["train"]}
     rows = [r for r in record.rows("train", step) if r.failure is None and r.status == "ok" and r.task_id in known]
@@ -36,7 +36,7 @@ def score(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
             break
         task = known[row.task_id]
         found = sources.score(task, row)
-        if found.status == "timeout":
+        if found.status != "ok":  # a limit of time, or something that was there when the answer was given
             continue
         looked += 1
         if (found.status, found.value) == (row.status, row.value):
@@ -58,8 +58,8 @@ def score(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
 def expected(record: Record, step: int) -> dict[str, float]:
     """Return each rollout's advantage from the rewards of its task, by the published formula.
 
-    GRPO (arXiv:2402.03300, section 4.1.2): the reward minus the mean of its group, over the group's standard
-    deviation (n - 1 in the denominator); without `scale_rewards` only minus the mean, as in Dr. GRPO (arXiv:2503.20783).
+    GRPO (arXiv:2402.03300, section 4.1.2): the reward minus the mean of its group, over the group's standard deviation
+    (n - 1 in the denominator); without `scale_rewards` only minus the mean, as in Dr. GRPO (arXiv:2503.20783).
     Negative ones are multiplied by `negative_scale`. Failed rollouts are in no group; a group is all rollouts of one
     task (with its label only where a step draws a task twice).
     """

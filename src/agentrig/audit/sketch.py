@@ -130,5 +130,8 @@ def _moment(state: Mapping[str, Any], number: int, at: Sequence[int]) -> list[fl
     if not kept.dtype.is_floating_point:
         scales, table = state[f"absmax{number}"].reshape(-1), state[f"qmap{number}"]
         block = -(-kept.numel() // len(scales))
-        return [v * s for v, s in zip(_at(table[kept.reshape(-1).long()], at), _at(scales, [i // block for i in at]), strict=True)]
+        return [
+            v * s
+            for v, s in zip(_at(table[kept.reshape(-1).long()], at), _at(scales, [i // block for i in at]), strict=True)
+        ]
     return _at(kept, at)

@@ -17,10 +17,9 @@ CAUSES = "the algorithm's sampling of tasks, the task set's `load` (is its order
 def tasks(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
     """Check which tasks a step trained on.
 
-    - Each task of the split comes once before any comes twice: of all groups up to this step no two tasks differ by
-      more than one. A step that is asked for more tasks than there are keeps this rule too.
     - `grpo` states its order (docs/learner.md): each epoch shuffles the split with `random.Random(f"tasks {seed}
-      {epoch}")`, and steps take consecutive slices.
+      {epoch}")`, and steps take consecutive slices. So each task comes once before any comes twice: in all groups up to
+      this step no two tasks' counts differ by more than one. Other algorithms may draw as they like.
     - The agent got the task's input as the task set, loaded again, has it; each group has `group_size` rollouts of one
       task; and inputs of different tasks differ: if two tasks out of the split, taken at random, are more likely to
       have the same input than not, the tasks are one task.
@@ -52,27 +51,31 @@ def tasks(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
             off = sorted(((Counter(wanted) - Counter(drawn)) + (Counter(drawn) - Counter(wanted))).elements())
             detail = f"step {step} trained on {some(drawn)}; its sampling should have drawn {some(wanted)}: {len(off)} "
             yield fault("tasks", f"{detail}differ", causes=CAUSES)
-        wrong = [f"group {name} has {len(g)} rollouts instead of {size}" for name, g in groups.items() if len(g) != size]
+        wrong = [
+            f"group {name} has {len(g)} rollouts instead of {size}" for name, g in groups.items() if len(g) != size
+        ]
         if wrong:
             yield fault("tasks", some(wrong), causes="the engine, or rollouts that got lost")
-    earlier = [task for one in record.files("train") if one <= step for task in record.task_ids(one)]
-    times = Counter({task.id: 0 for task in split})
-    times.update(task for task in earlier if task in times)
-    most, least = max(times.items(), key=lambda t: t[1]), min(times.items(), key=lambda t: t[1])
-    whole = record.files("train")[:step] == list(range(1, step + 1))
-    if whole and most[1] > least[1] + 1:
-        detail = f"up to step {step}, task {most[0]} was drawn {most[1]} times and {least[0]} {least[1]} times"
-        yield fault("tasks", f"{detail}; each should come once before any comes twice", causes=CAUSES)
+        earlier = [task for one in record.files("train") if one <= step for task in record.task_ids(one)]
+        times = Counter({task.id: 0 for task in split})
+        times.update(task for task in earlier if task in times)
+        most, least = max(times.items(), key=lambda t: t[1]), min(times.items(), key=lambda t: t[1])
+        whole = record.files("train")[:step] == list(range(1, step + 1))
+        if whole and most[1] > least[1] + 1:
+            detail = f"up to step {step}, task {most[0]} was drawn {most[1]} times and {least[0]} {least[1]} times"
+            yield fault("tasks", f"{detail}; each should come once before any comes twice", causes=CAUSES)
     kinds = Counter(known.values())
     alike = sum(n * (n - 1) for n in kinds.values()) / max(len(known) * (len(known) - 1), 1)
     if alike > 0.5:
-        detail = f"{len(known)} training tasks have {len(kinds)} different inputs, {kinds.most_common(1)[0][0]:.80} most"
+        detail = (
+            f"{len(known)} training tasks have {len(kinds)} different inputs, {kinds.most_common(1)[0][0]:.80} most"
+        )
         yield fault("tasks", detail, causes="the task set fills the wrong field of `input`")
     yield ok("tasks", f"{len(groups)} groups of {len(rows)} rollouts, {len(known)} training tasks")
 
 
 def held_out(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
-    """Check the tasks, the temperature and the weights that the stated accuracies up to a step are of.
+    """Check the tasks, the temperature and the weights that the accuracies stated at the start and at a step are of.
 
     Every task of the split once; each call sampled at `val_temperature`, by the weights of the step that the file is
     of; and the accuracy in `progress.json` is that of the rollouts of the file: `correct` over those without failure.
@@ -85,18 +88,25 @@ def held_out(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
         shared = sum(_text(task.input) in trained for task in split)
         if shared:
             notes.append(f"{shared} of {len(split)} {mode} tasks are training tasks too, by their input")
-        for at in (one for one in record.files(mode) if one <= step):
+        for at in (one for one in record.files(mode) if one in (0, step)):
             rows = record.rows(mode, at)
-            if Counter(row.task_id for row in rows) != Counter(task.id for task in split):
-                detail = f"the {mode} of step {at} has {len(rows)} rollouts; its split has {len(split)} tasks, each once"
+            if record.knows_update and Counter(row.task_id for row in rows) != Counter(task.id for task in split):
+                detail = (
+                    f"the {mode} of step {at} has {len(rows)} rollouts; its split has {len(split)} tasks, each once"
+                )
                 yield fault("held-out", detail, causes="the session's measurement; a task set that changed since")
             calls = [call for row in rows for call in row.calls]
             temperature = record.settings.get("val_temperature", 0.0)
-            warm = [call for call in calls if call.request.get("temperature") != temperature]
+            told = [call for call in calls if call.request.get("temperature") is not None]
+            if len(told) < len(calls):
+                notes.append(f"{len(calls) - len(told)} calls of the {mode} of step {at} state no temperature")
+            warm = [call for call in told if call.request["temperature"] != temperature]
             if warm and record.knows_update:
                 detail = f"{len(warm)} of {len(calls)} calls of the {mode} of step {at} were sampled with temperature "
-                detail += f"{warm[0].request.get('temperature')} instead of {temperature}"
-                yield fault("held-out", detail, causes="the agent sets its own temperature; the sampling of the endpoint")
+                detail += f"{warm[0].request['temperature']} instead of {temperature}"
+                yield fault(
+                    "held-out", detail, causes="the agent sets its own temperature; the sampling of the endpoint"
+                )
             others = sorted({call.version for call in calls if call.version is not None} - {at})
             if others and record.settings.get("final", "last") == "last":
                 detail = f"the {mode} of step {at} was answered with the weights of version {others[0]}"
@@ -106,9 +116,9 @@ def held_out(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
                 yield from _accuracy(rows, stated[when].get("accuracy"), at)
             looked += len(rows)
     if looked:
-        yield ok("held-out", "; ".join([f"{looked} rollouts", *notes]))
+        yield ok("held-out", "; ".join([f"{looked} rollouts", *notes[:3]]))
     else:
-        yield unseen("held-out", f"nothing was measured up to step {step}")
+        yield unseen("held-out", f"nothing was measured at the start and at step {step}")
 
 
 def _accuracy(rows: Sequence[Row], stated: float | None, at: int) -> Iterator[Verdict]:

@@ -19,7 +19,7 @@ from agentrig.audit.model import Weights, logprobs
 from agentrig.audit.record import Call, Record
 from agentrig.audit.scores import expected
 from agentrig.audit.sketch import Sketch, projections
-from agentrig.audit.verdicts import Verdict, fault, ok, some
+from agentrig.audit.verdicts import Verdict, fault, ok, some, unseen
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +120,9 @@ class Repeat:
         clip = min(1.0, settings["max_grad_norm"] / (norm + 1e-6))
         return {name: g.mul_(clip) for name, g in found.items()}
 
-    def step(self, gradients: Mapping[str, torch.Tensor], *, rate: float, made: int, settings: Mapping[str, Any]) -> None:
+    def step(
+        self, gradients: Mapping[str, torch.Tensor], *, rate: float, made: int, settings: Mapping[str, Any]
+    ) -> None:
         """Make AdamW's step (arXiv:1711.05101, algorithm 2) with all elements."""
         import torch
 
@@ -152,7 +154,10 @@ def gradient(
         made: How many updates the run had made before.
         moments: Whether AdamW's moments before the step are known; else only the first update can be looked at.
     """
-    settings = record.settings
+    settings, figures = record.settings, record.lines.get(step, {}).get("algorithm", {})
+    if not math.isfinite(figures.get("grad_norm", 0.0)):
+        yield unseen("gradient", "an update was skipped, because its gradient was not finite")
+        return
     calls = {(call.rollout, call.span): call for row in record.rows("train", step) for call in row.calls}
     advantages, taken = expected(record, step), set(record.trained(step))
     wrong: list[str] = []
@@ -178,28 +183,33 @@ def gradient(
             spread = float((right[name].double() - near[name].double()).norm())
             bound = MARGIN * spread + FLOOR * whole + 1e-30
             found = seen["gradient"] or [0.0] * len(wanted)
-            share = max(abs(a - b) / (bound * (SIGMAS if k else 1.0)) for k, (a, b) in enumerate(zip(found, wanted, strict=True)))
+            share = max(
+                abs(a - b) / (bound * (SIGMAS if k else 1.0))
+                for k, (a, b) in enumerate(zip(found, wanted, strict=True))
+            )
             worst = max(worst, share)
             if not share <= 1:
                 times_off = found[0] / wanted[0] if wanted[0] else math.inf
                 sign = sum(a * b for a, b in zip(found[1:], wanted[1:], strict=True))
                 wrong.append(
-                    f"update {number + 1}, {name}: norm {found[0]:.6g} instead of {wanted[0]:.6g} ({times_off:.3g} times)"
-                    f"{', of the other sign' if sign < 0 else ''}, bound {bound:.2g}, {share:.3g} of it used"
+                    f"update {number + 1}, {name}: norm {found[0]:.6g} instead of {wanted[0]:.6g}, "
+                    f"{times_off:.3g} times{' and of the other sign' if sign < 0 else ''}, the bound is {bound:.2g}"
                 )
         rate = learning_rate(settings, step=step, update=made + number + 1)
         if number + 1 < len(looked):
             for repeat, own in ((exact, right), (rough, near)):
                 repeat.step(own, rate=rate, made=made + number, settings=settings)
     if wrong:
-        detail = f"{len(wrong)} gradients are not those of the step's loss: {some(wrong)}. The bound is {MARGIN:g} times "
+        detail = (
+            f"{len(wrong)} gradients are not those of the step's loss: {some(wrong)}. The bound is {MARGIN:g} times "
+        )
         detail += "what two precisions differ by in this step"
         causes = "token weights, the loss, a pass that is lost or counted twice, a layer that is detached or changed"
         yield fault("gradient", detail, causes=causes, ratio=worst)
-    figures = record.lines.get(step, {}).get("algorithm", {})
     if len(looked) == len(sketch.updates):
         yield from _figures(figures, exact, rough)
-    share = f"{len(looked)} of {len(sketch.updates)} updates, {len(times)} calls, {len(sketch.updates[0]['tensors'])} tensors"
+    tensors = len(sketch.updates[0]["tensors"])
+    share = f"{len(looked)} of {len(sketch.updates)} updates, {len(times)} calls, {tensors} tensors"
     yield ok("gradient", share, ratio=worst)
 
 
@@ -246,7 +256,9 @@ def weights(record: Record, step: int, sketch: Sketch, before: Sketch | None, *,
             else:
                 wanted, bound = should.change, should.bound
                 if seen["made"] > made + number:
-                    wrong.append(f"{place}: the optimizer has made {seen['made']:.0f} updates instead of {made + number}")
+                    wrong.append(
+                        f"{place}: the optimizer has made {seen['made']:.0f} updates instead of {made + number}"
+                    )
             off = np.abs(change - wanted) / bound
             at = int(np.nanargmax(off)) if not np.isnan(off).all() else 0
             worst = max(worst, float(off[at]))
@@ -277,4 +289,3 @@ def _step(seen: Mapping[str, Any], rate: float, settings: Mapping[str, Any]) -> 
     none = [0.0] * len(seen["at"])
     given = (np.array(seen[name] or none) for name in ("weights", "gradients", "means", "squares"))
     return adamw(*given, made=seen["made"], rate=rate, settings=settings)
-

@@ -9,6 +9,8 @@ import attrs
 LINKS = ("tasks", "text", "distribution", "score", "advantages", "gradient", "weights", "delivery", "held-out")
 """The links between the task set and the model's server, in the order of the data."""
 
+UNSEEN: Literal["not looked at"] = "not looked at"
+
 
 @attrs.frozen(kw_only=True)
 class Verdict:
@@ -41,7 +43,7 @@ def fault(link: str, detail: str, *, causes: str, ratio: float = 0.0) -> Verdict
 
 def unseen(link: str, why: str) -> Verdict:
     """Return the verdict on a link that can't be looked at."""
-    return Verdict(link=link, result="not looked at", detail=why)
+    return Verdict(link=link, result=UNSEEN, detail=why)
 
 
 def some(items: list[str], most: int = 3) -> str:

@@ -5,22 +5,29 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrig.agents import Outcome
 from agentrig.audit.auditor import Audited, Auditor, audit
+from agentrig.audit.record import Row, Sources
 from agentrig.audit.sketch import Sketch
-from agentrig.audit.verdicts import LINKS
+from agentrig.audit.verdicts import LINKS, UNSEEN
 from agentrig.errors import AgentrigError, RunStopped
 from agentrig.plan import Plan
-from agentrig.run.audit import sources_of
-from agentrig.run.files import append_line
+from agentrig.rewards import Score
+from agentrig.run.files import write_whole
+from agentrig.run.splits import load_splits
+from agentrig.tasks import Task
+from agentrig.traces import Span, Trace
 
 log = logging.getLogger(__name__)
 
 FIRST = 2
 """So many first steps of a run, or of a resumed one, are audited, whatever it takes."""
+
+VERDICTS = "verdicts-{:05d}.json"
 
 SHARE = 0.02
 """Of the run's time: what the audits of later steps may take."""
@@ -41,7 +48,6 @@ class Auditing:
         self._auditor: Auditor | None = None
         self._sketch: Sketch | None = None
         self._start, self._spent, self._last = time.monotonic(), 0.0, 0.0
-        self._seen: list[Audited] = []
 
     def sketch(self, step: int) -> Sketch | None:
         """Return the sketch of a step that is to be audited; None for other steps."""
@@ -75,22 +81,57 @@ class Auditing:
         self._last = found.seconds
         if step >= self._sure:
             self._spent += found.seconds
-        self._seen.append(found)
-        (self._run / "audit").mkdir(exist_ok=True)
-        append_line(self._run / "audit" / "verdicts.jsonl", json.dumps(found.as_dict()))
+        self._write(found)
         log.info("step %d audited in %.1f s: %d of %d links", step, found.seconds, len(found.looked), len(LINKS))
         if found.faults:
             raise RunStopped(found.words(self._run), cause="audit")
 
+    def _write(self, found: Audited) -> None:
+        folder = self._run / "audit"
+        folder.mkdir(exist_ok=True)
+        write_whole(folder / VERDICTS.format(found.step), json.dumps(found.as_dict(), indent=1) + "\n")
+
     def summary(self) -> dict[str, Any]:
         """Return the entry of `summary.json`: links that were looked at, why others were not, steps and faults."""
-        unseen = {v.link: v.detail for found in self._seen for v in found.verdicts if v.result == "not looked at"}
-        looked = set().union(*(found.looked for found in self._seen))
+        files = sorted((self._run / "audit").glob("verdicts-*.json"))
+        steps = [json.loads(file.read_text("utf-8")) for file in files]
+        verdicts = [
+            (verdict["link"], verdict["result"], verdict["detail"]) for one in steps for verdict in one["verdicts"]
+        ]
+        looked = {link for link, result, _ in verdicts if result != UNSEEN}
         return {
             "links": len(looked),
             "of": len(LINKS),
-            "steps": [found.step for found in self._seen],
-            "not_looked_at": {link: why for link, why in unseen.items() if link not in looked},
-            "seconds": sum(found.seconds for found in self._seen),
-            "faults": [f"{v.link}: {v.detail}" for found in self._seen for v in found.faults],
+            "steps": [one["step"] for one in steps],
+            "not_looked_at": {link: why for link, result, why in verdicts if result == UNSEEN and link not in looked},
+            "seconds": sum(one["seconds"] for one in steps),
+            "faults": [f"{link}: {detail}" for link, result, detail in verdicts if result == "fault"],
         }
+
+
+def sources_of(plan: Plan) -> Sources:
+    """Build a plan's task set and reward for the auditor.
+
+    Raises:
+        AgentrigError: One can't be built, or the task set can't be loaded.
+    """
+    return Sources(splits={role: rows for role, (_, rows) in load_splits(plan).items()}, score=_scoring(plan))
+
+
+def _scoring(plan: Plan) -> Callable[[Task, Row], Score]:
+    reward, sees_trace = plan.reward()
+    budget_s, many = plan.run.reward_budget_s, getattr(reward, "score_many", None)
+
+    def score(task: Task, row: Row) -> Score:
+        item: tuple[Any, ...] = (task, Outcome(answer=row.answer, own_reward=row.own_reward))
+        if sees_trace:
+            item = (*item, Trace(rollout_id=row.id, spans=tuple(Span(**span) for span in row.spans)))
+        try:
+            if many is not None:
+                found: Score = many([item], budget_s)[0]
+                return found
+            return reward(*item[:2], budget_s, *item[2:])  # type: ignore[no-any-return]
+        except Exception as error:
+            return Score.invalid(f"{type(error).__name__}: {error}")
+
+    return score

@@ -118,6 +118,9 @@ class RunDirectory:
         for file in (*(self.path / "rollouts").iterdir(), *(self.path / "calls").iterdir()):
             if file.suffix == ".part" or (ROLLOUTS.fullmatch(file.name) and not _stays(file, step)):
                 file.unlink()
+        for file in (self.path / "audit").glob("*-*.json"):
+            if not _stays(file, step):
+                file.unlink()
         for part in self.path.glob(".*.part"):
             part.unlink()
         return kept

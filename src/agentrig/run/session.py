@@ -97,7 +97,7 @@ class RunSession:
         self.stopping = False
         self.plan, self.engine, self.runtime = plan, engine, runtime
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
-        self.auditing = Auditing(run.path, plan, first=self.first_step, on=audited)
+        self.auditing = Auditing(run.path, plan, first=self.first_step, on=audited and plan.run.auditor)
         self._run = run
         self.validation_tasks, self._report_tasks = validation_tasks, report_tasks
         self._audits = audits
