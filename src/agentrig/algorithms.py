@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 import attrs
 
+from agentrig.audit.sketch import Sketch
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.hardware import Hardware
@@ -203,6 +204,14 @@ class Session(Protocol):
         self, endpoint: Endpoint | Sequence[Endpoint], *, when: Literal["before", "after"], step: int
     ) -> float | None:
         """Measure the held-out accuracy that `summary.json` states; once before and once after training."""
+        ...
+
+    def sketch(self, step: int) -> Sketch | None:
+        """Return what to fill during a step's updates if the run's auditor looks at this step; None if it does not.
+
+        Call `take` right before each `optimizer.step()` and `after` right behind it. An algorithm that does not ask
+        for it has fewer links audited; the report names them.
+        """
         ...
 
     def end_step(

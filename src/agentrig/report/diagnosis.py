@@ -23,6 +23,7 @@ Rule = Callable[[Evidence], Iterable[Finding]]
 """Looks at a run's evidence; returns what it finds."""
 
 RULES: Sequence[Rule] = (
+    weights.audited,
     outcome.told,
     rollouts.overlong_prompts,
     rollouts.failures,
@@ -193,6 +194,7 @@ CAUSES: Mapping[str, str] = {
     "diverged": "a loss, a gradient or weights that are NaN or infinite",
     "out-of-memory": "an update that does not fit into memory",
     "update-not-proven": "an update that does not follow from its samples and settings",
+    "audit": "a link between task set and server that is not as the settings and the papers say",
     "lost-calls": "calls or rollouts that got lost, or were counted twice",
     "learning-rate-too-large": "a reward that fell far below what it was",
     "stale-rollouts": "rollouts of weights that are too old",

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import attrs
 
 from agentrig.algorithms import Measurement
+from agentrig.audit.sketch import Sketch
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
@@ -24,6 +25,7 @@ from agentrig.plan import Plan
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run.ahead import RolloutsAhead
+from agentrig.run.auditing import Auditing
 from agentrig.run.checkpoints import SAVED
 from agentrig.run.digests import rollout_digests
 from agentrig.run.directory import RunDirectory
@@ -66,6 +68,7 @@ class RunSession:
         audits: The rewards that are only logged, by name.
         past: The state that a resumed run continues from.
         begin: Called once the run has actually started.
+        audited: Whether the auditor looks at steps.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class RunSession:
         audits: Mapping[str, Scorer],
         past: Past | None = None,
         begin: Callable[[], None] = lambda: None,
+        audited: bool = True,
     ) -> None:
         past = past or Past()
         self.train_tasks = train_tasks
@@ -93,6 +97,7 @@ class RunSession:
         self.stopping = False
         self.plan, self.engine, self.runtime = plan, engine, runtime
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
+        self.auditing = Auditing(run.path, plan, first=self.first_step, on=audited and plan.run.auditor)
         self._run = run
         self.validation_tasks, self._report_tasks = validation_tasks, report_tasks
         self._audits = audits
@@ -362,6 +367,10 @@ class RunSession:
         self._step_start = time.perf_counter()
         return found.accuracy
 
+    def sketch(self, step: int) -> Sketch | None:
+        """Return what the learner fills in a step that is audited; None in other steps."""
+        return self.auditing.sketch(step)
+
     def end_step(
         self,
         step: int,
@@ -379,6 +388,8 @@ class RunSession:
         if books.wrong:
             raise RunStopped(books.wrong, cause="lost-calls")
         self._guards.check(line)
+        self.auditing.end(step, line)
+        self._step_start = time.perf_counter()  # an audit is no part of the next step
 
     def foreign(
         self,
@@ -474,6 +485,7 @@ class RunSession:
             "warnings": [w for w in (self.engine.scorer.correctness.warning, *self._warnings) if w],
             "notes": list(self._notes),
             "delivery": self.delivery.summary(),
+            "audited": self.auditing.summary(),
             **_writes(self.plan.registry.settle()),
             "observer_errors": dict(self.plan.registry.observer_errors),
         }

@@ -11,9 +11,7 @@ import click
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("script", type=click.Path(path_type=Path), metavar="FILE.py")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS …]")
-@click.option(
-    "--algorithm", default="", metavar="NAME", help="Train by this algorithm, instead of agl.VERL: grpo."
-)
+@click.option("--algorithm", default="", metavar="NAME", help="Train by this algorithm, instead of agl.VERL: grpo.")
 @click.option("--model", default="", metavar="DIR", help="Short for --set algorithm.model=DIR.")
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting of the run; repeatable.")
 def run(script: Path, arguments: Sequence[str], algorithm: str, model: str, settings: Sequence[str]) -> None:
