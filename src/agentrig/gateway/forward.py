@@ -8,7 +8,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +20,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.gateway.book import CUT, Call, Opened, Refused
 from agentrig.gateway.connections import FAILED, Connections
 from agentrig.gateway.dialects import Dialect, StreamWriter
+from agentrig.http_server import BodyTooLong, Receive, Send, read_body, reply
 from agentrig.text import cut, parsed, words_of
 from agentrig.traces import LLM_CALL, PARENT, SERVER
 from agentrig.tracing.recorder import server_of
@@ -30,9 +31,6 @@ log = logging.getLogger(__name__)
 
 NODE_HEADER = "agentrig-span"
 """Header of a call: the name of the part of the agent that makes it, as `agentrig.span` gives it."""
-
-DRAINED = 64 << 20
-"""Most bytes of a body that is too long that are read and dropped, so that the client can read the error."""
 
 SAME_FIELD = {"max_tokens": "max_completion_tokens"}
 """Sampling fields that have a second name in requests."""
@@ -68,8 +66,8 @@ class Exchange:
     call: Call
     dialect: Dialect
     headers: Mapping[str, str]
-    receive: Callable[[], Awaitable[Any]]
-    send: Callable[[Any], Awaitable[None]]
+    receive: Receive
+    send: Send
     abort: Callable[[], None]
     connections: Connections
     models: Mapping[str, Endpoint | None]
@@ -122,24 +120,16 @@ class Exchange:
     # --- the request ------------------------------------------------------------------------------
 
     async def _read(self) -> dict[str, Any]:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                self.call.end("gone")
-                await asyncio.sleep(0)  # the cancellation comes here
-            size += len(message["body"])
-            parts.append(message["body"])
-            if size > self.limit:
-                parts.clear()
-            if not message["more_body"] or size > DRAINED:
-                break
-        if size > self.limit:
-            text = f"the body is longer than the {self.limit >> 20} MiB that the gateway takes (gateway.body_mb)"
-            raise Refused(text, status=413, code="request_too_large")
         try:
-            body = json.loads(b"".join(parts))
+            content = await read_body(self.receive, self.limit)
+        except BodyTooLong:
+            text = f"the body is longer than the {self.limit >> 20} MiB that the gateway takes (gateway.body_mb)"
+            raise Refused(text, status=413, code="request_too_large") from None
+        if content is None:
+            self.call.end("gone")
+            await asyncio.sleep(0)  # the cancellation comes here
+        try:
+            body = json.loads(content or b"")
         except (ValueError, RecursionError) as error:
             raise Refused(f"the body is not JSON: {error}", status=400, code="invalid_json") from None
         if not isinstance(body, dict):
@@ -347,14 +337,4 @@ class Exchange:
 
     async def _respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self._began = True
-        await respond(self.send, status, body, headers)
-
-
-async def respond(
-    send: Callable[[Any], Awaitable[None]], status: int, body: bytes, headers: Mapping[str, str] | None = None
-) -> None:
-    """Send a JSON response."""
-    sent = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
-    fields = [(name.encode(), value.encode("latin-1")) for name, value in sent.items()]
-    await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": body})
+        await reply(self.send, status, body, headers)

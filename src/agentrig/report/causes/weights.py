@@ -65,6 +65,21 @@ def _not_finite(found: Any, name: str) -> bool:
     return name in found and isinstance(found[name], float | int) and number(found[name]) is None
 
 
+def audited(evidence: Evidence) -> Iterator[Finding]:
+    """Which links the auditor has looked at, in which steps, and why not at others."""
+    seen = mapping(evidence.run.summary.get("audited"))
+    steps = seen.get("steps")
+    if not isinstance(steps, list) or not steps:
+        return
+    faults = seen.get("faults")
+    if isinstance(faults, list) and faults:
+        yield Finding("warn", f"the auditor found a fault: {faults[0]}")
+    shown = ", ".join(map(str, steps if len(steps) < 8 else [*steps[:4], "…", *steps[-2:]]))
+    text = f"audited: {seen.get('links')} of {seen.get('of')} links, step{'s' if len(steps) > 1 else ''} {shown}"
+    left = mapping(seen.get("not_looked_at"))
+    yield Finding("ok", "; ".join([text, *(f"not {link}: {why}" for link, why in left.items())]))
+
+
 def delivery(evidence: Evidence) -> Iterator[Finding]:
     """How often the server was shown to answer with the trained weights."""
     run = evidence.run
