@@ -80,7 +80,7 @@ def register_rewards():
 @pytest.mark.parametrize(
     ("where", "does", "caught", "said"),
     [
-        ("at_import", "os._exit(0)", "loads", "its import calls os._exit(0)"),
+        ("at_import", "os._exit(0)", "loads", "exit status 0"),
         ("at_build", "os.abort()", "loads", "signal SIGABRT"),
         ("at_call", "os._exit(3)", "scores", "exit status 3"),
         ("at_call", "raise SystemExit(4)", "scores", "SystemExit: 4"),
