@@ -181,6 +181,7 @@ BANDIT = {"lr": 1e-2, "tasks_per_step": 4, "group_size": 6, "max_tokens": 2, "va
 COSTLY = ("keys-read", "serves", "solves")
 
 
+@pytest.mark.slow
 def test_the_kit():
     names = [check.name for check in checks("algorithm", "grpo")]
     only = [name for name in names if name.partition(".")[2] not in COSTLY]
@@ -333,7 +334,7 @@ def cmdline(process):
         return []
 
 
-@pytest.mark.parametrize("lost", ["rollouts", "weights"])
+@pytest.mark.parametrize("lost", [pytest.param("rollouts", marks=pytest.mark.slow), "weights"])
 def test_a_server_that_dies_in_a_step_is_named_with_the_way_to_go_on(model_dir, tmp_path, lost):
     """It dies before the second step's rollouts, or before it gets the second step's weights."""
 
