@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -46,9 +47,18 @@ class Door:
     _path: str = attrs.field(repr=False)
     _listener: Listener = attrs.field(repr=False)
 
-    def close(self) -> None:
-        """Refuse whatever comes from now on with status 410."""
+    def close(self, late: Take | None = None) -> None:
+        """Refuse whatever comes from now on with status 410.
+
+        Args:
+            late: Gets what comes later with the right key, for as long as few others are closed after it.
+        """
         self._listener._doors.pop(self._path, None)
+        if late is not None:
+            ended = self._listener._ended
+            ended[self._path] = (self.key, late)
+            while len(ended) > MOST:
+                ended.popitem(last=False)
 
 
 class Listener:
@@ -81,6 +91,7 @@ class Listener:
         reached = name or (socket.gethostname() if host in ANY_HOST else host)
         self.url = f"http://{f'[{reached}]' if ':' in reached else reached}:{self._socket.getsockname()[1]}"
         self._doors: dict[str, tuple[str, Take]] = {}
+        self._ended: OrderedDict[str, tuple[str, Take]] = OrderedDict()
         app = Starlette(routes=[Route("/{path:path}", self._post, methods=["POST"])])
         config = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", ws="none", limit_concurrency=MOST
@@ -114,6 +125,7 @@ class Listener:
         if path in self._doors:
             raise ValueError(f"the callback {path} is open already")
         key = key or secrets.token_urlsafe(24)
+        self._ended.pop(path, None)
         self._doors[path] = (key, take)
         return Door(f"{self.url}/{quote(path)}", key, path, self)
 
@@ -131,7 +143,8 @@ class Listener:
         return JSONResponse(dict(reply), status, headers={"connection": "close"} if status >= 400 else None)
 
     async def _handled(self, request: Any) -> tuple[int, Mapping[str, Any]]:
-        door = self._doors.get(request.path_params["path"])
+        path = request.path_params["path"]
+        door = self._doors.get(path) or self._ended.get(path)
         if door is None:
             return _refused(410, "no rollout is under way at this address: it has ended, or the address is wrong")
         key, take = door
