@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 import sys
@@ -14,15 +15,17 @@ from urllib.parse import urlsplit
 from agentrig.endpoints import is_loopback
 from agentrig.errors import AgentrigError
 from agentrig.lightning_import import import_lightning
+from agentrig.pools import RESULT_BYTES
 from agentrig.runners.jobs import Result
 from agentrig.runners.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, RUNNING, TOKEN_VARIABLE, Joining
 from agentrig.runners.store_door import StoreDoor, client
+from agentrig.text import words_of
 
 import_lightning()  # before the imports below, which would bring litellm and its network calls
 
 from agentlightning import LightningStoreServer  # noqa: E402, TID253  (this module is itself imported lazily)
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs  # noqa: E402, TID253
-from fastapi import Request  # noqa: E402
+from fastapi import HTTPException, Request  # noqa: E402
 from fastapi.responses import JSONResponse  # noqa: E402
 
 from agentrig.runners.lightning_store import Store  # noqa: E402
@@ -140,30 +143,30 @@ class ServedStore:
     # --- the routes of agentrig's own runners ---------------------------------------------------------
 
     async def _join(self, request: Request) -> JSONResponse:
-        sent = await request.json()
+        sent = await _sent(request)
         self._present.add(str(sent["worker"]))
         log.info("the runner %s has joined", sent["worker"])
         return JSONResponse(self.joining.offer())
 
     async def _alive(self, request: Request) -> JSONResponse:
-        worker = str((await request.json())["worker"])
+        worker = str((await _sent(request))["worker"])
         self._store.leases.alive(worker)
         if self._state == ENDED:
             self._forget(worker)
         return JSONResponse({"state": self._state})
 
     async def _report(self, request: Request) -> JSONResponse:
-        sent = await request.json()
-        rollout_id = str(sent["rollout_id"])
+        sent = await _sent(request)
         try:
-            result = Result.received(rollout_id, sent["result"])
+            rollout_id, attempt_id = str(sent["rollout_id"]), str(sent["attempt_id"])
+            result = Result.unpacked(rollout_id, sent["result"])
         except (KeyError, ValueError) as error:
             return JSONResponse({"error": str(error)}, status_code=400)
         status = "succeeded" if result.outcome.failure is None else "failed"
-        return JSONResponse({"counts": await self._store.report(rollout_id, str(sent["attempt_id"]), status, result)})
+        return JSONResponse({"counts": await self._store.report(rollout_id, attempt_id, status, result)})
 
     async def _leave(self, request: Request) -> JSONResponse:
-        worker = str((await request.json())["worker"])
+        worker = str((await _sent(request))["worker"])
         back = [await self._store.give_back(x.rollout_id, x.attempt_id) for x in self._store.leases.held_by(worker)]
         self._forget(worker)
         log.info("the runner %s has left; %d of its rollouts start again", worker, sum(back))
@@ -173,6 +176,22 @@ class ServedStore:
         with self._gone:
             self._present.discard(worker)
             self._gone.notify()
+
+
+async def _sent(request: Request) -> Any:
+    """Return what a runner has sent, unless it is more than a result can be."""
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > 2 * RESULT_BYTES:
+            raise HTTPException(413, f"a runner sends at most {2 * RESULT_BYTES / 1e6:.0f} MB at once")
+    try:
+        sent = json.loads(data)
+        if not isinstance(sent, dict) or not isinstance(sent.get("worker"), str):
+            raise ValueError("no object with a worker")
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, f"this is not what a runner sends: {words_of(error)}") from None
+    return sent
 
 
 def _family(host: str) -> socket.AddressFamily:
