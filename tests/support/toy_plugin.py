@@ -302,7 +302,9 @@ class RewardConfig:
     says: bool = setting(False, help="say itself what is correct")
     invalid: bool = setting(False, help="judge nothing")
     odd: bool = setting(False, help="add details to the score that no file can store")
-    spin: bool = setting(False, help="keep the interpreter for 25 s for the answer `spin`, whatever is raised meanwhile")
+    spin: bool = setting(
+        False, help="keep the interpreter for 25 s for the answer `spin`, whatever is raised meanwhile"
+    )
 
 
 @attrs.frozen
