@@ -17,13 +17,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "reward": (
         "rewards.py",
         {
-            "tasks_n": 4,
+            "limit": 4,
             "budget_s": 0.5,
             "ladder": lambda t: ["?", *(str(int(t.private["gold"]) + i) for i in (2, 1)), t.private["gold"]],
         },
     ),
     "adapter": ("adapters.py", {}),
-    "agent": ("agents.py", {"tasks_n": 2, "deadline_s": 30.0, "slow_s": 0.5}),
+    "agent": ("agents.py", {"limit": 2, "deadline_s": 30.0, "slow_s": 0.5}),
     "runners": ("runners.py", {"start_s": 12.0}),
 }
 """The file of each kind's plugins (`fine`, and one named as each check), and the options of its checks."""
@@ -98,5 +98,5 @@ def test_a_plugin_that_ends_its_process_fails_one_check(
 
 
 def test_an_agent_that_asks_for_the_gold_is_caught() -> None:
-    report = check("agent", f"{FOLDER}/agents.py:asks-for-gold", raise_failed=False, tasks_n=2, only=["private"])
+    report = check("agent", f"{FOLDER}/agents.py:asks-for-gold", raise_failed=False, limit=2, only=["private"])
     assert 'the agent asks for private["gold"]' in report.failed[0].message
