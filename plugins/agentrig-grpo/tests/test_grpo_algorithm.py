@@ -279,6 +279,7 @@ def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_p
     assert all(torch.equal(held[name], tensor) for name, tensor in first.items())
 
 
+@pytest.mark.slow
 def test_the_last_step_is_a_candidate_for_the_best(model_dir, tmp_path, caplog):
     class Steady(FakeSession):
         def validate(self, endpoint, *, step):
@@ -295,6 +296,7 @@ def test_the_last_step_is_a_candidate_for_the_best(model_dir, tmp_path, caplog):
         Grpo(config_of(model_dir, validate_every=0, final="best")).run(session)
 
 
+@pytest.mark.slow
 def test_among_equal_accuracies_the_mean_reward_decides_what_is_best(model_dir, tmp_path):
     class Graded(FakeSession):
         def validate(self, endpoint, *, step):
