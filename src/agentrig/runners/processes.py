@@ -6,6 +6,7 @@ This module does not use Agent Lightning: `runtime` moves rollouts from the stor
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import multiprocessing
 import os
@@ -26,7 +27,6 @@ from agentrig.processes.confine import BASE, confine, declared, withheld
 from agentrig.processes.ends import SIGNALS
 from agentrig.processes.families import MARK, end_families, end_own_family, end_stopped, lead
 from agentrig.processes.forks import SAFE_PATH_KEPT, start_process
-from agentrig.processes.garbage import settle
 from agentrig.runners.attempt import build_agent, packed, running_loop
 from agentrig.runners.pools import BasePool, Worker
 
@@ -58,7 +58,8 @@ def worker_main(
     if agent is None:
         pipe.send(("failed", why))
         leave_no_family()
-    settle()  # what the agent has built stays
+    gc.collect()
+    gc.freeze()  # what the agent has built stays: it is not searched for cycles again
     pipe.send(("ready", os.getpid()))
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     lock = threading.Lock()
