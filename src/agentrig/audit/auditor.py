@@ -15,7 +15,7 @@ from agentrig.audit import distribution as sampled
 from agentrig.audit import scores, tasks, text, update
 from agentrig.audit.model import Unknown, Weights, random_state_kept
 from agentrig.audit.record import Record, Sources
-from agentrig.audit.sketch import Sketch
+from agentrig.audit.sketch import LARGEST, Sketch
 from agentrig.audit.verdicts import LINKS, UNSEEN, Verdict, ok, unseen
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LARGEST = 1 << 28
-"""Parameters of the largest model that is computed with again: twice in up to 64 bits, with gradients and moments, it
-takes some 40 bytes a parameter in host memory."""
+WORK = 4e12
+"""Floating-point operations of one link: about a minute on a few cores. A pass takes 2 a parameter and token, and with
+gradients 6."""
 
 
 class Auditor:
@@ -104,11 +104,11 @@ class Auditor:
         weights = self._weights(record, version)
         if weights is None:
             raise CannotLook(f"the weights of version {version} were not kept")
-        _check_size(weights.directory)
+        room = int(WORK / (2 * 2 * _parameters(weights.directory)))
         half = record.dtype(step) == "bfloat16"
         exact = weights.load(torch.float32 if half else torch.float64, rounded=torch.bfloat16 if half else None)
         rough = weights.load(torch.bfloat16 if half else torch.float32)
-        yield from sampled.distribution(record, step, exact, rough, version, self._evidence)
+        yield from sampled.distribution(record, step, exact, rough, version, self._evidence, room=room)
 
     def _gradient(self, record: Record, step: int, sketch: Sketch | None) -> Iterator[Verdict]:
         import torch
@@ -123,7 +123,11 @@ class Auditor:
             weights = attrs.evolve(weights, trained=_own(weights, names))
         if weights is None or set(weights.trained) != names:
             raise CannotLook(f"the weights before step {step} were not kept")
-        _check_size(weights.directory)
+        rows = {(call.rollout, call.span): call for row in record.rows("train", step) for call in row.calls}
+        calls = [rows[tuple(key)] for made_of in sketch.updates for key in made_of["calls"] if tuple(key) in rows]
+        work = 2 * 6 * _parameters(weights.directory) * sum(len(call.prompt) + len(call.reply) for call in calls)
+        if work > WORK:
+            raise CannotLook(f"it would take {work:.1e} operations to compute this step again; the limit is {WORK:.0e}")
         half, adapters = record.dtype(step) == "bfloat16", bool(settings["lora_rank"])
         more, fewer = (torch.float32, torch.bfloat16) if half and not adapters else (torch.float64, torch.float32)
         rounded = torch.bfloat16 if half and not adapters else None
@@ -200,13 +204,14 @@ def _delivery(record: Record, step: int) -> Iterator[Verdict]:
     yield ok("delivery", f"version {told.get('version')}, {tensors} tensors equal bit for bit", ratio=ratio)
 
 
-def _check_size(directory: Path) -> None:
-    """Check that a model is not too large, by the size of its files."""
+def _parameters(directory: Path) -> int:
+    """Return about how many parameters a model has, by the size of its files; too many can't be looked at."""
     config = json.loads((directory / "config.json").read_text("utf-8"))
     width = 2 if "16" in str(config.get("dtype") or config.get("torch_dtype")) else 4
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors")) // width
     if size > LARGEST:
         raise CannotLook(f"the model has {size:,} parameters, and at most {LARGEST:,} are computed with again")
+    return max(size, 1)
 
 
 def _own(weights: Weights, names: set[str]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Evidence:
 
 
 def distribution(
-    record: Record, step: int, exact: Any, rough: Any, version: int, evidence: Evidence
+    record: Record, step: int, exact: Any, rough: Any, version: int, evidence: Evidence, *, room: int
 ) -> Iterator[Verdict]:
     """Compare a step's recorded log-probabilities and tokens with the model that should have sampled them.
 
@@ -71,6 +71,7 @@ def distribution(
         rough: The same in the bits that the run computes in.
         version: That version.
         evidence: Of the run's audited steps; is added to.
+        room: Most tokens, of prompts too, that may be computed.
     """
     import torch
 
@@ -91,7 +92,12 @@ def distribution(
             for call in row.calls:
                 total += 1
                 mine = (call.version in (None, version)) and call.plain
-                if not mine or tokens > TOKENS or call.request.get("temperature", temperature) != temperature:
+                if (
+                    not mine
+                    or tokens > TOKENS
+                    or room <= 0
+                    or call.request.get("temperature", temperature) != temperature
+                ):
                     continue
                 with torch.no_grad():
                     scores = logits(exact, call, temperature).double()
@@ -100,6 +106,7 @@ def distribution(
                     own = log_p.gather(-1, ids)[:, 0]
                     other = logprobs(rough, call, temperature).double()
                 looked, tokens = looked + 1, tokens + len(call.reply)
+                room -= len(call.prompt) + len(call.reply)
                 if call.logprobs is not None:
                     said = torch.tensor(call.logprobs, dtype=torch.float64, device=own.device)
                     size = 1 + float(own.abs().max())

@@ -141,8 +141,8 @@ class Record:
         return found if (found / "config.json").is_file() else None
 
     def dtype(self, step: int) -> str:
-        """Return what the learner computes in."""
-        return str(self.lines[step].get("digests", {}).get("made_with", {}).get("dtype", "float32"))
+        """Return what the learner computes in; the coarser one if it does not say."""
+        return str(self.lines[step].get("digests", {}).get("made_with", {}).get("dtype", "bfloat16"))
 
     def files(self, mode: str) -> list[int]:
         """Return the steps that have a file of rollouts of a mode."""

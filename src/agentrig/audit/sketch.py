@@ -18,6 +18,10 @@ PROJECTIONS = 4
 SPOTS = 16
 """Elements of each tensor whose update is followed."""
 
+LARGEST = 1 << 28
+"""Parameters of the largest model that is computed with again: twice in up to 64 bits, with gradients and moments, it
+takes some 40 bytes a parameter in host memory. Of larger ones no weights are kept."""
+
 CHUNK = 1 << 22
 
 FILE = "audit/step-{:05d}.json"
@@ -55,7 +59,7 @@ class Sketch:
         step: The training step.
 
     Attributes:
-        before: The trained tensors before the first update, in host memory.
+        before: The trained tensors before the first update, in host memory; none if the auditor can't use them.
         updates: The numbers of each update.
     """
 
@@ -74,7 +78,7 @@ class Sketch:
             optimizer: The optimizer.
             calls: The calls of the mini-batch, by rollout and span, those without a gradient too.
         """
-        if not self.before:
+        if not self.updates and sum(p.numel() for p in trained.values()) <= LARGEST:
             self.before = {name: p.detach().to("cpu", copy=True) for name, p in trained.items()}
         tensors = {}
         for name, p in trained.items():

@@ -70,6 +70,7 @@ class Diagnosis:
         warnings: What to know before you trust the run.
         checks: What is fine.
         missing: What is missing or cannot be read.
+        audited: Which links of which steps the auditor has looked at; empty if it has not.
     """
 
     run: str
@@ -80,6 +81,7 @@ class Diagnosis:
     warnings: Sequence[Finding]
     checks: Sequence[Finding]
     missing: Sequence[str]
+    audited: str = ""
 
     def __str__(self) -> str:
         return words(self)
@@ -113,6 +115,7 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         warnings=[*ends, *(f for f in found if f.level == "warn")],
         checks=[f for f in found if f.level == "ok"],
         missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
+        audited=weights.links_audited(data),
     )
 
 
@@ -153,7 +156,7 @@ def verdict(diagnosis: Diagnosis) -> str:
 def words(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as text for a terminal."""
     head = f"{diagnosis.run}: {diagnosis.status}, {diagnosis.steps} steps"
-    lines = [head, ""]
+    lines = [head, *([diagnosis.audited] if diagnosis.audited else []), ""]
     if not diagnosis.problems:
         lines.append(verdict(diagnosis))
     for i, found in enumerate(diagnosis.problems, 1):
