@@ -401,3 +401,16 @@ def test_the_module_runs_too() -> None:
     assert done.returncode == 1
     assert done.stderr.count("agentrig: ") >= 1
     assert "Traceback" not in done.stderr
+
+
+def test_a_command_ends_without_a_last_search_for_cycles() -> None:
+    plain = "class Part:\n  def __del__(self): print('searched', flush=True)\npart = Part(); part.own = part\n"
+    command = "import agentrig.cli.entry as e\ne.main(['plugins'], standalone_mode=False)\n"
+
+    def said(code: str) -> str:
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert "searched" in said(f"{plain}del part"), "Python itself searches at the exit"
+    text = said(f"{plain}{command}del part")
+    assert "langgraph-sql" in text
+    assert "searched" not in text

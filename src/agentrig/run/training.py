@@ -18,8 +18,7 @@ from agentrig.errors import CheckpointDamaged, RunFileError
 from agentrig.observers import RunEnd, RunError
 from agentrig.plan import Plan
 from agentrig.plugins import composing
-from agentrig.plugins.auto_server import OWN
-from agentrig.processes import garbage
+from agentrig.plugins.auto import OWN
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
 from agentrig.run.damage import reading
@@ -60,7 +59,6 @@ def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = Non
     with ExitStack() as ending:
         ending.enter_context(handling(interrupt))  # replaced by RunSignals once there is something to save
         ending.enter_context(temporary_files())
-        ending.enter_context(garbage.loading())
         return _train(plan, resume, from_step, ending)
 
 
@@ -131,7 +129,6 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
                 raise KeyboardInterrupt("interrupted while the run started")
             begin(run, plan, facts, past)
         logged.begin()
-        garbage.settle()
 
     def body() -> None:
         try:
