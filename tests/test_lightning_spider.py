@@ -32,7 +32,7 @@ def agentrig(*words: str, folder: Path, spider: Path, timeout: float = 280) -> s
 
 def test_an_agent_without_the_runs_key_trains_on_the_embedded_server(spider_dir: Path, tmp_path: Path) -> None:
     chosen = ["spider", "--plugin", str(PLUGIN), "--agent", "keyless", "--reward", "own", *SMALL]
-    tried = agentrig("dev", *chosen, "--split", "train", "--tasks-n", "2", "--json", folder=tmp_path, spider=spider_dir)
+    tried = agentrig("dev", *chosen, "--split", "train", "--limit", "2", "--json", folder=tmp_path, spider=spider_dir)
     assert tried.returncode == 0, tried.stderr[-3000:]
     assert all(row["value"] is not None for row in json.loads(tried.stdout))
 

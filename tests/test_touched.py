@@ -24,12 +24,18 @@ def test_quick():
 @pytest.mark.parametrize("n", range(2))
 def test_slow(n):
     time.sleep(0.1)
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_slow_and_long():
+    raise AssertionError("only make test-slow runs it")
 """
 FOLDERS = ("tests/run", "tests/gateway", "plugins/agentrig-x/tests")
 SETTINGS = """
 [tool.pytest.ini_options]
 addopts = "--import-mode=importlib -m 'not slow'"
 markers = ["slow: a", "alone: b"]
+timeout = 300
 """
 
 

@@ -49,6 +49,9 @@ class RunSettings:
     delivery: bool = setting(
         True, help="after every transfer of weights, prove that the model's server answers with them"
     )
+    auditor: bool = setting(
+        True, help="check the first steps, and some later ones, with code that shares nothing with the trainer"
+    )
     block: list[str] = setting(list, help="plugins or distributions that are not loaded")
     plugins: list[str] = setting(list, help="Python files that are plugins too, relative to the run file")
 

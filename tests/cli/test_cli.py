@@ -238,7 +238,7 @@ def test_broken_hardware_under_auto_does_not_end_a_command(
 
 
 @pytest.mark.parametrize("recipe", ["qwen", "fast", "llama"])
-@pytest.mark.parametrize("command", [["dev", "--tasks-n", "1"], ["eval", "--limit", "1"]], ids=["dev", "eval"])
+@pytest.mark.parametrize("command", [["dev", "--limit", "1"], ["eval", "--limit", "1"]], ids=["dev", "eval"])
 def test_a_given_server_needs_no_gpu_on_this_host(
     here: Path, model: ModelServer, recipe: str, command: list[str]
 ) -> None:
@@ -369,7 +369,7 @@ def test_eval_of_a_model_that_the_server_lacks(here: Path, model: ModelServer, t
 
 
 def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> None:
-    words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--tasks-n", "2"]
+    words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--limit", "2"]
     result = invoke(*words, "--json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)
@@ -384,7 +384,7 @@ def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> 
 
 
 def test_a_failed_rollout_sets_the_exit_status_of_dev(here: Path, model: ModelServer, toy_file: str) -> None:
-    words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--tasks-n", "2", "--split", "train"]
+    words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--limit", "2", "--split", "train"]
     for shown in ([], ["--json"]):
         result = invoke(*words, "tasks.do=['', 'raise']", *shown)
         assert result.exit_code == 1
@@ -392,7 +392,7 @@ def test_a_failed_rollout_sets_the_exit_status_of_dev(here: Path, model: ModelSe
 
 
 def test_dev_takes_ten_tasks_at_most() -> None:
-    assert invoke("dev", "toy", "--tasks-n", "11").exit_code == 2
+    assert invoke("dev", "toy", "--limit", "11").exit_code == 2
 
 
 def test_the_module_runs_too() -> None:

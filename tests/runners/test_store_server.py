@@ -71,6 +71,14 @@ def test_every_route_asks_for_the_token(
     assert printed.out + printed.err == ""  # the link was printed before, once
 
 
+@pytest.mark.parametrize("body", [b"", b"\x80\x05", b"[" * 100_000, b"3", b'{"worker": 1}', b'{"worker": "w"}'])
+def test_a_message_that_no_runner_sends_is_refused(body: bytes, served: ServedStore) -> None:
+    with httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False) as runner:
+        assert runner.post("/v1/agentrig/report", content=body).status_code == 400
+        result = {"worker": "w", "rollout_id": "x", "attempt_id": "y", "result": '{"outcome": [], "spans": {}}'}
+        assert runner.post("/v1/agentrig/report", json=result).status_code == 400
+
+
 def test_an_address_in_use_is_named(served: ServedStore) -> None:
     port = int(served.url.rpartition(":")[2])
     with pytest.raises(AgentrigError, match=rf"cannot listen on 127.0.0.1:{port} \(runners.store\): Address already"):

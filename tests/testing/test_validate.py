@@ -18,7 +18,7 @@ def validate(*words: str) -> Result:
 
 
 def test_a_domain_is_validated_and_its_costs_are_shown() -> None:
-    result = validate(FILE, "--json", "--tasks-n", "3")
+    result = validate(FILE, "--json", "--limit", "3")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert [(r["kind"], r["ok"]) for r in found["reports"]] == [
@@ -53,7 +53,7 @@ def test_a_reward_that_breaks_a_trial_is_red(tmp_path: Path, right: str, wrong: 
     assert right in text
     file = tmp_path / "broken_domain.py"
     file.write_text(text.replace(right, wrong))
-    result = validate(str(file), "--only", caught, "--tasks-n", "2")
+    result = validate(str(file), "--only", caught, "--limit", "2")
     assert result.exit_code == 1, result.output
     assert f"failed   {caught}" in result.stdout
     assert said in result.stdout
@@ -61,7 +61,7 @@ def test_a_reward_that_breaks_a_trial_is_red(tmp_path: Path, right: str, wrong: 
 
 
 def test_a_key_of_a_part_is_used() -> None:
-    result = validate(FILE, "adapter.match=sovle", "--only", "play.trains", "--tasks-n", "2")
+    result = validate(FILE, "adapter.match=sovle", "--only", "play.trains", "--limit", "2")
     assert result.exit_code == 1, result.output
     assert "failed   play.trains" in result.stdout
     assert "the calls are under: solve" in result.stdout

@@ -117,6 +117,9 @@ class FakeSession:
         self.reports[when] = self.mean(endpoint, step, "report")
         return self.reports[when]
 
+    def sketch(self, step):
+        return None
+
     def end_step(self, step, *, metrics, time_s, calls, digests=None):
         assert sum(e.tokens for e in calls) == self.sampled, "every sampled token is trained or dropped"
         self.calls.append(("end", step))

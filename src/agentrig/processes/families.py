@@ -1,16 +1,20 @@
-"""Finds the processes that a runner's agent started, even detached ones, and ends them with the runner."""
+"""Ends the processes that a runner's agent started, even detached ones, with the runner."""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import multiprocessing.connection
 import os
+import resource
 import signal
-import threading
-import traceback
+import sys
 from collections.abc import Collection
 from typing import NoReturn
 
 import psutil
+
+from agentrig.processes.supervisor import adopt_orphans, end_descendants, end_with_parent
 
 MARK = "AGENTRIG_RUNNER"
 """Environment variable that identifies the runner that started a process."""
@@ -20,9 +24,6 @@ ROUNDS = 8
 
 QUIET = 2
 """Searches in a row that must find nothing: one misses a process whose parent ends while it searches."""
-
-_ending = threading.Lock()
-"""Held by the thread that ends this process."""
 
 
 def lead() -> None:
@@ -54,46 +55,68 @@ def end_families(leaders: Collection[int], marks: Collection[str]) -> None:
         psutil.wait_procs(list(found.values()), timeout=0.2)
 
 
-def end_stopped(leaders: Collection[int], marks: Collection[str]) -> None:
-    """Stop runners, so that they start nothing more while it is searched, and kill them with what they started.
+def guard() -> None:
+    """Fork, and return in the forked process: a runner. This one guards it, and ends when the runner has ended.
 
-    The process that calls this must live until it returns: if it is killed, the runners stay stopped.
+    The guard adopts every descendant of the runner whose parent ends, whatever its session and its variables are. It
+    kills all of them as soon as the runner has ended, the run's process has, or the pool asks for the end by SIGTERM.
+    The runner could not do that itself: it could be killed, and to wait for adopted processes is to take the exit codes
+    of the agent's own. A guard that is killed takes the runner with it.
     """
-    try:
-        for leader in leaders:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(leader, signal.SIGSTOP)
-        end_families(leaders, marks)
-    except BaseException:
-        for leader in leaders:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(leader, signal.SIGKILL)
-        raise
+    lead()
+    adopts = sys.platform == "linux"
+    if adopts:
+        adopt_orphans()
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    guarding = os.getpid()
+    runner = os.fork()
+    if runner == 0:
+        os.close(woken)
+        os.close(wakes)
+        lead()
+        if adopts:
+            end_with_parent(guarding)
+        return
+    asked = False
+
+    def ask(*_: object) -> None:
+        nonlocal asked
+        asked = True
+
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGCHLD))
+    run = multiprocessing.parent_process()
+    assert run is not None
+    status: dict[int, int] = {}
+    while runner not in status and not asked and not multiprocessing.connection.wait([run.sentinel], 0):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == runner:
+                status[runner] = ended[1]
+                break
+        else:
+            if run.sentinel not in multiprocessing.connection.wait([woken, run.sentinel]):
+                os.read(woken, 4096)
+    if adopts:
+        end_descendants(lambda pid, code, used: status.setdefault(pid, code))
+    else:
+        end_families([runner], [os.environ.get(MARK, "")])
+    _leave_as(status.get(runner, 0))
 
 
-def end_own_family(marks: Collection[str]) -> NoReturn:
-    """End this process and those that it started, whatever its threads still start meanwhile.
-
-    A forked process does it: it stops this one first, so that nothing more is started while it searches. There is one
-    such process only, whichever threads call this: two would find and kill each other, and leave this one stopped.
-    """
-    if not _ending.acquire(blocking=False):
-        threading.Event().wait()  # another thread ends this process
-    leader = os.getpid()
-    try:
-        forked = os.fork()
-    except OSError:  # no process can be started: nor can the agent start any
-        end_families([leader], marks)
-        os._exit(0)
-    if forked == 0:
-        try:
-            end_stopped([leader], marks)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    threading.Event().wait()  # until it is killed
-    os._exit(0)
+def _leave_as(status: int) -> NoReturn:
+    """End this process as the runner has ended: with its exit code, or by its signal."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status))
 
 
 def marked(name: str, value: str) -> list[psutil.Process]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Mode, Rollout
-from agentrig.run.metrics import count_failures, reason_of
+from agentrig.run.metrics import count_failures, failure_lines, reason_of
 from agentrig.text import cut, json_text
 from agentrig.traces import IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace
 
@@ -55,9 +55,8 @@ def check_failures(rollouts: Sequence[Rollout], limit: float, *, step: int, mode
         f"step {step}: {total} of {len(rollouts)} {mode} rollouts failed "
         f"(limit {limit:.0%}, run.failure_limit). Failed rollouts are not trained on."
     ]
-    for kind, count in sorted(failures.items(), key=lambda item: -item[1]):
-        first = next(r for r in rollouts if r.failure == kind)
-        lines.append(f"  {count} x {kind}: for example {reason_of(first)}")
+    reasons = {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None}
+    lines += [f"  {line}" for line in failure_lines(failures, reasons)]
     lines.append("  Look at one with: agentrig dev … (every span is shown).")
     raise RunStopped("\n".join(lines), cause="failures")
 
@@ -239,13 +238,21 @@ def same_reward(rollouts: Sequence[Rollout]) -> bool:
     return len(values) > 1 and len(set(values)) == 1
 
 
-def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:
-    """Stop when all rollouts of a training step got the same reward: every advantage would be zero."""
+def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -> None:
+    """Stop when all rollouts of a training step got the same reward: every advantage would be zero.
+
+    Args:
+        rollouts: The step's.
+        step: The training step.
+        running: How many steps in a row have taught nothing, this one included.
+    """
     if not same_reward(rollouts):
         return
     scored = [r for r in rollouts if r.value is not None]
     samples = list({json_text(r.outcome.answer): r for r in reversed(scored)}.values())[-3:][::-1]  # unlike ones
     lines = [f"step {step}: all {len(scored)} rollouts got the reward {scored[0].value:g}, so every advantage is zero."]
+    if running > 1:
+        lines.append(f"  It is the step {running} in a row without a group whose rewards differ.")
     lines += [
         f"  for example, task {r.task.id}: {cut(json_text(r.outcome.answer), 200)} -> "
         f"{dict(r.score.details) if r.score else {}}"

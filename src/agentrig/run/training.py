@@ -22,6 +22,7 @@ from agentrig.plugins.auto_server import OWN
 from agentrig.processes import garbage
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
+from agentrig.run.damage import reading
 from agentrig.run.directory import RunDirectory, run_name
 from agentrig.run.log_file import warnings_in
 from agentrig.run.manifest import manifest, manifest_changes
@@ -44,7 +45,7 @@ def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = Non
     Args:
         plan: The plan from `agentrig.plan.resolve`.
         resume: A run directory to resume; `plan` must then come from its `config.toml`. Its files change
-            only after the run has actually started again.
+            only in `begin_run`, once everything is loaded and the first transfer of weights is proven.
         from_step: Resume from the checkpoint of this step and delete everything after it; None for the latest.
 
     Returns:
@@ -103,11 +104,12 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     facts = manifest(plan, hardware, splits)
     if run is not None:
         before = run.read_json("manifest.json")
-        warnings += [*manifest_changes(before, facts), *past.warnings]
-        facts["resumed"] = [*before.get("resumed", []), facts["created"]]
-        facts["created"] = before.get("created", facts["created"])
-        if before.get("server", {}).get("name") == facts["server"]["name"]:
-            facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
+        with reading(run.path / "manifest.json"):
+            warnings += [*manifest_changes(before, facts), *past.warnings]
+            facts["resumed"] = [*before.get("resumed", []), facts["created"]]
+            facts["created"] = before.get("created", facts["created"])
+            if before.get("server", {}).get("name") == facts["server"]["name"]:
+                facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
     facts["warnings"] = warnings
     for warning in warnings:
         log.warning("%s", warning)
@@ -128,6 +130,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
             if session.stopping:
                 raise KeyboardInterrupt("interrupted while the run started")
             begin(run, plan, facts, past)
+        logged.begin()
         garbage.settle()
 
     def body() -> None:
@@ -152,7 +155,9 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     )
 
     ending.callback(session.delivery.end)
-    ending.enter_context(warnings_in(run.path / "log.jsonl", lambda: len(session.lines) + 1))
+    logged = ending.enter_context(warnings_in(run.path / "log.jsonl", lambda: len(session.lines) + 1))
+    if not resume:
+        logged.begin()
 
     # Run rollouts and updates until the algorithm is done.
     signals = RunSignals(session, runtime.abort)

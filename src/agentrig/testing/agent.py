@@ -71,7 +71,7 @@ class AgentBench(Bench):
         tasks: A list of `Task`, or a task set (`agentrig.testing.samples.some_tasks`); None for the plugin's own.
         tasks_settings: The task set's keys.
         split: Its split.
-        tasks_n: How many tasks are played.
+        limit: How many tasks are played.
         script: What the scripted server answers (`agentrig.testing.scripted`), the same to the same request.
         deadline_s: Wall seconds for a rollout, as `runners.deadline_s`.
         slow_s: Seconds that a slow server takes for each call.
@@ -80,7 +80,7 @@ class AgentBench(Bench):
     tasks: Any = None
     tasks_settings: Any = None
     split: str = ""
-    tasks_n: int = 4
+    limit: int = 4
     script: Script | str | Reply = "ok"
     deadline_s: float = 30.0
     slow_s: float = 1.0
@@ -90,7 +90,7 @@ class AgentBench(Bench):
     def rows(self) -> list[Task]:
         """The tasks that are played."""
         return some_tasks(
-            self.tasks, subject=self.subject, settings=self.tasks_settings, split=self.split, n=self.tasks_n
+            self.tasks, subject=self.subject, settings=self.tasks_settings, split=self.split, n=self.limit
         )
 
     @cached_property
@@ -103,7 +103,7 @@ class AgentBench(Bench):
     def players(self) -> Players:
         """One process, in which as many rollouts run at once as there are tasks."""
         players: Players = self.holding(
-            Players(self.subject, n=1, threads=max(2, self.tasks_n), deadline_s=self.deadline_s)
+            Players(self.subject, n=1, threads=max(2, self.limit), deadline_s=self.deadline_s)
         )
         return players
 

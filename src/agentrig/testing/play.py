@@ -67,7 +67,7 @@ class PlayBench(AgentBench):
         endpoint: A real model's server; None for the scripted one.
     """
 
-    tasks_n: int = 12
+    limit: int = 12
     script: Any = None
     reward: Any
     reward_settings: Any = None
@@ -82,7 +82,7 @@ class PlayBench(AgentBench):
         return RewardBench(
             subject=subject_of("reward", self.reward, self.reward_settings),
             tasks=self.rows,
-            tasks_n=len(self.rows),
+            limit=len(self.rows),
             gold=self.gold,
         )
 
