@@ -11,7 +11,7 @@ from agentrig.errors import RunStopped
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.metrics import count_failures, failure_lines, reason_of
 from agentrig.text import cut, json_text
-from agentrig.traces import LLM_CALL, MISSED, SERVER, Span, Trace
+from agentrig.traces import IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
     if several:
         raise RunStopped(
             f"step {step}: {several} of {len(requests)} calls that are trained on asked for more than one choice (n): "
-            "only the first choice would be trained on, whichever the agent used.\n  Make one call for each choice.",
+            "another tracer than the run's recorded only the first choice.\n  Make one call for each choice.",
             cause="several-choices",
         )
     others = _sampling_mismatches(requests, sampling)
@@ -218,6 +218,17 @@ def warn_of_constraints(rollouts: Sequence[Rollout], *, step: int) -> bool:
             "constraint (docs/agents.md)",
             *(step, count, len(requests), name),
         )
+    return bool(found)
+
+
+def warn_of_ignored(rollouts: Sequence[Rollout]) -> bool:
+    """Warn when calls have fields that the gateway drops; return whether any do."""
+    found: Counter[str] = Counter()
+    for rollout in rollouts:
+        for call in rollout.trace.llm_calls():
+            found.update(call.attributes.get(IGNORED) or ())
+    for name, count in found.most_common():
+        log.warning("%d calls set %s, which has no effect on the run's model (docs/how-to/gateway.md)", count, name)
     return bool(found)
 
 
