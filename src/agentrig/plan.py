@@ -40,6 +40,10 @@ class RunSettings:
         0.25, help="largest share of a step's rollouts that may fail before the run stops", ge=0, le=1
     )
     reward_budget_s: float = setting(10.0, help="seconds a reward may take for one outcome", gt=0)
+    reward_process: bool = setting(
+        False,
+        help="let the reward judge in processes, which can be ended; true by itself once it did not end in its budget",
+    )
     correct_at: float | None = setting(
         None, help="an answer counts as correct if its reward is at least this; by default the reward decides"
     )

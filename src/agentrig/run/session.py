@@ -35,6 +35,7 @@ from agentrig.run.guards import (
     check_sampling,
     check_triplets,
     warn_of_constraints,
+    warn_of_ignored,
     warn_of_sampling,
     warn_of_unseen,
 )
@@ -124,7 +125,7 @@ class RunSession:
         self._measured = sum(past.measured.values())
         self._warnings: list[str] = []
         self._notes: list[str] = []
-        self._warned = self._constrained = self._unseen = False
+        self._warned = self._constrained = self._unseen = self._ignored = False
         self._ahead: RolloutsAhead | None = None
         self._rollouts_s = 0.0  # of the step's training rollouts, whether the run waited for them or not
         self._overlap_s: float | None = None  # of these, while the step before was learned
@@ -286,6 +287,7 @@ class RunSession:
         self.delivery.offer(rollouts)
         self.delivery.settle()  # what was sampled counts only if the weights had arrived
         check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
+        self._ignored = self._ignored or warn_of_ignored(rollouts)
         if mode != "train":
             self._measured += len(rollouts)
             self._warned = self._warned or warn_of_sampling(rollouts, sampling, mode=mode)

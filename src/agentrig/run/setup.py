@@ -22,7 +22,7 @@ from agentrig.plugins.auto import OWN, PROCESSES, auto_server, refusal
 from agentrig.plugins.building import built
 from agentrig.pools import MakePool, RunnerPool
 from agentrig.run.splits import sees_gold
-from agentrig.runners.jobs import AgentPlan
+from agentrig.runners.jobs import AgentPlan, RewardPlan
 from agentrig.runners.joining import Joining, address_of, checked_token
 from agentrig.runners.processes import Pool
 from agentrig.runners.scorer import Scorer
@@ -234,6 +234,18 @@ def joining(plan: Plan) -> Joining:
         retries=plan.runners.retries,
         agent=agent,
         run=plan.run.name or plan.recipe,
+    )
+
+
+def reward_plan(plan: Plan, component: Any, config: Any) -> RewardPlan:
+    """Return how processes build a reward of this plan."""
+    like = agent_plan(plan)
+    return RewardPlan(
+        name=plan.registry.reference(component),
+        config=attrs.asdict(config),
+        files=like.files,
+        block=like.block,
+        budget_s=plan.run.reward_budget_s,
     )
 
 

@@ -26,7 +26,7 @@ from agentrig.run.directory import RunDirectory, run_name
 from agentrig.run.log_file import warnings_in
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
-from agentrig.run.setup import first_runner, gateway_of, make_engine, ready_hardware, ready_server
+from agentrig.run.setup import first_runner, gateway_of, make_engine, ready_hardware, ready_server, reward_plan
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
 from agentrig.runners.roles import with_roles
 from agentrig.runners.scorer import Scorer
@@ -86,6 +86,8 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     tasks = plan.build("tasks")
     scorer = make_scorer(plan)
     audits = audit_scorers(plan)
+    for each in (scorer, *audits.values()):
+        ending.callback(each.close)
     adapter = plan.build("adapter")
     pool = ending.enter_context(first_runner(plan, trains=True))
     algorithm: Algorithm = plan.build("algorithm")
@@ -233,6 +235,8 @@ def make_scorer(plan: Plan) -> Scorer:
         budget_s=plan.run.reward_budget_s,
         correctness=correctness,
         sees_trace=sees_trace,
+        plan=reward_plan(plan, component, plan.configs["reward"]),
+        process=plan.run.reward_process,
     )
 
 
@@ -243,5 +247,12 @@ def audit_scorers(plan: Plan) -> dict[str, Scorer]:
         reward, sees_trace = composing.build(component, config, plan.registry)
         rule = Correctness(reward_at=getattr(component.spec, "correct_at", None))
         name = plan.registry.reference(component)
-        found[name] = Scorer(reward, budget_s=plan.run.reward_budget_s, correctness=rule, sees_trace=sees_trace)
+        found[name] = Scorer(
+            reward,
+            budget_s=plan.run.reward_budget_s,
+            correctness=rule,
+            sees_trace=sees_trace,
+            plan=reward_plan(plan, component, config),
+            process=plan.run.reward_process,
+        )
     return found

@@ -150,7 +150,9 @@ def demonstrate(
     if not any(conversation.turns for _, conversation in pairs):
         raise ConfigError(
             f"agent {plan.components['agent'].spec.name} ended {len(pairs)} rollouts without a call to its endpoint: "
-            "there is nothing to demonstrate.\n  It must ask endpoint.base_url with endpoint.api_key (docs/agents.md)"
+            f"there is nothing to demonstrate. The first one: {_line(pairs[0][0])}\n"
+            "  Does it find its files? A runner has only the variables that the agent or runners.environment names "
+            "(docs/secrets.md). Does it ask endpoint.base_url? (docs/agents.md)"
         )
     wrong = [_line(rollout) for rollout, _ in pairs if not rollout.correct]
     if len(wrong) > REJECTED * len(pairs):
