@@ -85,7 +85,8 @@ class Grpo:
             endpoints = self._endpoints(server)
             view = LearnerView(learner, server.dtype)
             measured = self._measured(endpoints)
-            session.note(learner.path)
+            if not learner.share:
+                session.note(learner.path)
             if config.max_staleness:
                 session.note(OVERLAP.format(threshold=config.rollout_is_threshold))
             if learner.share and (small := too_small(prompts_of(session.train_tasks, tokenizer), config)):
