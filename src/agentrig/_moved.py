@@ -152,7 +152,7 @@ agentrig_spider.rewards.execution > agentrig_spider.sandbox.query
 agentrig_spider.rewards.guard > agentrig_spider.sandbox.guard
     FORBIDDEN_FUNCTIONS Guard PLAIN_FUNCTIONS set_limits
 agentrig_spider.rewards.sandbox > agentrig_spider.sandbox.pool
-    GRACE_S KEEP_IDLE MAX_WORKERS READY UNCHARGED_START_S WORKERS Worker WorkerLost WorkerTimeout Workers
+    GRACE_S KEEP_IDLE MAX_WORKERS READY WORKERS Worker WorkerLost WorkerTimeout Workers
 agentrig_spider.rewards.sqlite > agentrig_spider.sandbox.connection
     CHECKS Connection Escalate Fetched Fingerprint MAX_CELL_BYTES POOL Pool QueryFailed Row SLICE_S
     STEPS_PER_CHECK fingerprint is_damage open_read_only read_only_uri

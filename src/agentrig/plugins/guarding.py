@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
 import sys
@@ -36,7 +37,7 @@ def main(command: int) -> None:
         innermost = under_way[max(under_way)] if under_way else None
         if piece == b"" or os.getppid() != command:
             if innermost is not None:
-                say(f"this process has ended in {innermost['what']}. {innermost['cure']}")
+                say(f"this process has ended in {innermost['what']}. {innermost['cure']}{memory()}")
             return
         late = (w for w in under_way.values() if 0 < w["limit_s"] < time.monotonic() - w["since"])
         if overdue := next(late, None):
@@ -44,6 +45,16 @@ def main(command: int) -> None:
             say(f"{overdue['what']} {limit}. {overdue['cure']}")
             end(command)
             return
+
+
+def memory() -> str:
+    """Return a line about this process's limit of memory, which a library may have ended it for; '' without one."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]  # the command's too
+    if most < 0:
+        return ""
+    return (
+        f"\n  It may use {most / (1 << 30):.1f} GiB of memory (ulimit -v): if that was too little, ulimit -v unlimited"
+    )
 
 
 def say(message: str) -> None:
