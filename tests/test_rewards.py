@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from agentrig import Outcome, Score, Task
+from agentrig.plan import Plan
+from agentrig.run.training import make_scorer
 from agentrig.runners.scorer import GRACE_S, Scorer
+from agentrig.traces import LLM_CALL, Span, Trace
 
 ITEMS = [(Task(id=str(i), input={}, private={"gold": i}), Outcome(answer=i)) for i in range(12)]
 
@@ -122,6 +126,47 @@ def test_a_reward_that_hangs_is_invalid_and_the_others_continue() -> None:
     assert "ran past its budget of 0.2 s" in scores[0].details["reason"]
 
 
+def test_a_reward_that_never_ends_holds_up_nobody(toy_plan: Callable[..., Plan], caplog: Any) -> None:
+    """Threads that spin would share the interpreter with everything else: 12 such rollouts took three minutes."""
+    plan = toy_plan("reward.spin=true", "run.reward_budget_s=0.5")
+    task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
+    rollouts = [(task, Outcome(answer=answer), Trace(rollout_id="r")) for answer in ["spin"] * 6 + ["odd", "even"] * 3]
+    start = time.monotonic()
+    with contextlib.closing(make_scorer(plan)) as scorer:
+        first = scorer(rollouts)
+        assert [s.status for s in first] == ["invalid"] * 6 + ["ok"] * 6
+        assert [s.value for s in first[6:]] == [1.0, 0.0] * 3
+        assert {s.details["reason"] for s in first[:6]} == {"the reward ran past its budget of 0.5 s"}
+        assert first[6].components == {"parity": 1.0}
+        (said,) = [r.getMessage() for r in caplog.records if "reward_process" in r.getMessage()]
+        assert "judges in processes from now on" in said
+        assert [s.value for s in scorer(rollouts[6:])] == [1.0, 0.0] * 3
+    assert time.monotonic() - start < 60
+
+
+def test_a_reward_may_judge_in_processes_from_the_start(toy_plan: Callable[..., Plan]) -> None:
+    plan = toy_plan("run.reward_process=true", "reward.odd=true")
+    task = Task(id="t-1", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
+    with contextlib.closing(make_scorer(plan)) as scorer:
+        (score,) = scorer([(task, Outcome(answer="odd"), Trace(rollout_id="r"))])
+    assert (score.value, score.correct) == (1.0, True)
+    assert "half" in str(score.details)
+
+
+def test_a_thread_that_spins_is_ended_where_python_can() -> None:
+    def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
+        while True:
+            pass
+
+    before = set(threading.enumerate())
+    scores = Scorer(reward, budget_s=0.1)(ITEMS[:2])
+    assert [s.status for s in scores] == ["invalid"] * 2
+    end = time.monotonic() + 10
+    while (left := set(threading.enumerate()) - before) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not left
+
+
 class _Batch:
     def __init__(self, answer: Any) -> None:
         self.answer, self.calls = answer, 0
@@ -175,7 +220,18 @@ def test_an_empty_batch() -> None:
 def test_the_reward_own_takes_the_agents_number(answer: Any, status: str) -> None:
     from agentrig.plugins.builtin import own
 
-    score = own(ITEMS[0][0], Outcome(answer=answer), 1.0)
+    score = own(ITEMS[0][0], Outcome(answer=answer), 1.0, Trace(rollout_id="r"))
     assert score.status == status
     if status == "invalid":
         assert "agent that returns a number" in score.details["reason"]
+
+
+def test_the_reward_own_names_the_failed_call_that_an_agent_hid() -> None:
+    """`LitSQLAgent` catches the error and returns None."""
+    from agentrig.plugins.builtin import own
+
+    refused = Span(id="1", parent=None, name=LLM_CALL, start=0, end=1, error="HTTP 401: another key", attributes={})
+    score = own(ITEMS[0][0], Outcome(), 1.0, Trace(rollout_id="r", spans=(refused,)))
+    assert score.details["reason"].endswith(
+        "returned None, after a call to the model that failed: HTTP 401: another key"
+    )

@@ -7,7 +7,6 @@ from typing import Any
 
 import attrs
 
-from agentrig._moved import former
 from agentrig.endpoints import Endpoint
 
 
@@ -19,7 +18,8 @@ class Outcome:
         answer: The agent's return value (JSON values only); None when it failed.
         failure: None, or the failure's kind: `agent-error` (the agent raised), `llm-error` (a call
             to the model failed), `deadline` (the rollout exceeded its time limit), `runner-died` (the
-            process died), or the agent's own kind (`AgentFailure(kind=…)`).
+            process died), `infrastructure` (agentrig or the machine failed), or the agent's own kind
+            (`AgentFailure(kind=…)`).
         message: Describes the failure.
         own_reward: The reward that the agent itself computed, beside its answer; None if it computes none, or if its
             answer is that number. The reward `own` uses it. If there is no answer, no other reward can judge it.
@@ -50,5 +50,3 @@ Agent = Callable[[Mapping[str, Any], Endpoint], Any] | Callable[[Mapping[str, An
 Plain or `async` function, or an object with `__call__`. Exceptions become typed failures: those of
 the `openai` package and of `httpx` count as `llm-error`, all others as `agent-error`.
 """
-
-__getattr__ = former(__name__)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import resource
 import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from agentrig import AgentFailure, Endpoint
@@ -113,6 +119,69 @@ def test_exit_codes_are_failure_kinds_by_a_table() -> None:
     assert sh("echo 1; exit 3", exit_codes=table) == 1
     kind, message = failure("kill -SEGV $$")
     assert (kind, "SIGSEGV" in message) == ("agent-error", True)
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """Open so many files that the next ones have numbers above 1,024, as with 200 programs at once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("no process may have 2,048 open files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for descriptor in opened:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_a_runner_with_more_than_1024_open_files() -> None:
+    assert sh("sleep 0.2; echo 1") == 1
+    assert failure("sleep 60", time_s=0.3)[0] == "deadline"
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("import nosuchmodule", "exit code 1.*No module named 'nosuchmodule'"),
+        ("import os; os.abort()", "exit code -6: killed by SIGABRT"),
+    ],
+)
+def test_a_supervisor_that_fails_is_named_as_the_cause(
+    broken: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "supervisor.py").write_text(broken)
+    monkeypatch.setattr("agentrig.programs.running.SUPERVISOR", tmp_path / "supervisor.py")
+    kind, message = failure("echo 1")
+    assert kind == "infrastructure"
+    assert re.search(said, message, re.S), message
+
+
+def test_a_fault_of_the_supervisor_leaves_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentrig.processes import supervisor
+
+    text = Path(supervisor.__file__).read_text().replace("def _look(self, seconds: float)", "def _look(self)")
+    (tmp_path / "supervisor.py").write_text(text)
+    monkeypatch.setattr("agentrig.programs.running.SUPERVISOR", tmp_path / "supervisor.py")
+    kind, message = failure("setsid env -i sleep 987655 & sleep 987655")
+    assert (kind, "TypeError" in message) == ("infrastructure", True), message
+    assert not [p for p in psutil.process_iter(["cmdline"]) if "987655" in (p.info["cmdline"] or ())]
+
+
+def test_descendants_are_found_with_and_without_the_kernels_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentrig.processes import supervisor
+
+    with subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600 & echo; wait"], stdout=subprocess.PIPE) as shell:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        tree = {shell.pid, *(p.pid for p in psutil.Process(shell.pid).children())}
+        assert len(tree) == 3
+        assert tree <= set(supervisor.descendants())
+        monkeypatch.setattr("os.path.exists", lambda path: False)
+        assert tree <= set(supervisor.descendants())
+        for pid in tree:
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_the_trace_has_the_program_and_its_stderr() -> None:

@@ -90,7 +90,7 @@ def test_rollouts_and_their_line_say_the_same() -> None:
         assert Signal.of(rollouts) == of_line, values
 
 
-@pytest.mark.parametrize("name", ["loss", "grad_norm", "gradient_norm"])
+@pytest.mark.parametrize("name", ["loss", "grad_norm"])
 def test_updates_that_are_not_finite_are_warned_of_and_end_the_run_if_repeated(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,7 +189,7 @@ def test_a_resumed_run_tolerates_a_step_of_equal_rewards(model: ModelServer, toy
         ((WRONG,) * 4, [], "step 6: all 12 rollouts got the reward 0"),
         ((("alternate",) * 2,) * 4, ["algorithm.change=0.0"], "steps 1 and 2 changed no weight"),
         ((MIXED,) * 4, ["algorithm.figures.grad_norm=nan"], "steps 1 and 2: grad_norm nan"),
-        ((MIXED,) * 4, ["algorithm.figures.gradient_norm=inf"], "steps 1 and 2: grad_norm inf"),
+        ((MIXED,) * 4, ["algorithm.figures.grad_norm=inf"], "steps 1 and 2: grad_norm inf"),
     ],
 )
 def test_a_resumed_run_stops_where_an_uninterrupted_one_does(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -100,19 +100,14 @@ def make_plan(words: Sequence[str], options: dict[str, Any]) -> Plan:
 
     with stdout_to_stderr():
         plan = resolve(**asked(words, options))
-    warn_of_failures(plan.registry, plan.autos)
+    warn_of_failures(plan.registry)
     return plan
 
 
-def warn_of_failures(registry: Registry, autos: Collection[str] = ("hardware", "server")) -> None:
-    """Print one line for each plugin that failed to load and could matter, though the command names nothing of it.
-
-    `autos` are the kinds that are chosen automatically.
-    """
-    from agentrig.plugins.unnamed import acts_unnamed
-
+def warn_of_failures(registry: Registry) -> None:
+    """Print one line for each plugin that failed to load."""
     for plugin in registry.plugins:
-        if plugin.status == "failed" and acts_unnamed(plugin, autos):
+        if plugin.status == "failed":
             click.echo(f"agentrig: warning: plugin {plugin.name} failed to load: {plugin.error}", err=True)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import attrs
 
-from agentrig._moved import former
 from agentrig.doctor.devices import shape_of, workload
 from agentrig.endpoints import is_loopback
 from agentrig.findings import Finding, Situation
@@ -149,6 +148,3 @@ def check_gateway(situation: Situation) -> Iterator[Finding]:
         )
         return
     yield Finding(check="gateway", result="ok", evidence=f"the gateway can listen on {where}")
-
-
-__getattr__ = former(__name__)

@@ -20,7 +20,7 @@ from agentrig.pools import Job
 from agentrig.programs import answers, sandboxes
 from agentrig.programs.config import CommandConfig
 from agentrig.programs.folders import TEMPORARY, read_answer, working_folder
-from agentrig.programs.running import CannotStart, Ending, Limits, Undead, run
+from agentrig.programs.running import CannotStart, Ending, Limits, SupervisionFailed, run
 from agentrig.text import cut, storable, words_of
 from agentrig.tracing.recorder import OUTPUT_LIMIT, current
 
@@ -151,8 +151,8 @@ class CommandAgent:
             )
         except CannotStart as error:
             raise AgentFailure(str(error), kind="cannot-start") from None
-        except Undead as error:
-            raise AgentFailure(str(error)) from None
+        except SupervisionFailed as error:
+            raise AgentFailure(str(error), kind="infrastructure") from None
         finally:
             if wrapped.container is not None:
                 Path(wrapped.container.id_file).unlink(missing_ok=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Mapping
 from typing import Any
 
 from agentrig.errors import AgentFailure
 from agentrig.programs.config import CommandConfig
-from agentrig.programs.running import MIB, Ending
+from agentrig.programs.running import MIB, TOLD, Ending, signal_name
 from agentrig.text import cut, storable
 
 KINDS: Mapping[str, str] = {
@@ -23,9 +22,6 @@ KINDS: Mapping[str, str] = {
 
 NO_CONTAINER = 125
 """Exit code of docker and podman that could not start a container."""
-
-SHOWN = 500
-"""Characters of the end of stderr in a message."""
 
 
 def check_ending(ending: Ending, config: CommandConfig, *, answered: bool) -> None:
@@ -45,7 +41,7 @@ def check_ending(ending: Ending, config: CommandConfig, *, answered: bool) -> No
     if ending.exceeded == "stopped" and answered:
         return
     if ending.status < 0:
-        raise AgentFailure(f"the program was killed by {_signal(-ending.status)}{last}")
+        raise AgentFailure(f"the program was killed by {signal_name(-ending.status)}{last}")
     no_container = ending.status == NO_CONTAINER and config.sandbox in ("docker", "podman")
     kind = config.exit_codes.get(str(ending.status), "cannot-start" if no_container else "agent-error")
     if ending.status and kind != "answer":
@@ -64,16 +60,9 @@ def _excess(ending: Ending, config: CommandConfig) -> str:
             return f"the program {what} {ending.observed / MIB:.1f} MiB, {name}_mb = {limit:g}"
 
 
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def _end_of_stderr(ending: Ending) -> str:
     text = storable(ending.stderr.decode("utf-8", "replace")).strip()
-    return f"; the end of its stderr: {text[-SHOWN:]}" if text else ""
+    return f"; the end of its stderr: {text[-TOLD:]}" if text else ""
 
 
 def from_stdout(data: bytes, *, json_line: bool) -> Any:
@@ -94,7 +83,7 @@ def from_stdout(data: bytes, *, json_line: bool) -> Any:
                 return json.loads(line)
             except (ValueError, RecursionError):
                 continue
-    shown = cut(storable(text.strip()[-SHOWN:]), SHOWN)
+    shown = cut(storable(text.strip()[-TOLD:]), TOLD)
     raise LookupError(f"no line of its stdout is JSON: {shown!r}" if shown else "it wrote nothing to stdout")
 
 

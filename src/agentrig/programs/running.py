@@ -19,9 +19,11 @@ from typing import IO
 
 import attrs
 
+from agentrig.processes import supervisor
 from agentrig.processes.families import marked
+from agentrig.text import storable
 
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
+SUPERVISOR = Path(supervisor.__file__)
 
 MARK = "AGENTRIG_PROGRAM"
 """Environment variable that identifies the rollout that started a process."""
@@ -37,6 +39,9 @@ LINGER_S = 5.0
 
 TAIL = 64 << 10
 """Bytes of stderr that are kept: half from its start, half from its end."""
+
+TOLD = 500
+"""Characters of the end of stderr in a message."""
 
 MIB = 1 << 20
 
@@ -107,8 +112,8 @@ class CannotStart(Exception):
     """A program cannot be started; the message says why."""
 
 
-class Undead(Exception):
-    """Processes of a program could not be killed, or its supervisor was."""
+class SupervisionFailed(Exception):
+    """Processes of a program could not be killed, or its supervisor failed; neither is the program's fault."""
 
 
 class _Tail:
@@ -157,7 +162,7 @@ def run(
 
     Raises:
         CannotStart: There is no such program, or it cannot be executed.
-        Undead: A process does not die, or the supervisor was killed and others may be left.
+        SupervisionFailed: A process does not die, or the supervisor ended without a report.
     """
     mark = uuid.uuid4().hex
     ours, theirs = socket.socketpair()
@@ -181,17 +186,22 @@ def run(
             ending = _Run(process, ours, limits, finished).ending()
     except OSError as error:
         raise CannotStart(_reason(words, error)) from error
-    if ending is None:
+    report, stdout, stderr = ending
+    if not report:
         for orphan in marked(MARK, mark):
             with contextlib.suppress(Exception):
                 orphan.kill()
-        raise Undead("the process that supervises the program was killed, by the program itself or from outside")
-    words_of, stdout, stderr = ending
-    failed, status, exceeded, observed, left, undead, cpu, peak = words_of
+        how = f"killed by {signal_name(-process.returncode)}" if process.returncode < 0 else "a fault of agentrig's own"
+        text = storable(stderr.decode("utf-8", "replace")).strip()[-TOLD:]
+        raise SupervisionFailed(
+            f"the process that supervises the program ended without a report (exit code {process.returncode}: {how})"
+            + (f"; the end of its and the program's stderr: {text}" if text else "")
+        )
+    failed, status, exceeded, observed, left, undead, cpu, peak = report
     if int(failed):
         raise CannotStart(_reason(words, OSError(int(failed), os.strerror(int(failed)))))
     if int(undead):
-        raise Undead(f"{undead} processes of the program do not die: they wait for the kernel")
+        raise SupervisionFailed(f"{undead} processes of the program do not die: they wait for the kernel")
     return Ending(
         status=int(status),
         exceeded="" if exceeded == "-" else exceeded,
@@ -220,6 +230,14 @@ def _reason(words: Sequence[str], error: OSError) -> str:
     return f"{words[0]} cannot be started: {error.strerror}"
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 class _Run:
     """Reads what a program writes until its supervisor reports its end."""
 
@@ -232,8 +250,8 @@ class _Run:
         self._stopped = False
         self._exceeded: tuple[str, int] | None = None
 
-    def ending(self) -> tuple[list[str], bytes, bytes] | None:
-        """Return the words of the report, stdout and stderr; None if there is no report."""
+    def ending(self) -> tuple[list[str], bytes, bytes]:
+        """Return the words of the report, none if there is none; stdout and stderr."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         with self._process.stdout as out, self._process.stderr as err, selectors.DefaultSelector() as selector:
@@ -248,9 +266,7 @@ class _Run:
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
         words = self._report.decode().split()
-        if not words:
-            return None
-        if self._exceeded is not None:
+        if words and self._exceeded is not None:
             words[2:4] = [self._exceeded[0], str(self._exceeded[1])]
         return words, self._stdout.text(), self._stderr.text()
 

@@ -23,6 +23,7 @@ Rule = Callable[[Evidence], Iterable[Finding]]
 """Looks at a run's evidence; returns what it finds."""
 
 RULES: Sequence[Rule] = (
+    weights.audited,
     outcome.told,
     rollouts.overlong_prompts,
     rollouts.failures,
@@ -69,6 +70,7 @@ class Diagnosis:
         warnings: What to know before you trust the run.
         checks: What is fine.
         missing: What is missing or cannot be read.
+        audited: Which links of which steps the auditor has looked at; empty if it has not.
     """
 
     run: str
@@ -79,6 +81,7 @@ class Diagnosis:
     warnings: Sequence[Finding]
     checks: Sequence[Finding]
     missing: Sequence[str]
+    audited: str = ""
 
     def __str__(self) -> str:
         return words(self)
@@ -112,6 +115,7 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         warnings=[*ends, *(f for f in found if f.level == "warn")],
         checks=[f for f in found if f.level == "ok"],
         missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
+        audited=weights.links_audited(data),
     )
 
 
@@ -152,7 +156,7 @@ def verdict(diagnosis: Diagnosis) -> str:
 def words(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as text for a terminal."""
     head = f"{diagnosis.run}: {diagnosis.status}, {diagnosis.steps} steps"
-    lines = [head, ""]
+    lines = [head, *([diagnosis.audited] if diagnosis.audited else []), ""]
     if not diagnosis.problems:
         lines.append(verdict(diagnosis))
     for i, found in enumerate(diagnosis.problems, 1):
@@ -193,6 +197,7 @@ CAUSES: Mapping[str, str] = {
     "diverged": "a loss, a gradient or weights that are NaN or infinite",
     "out-of-memory": "an update that does not fit into memory",
     "update-not-proven": "an update that does not follow from its samples and settings",
+    "audit": "a link between task set and server that is not as the settings and the papers say",
     "lost-calls": "calls or rollouts that got lost, or were counted twice",
     "learning-rate-too-large": "a reward that fell far below what it was",
     "stale-rollouts": "rollouts of weights that are too old",

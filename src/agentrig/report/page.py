@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from agentrig._moved import former
 from agentrig.figures import NOTHING, percent
 from agentrig.report import calls, figures, table
 from agentrig.report.curves import audits, curves
@@ -327,6 +326,3 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
         else:
             found.append((f"{above}{key}", json.dumps(value, ensure_ascii=False, default=str)))
     return found
-
-
-__getattr__ = former(__name__)

@@ -157,7 +157,8 @@ class RunDirectory:
         """Return the files that a run resumed from this step makes again, and those that a crash left half written."""
         files = [f for part in ("rollouts", "calls") for f in (self.path / part).glob("*")]
         again = [f for f in files if f.suffix == ".part" or (ROLLOUTS.fullmatch(f.name) and not _stays(f, step))]
-        return [*again, *self.path.glob(".*.part")]
+        audits = [f for f in (self.path / "audit").glob("*-*.json") if not _stays(f, step)]
+        return [*again, *audits, *self.path.glob(".*.part")]
 
     def measured(self, step: int) -> dict[str, int]:
         """Return how many rollouts were only measured, by failure; `""` for those without a failure.

@@ -32,7 +32,7 @@ from typing import Any
 import attrs
 
 from agentrig.errors import RunStopped
-from agentrig.figures import GRAD_NORM, canonical
+from agentrig.figures import GRAD_NORM
 from agentrig.rollouts import Rollout
 from agentrig.run.guards import check_rewards, same_reward
 
@@ -148,7 +148,7 @@ class Guards:
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Count a step that has ended; `line` is its line of `metrics.jsonl`."""
-        figures, signal = canonical(line["algorithm"]), Signal.of_line(line)
+        figures, signal = line["algorithm"], Signal.of_line(line)
         self.all_correct = self.all_correct + 1 if signal.one_value and line.get("accuracy") == 1 else 0
         self.not_finite = self.not_finite + 1 if _not_finite(figures) else 0
         self._count(signal)
@@ -217,7 +217,7 @@ class Guards:
         Raises:
             RunStopped: The message says what was observed and what to change.
         """
-        step, figures = line["step"], canonical(line["algorithm"])
+        step, figures = line["step"], line["algorithm"]
         change = figures.get("weight_change", 1.0)
         found = ", ".join(_not_finite(figures))
         if not math.isfinite(change):

@@ -117,7 +117,7 @@ class Grpo:
                 check_advantages(rollouts, [advantages.get(i) for i in range(len(rollouts))], step=step)
                 if config.server_sleep:
                     server.sleep()
-                metrics = learner.update(samples, step=step, staleness=behind)
+                metrics = learner.update(samples, step=step, staleness=behind, sketch=session.sketch(step))
                 if config.server_sleep:
                     server.wake()
                 if learner.furthest is not None:

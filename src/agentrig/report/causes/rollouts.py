@@ -32,6 +32,10 @@ CURES: Mapping[str, tuple[tuple[str, ...], str]] = {
         ("runners.threads", "runners.n"),
         "The process of the agent died: look for a lack of memory, or for a library that ends its process.",
     ),
+    "infrastructure": (
+        (),
+        "Neither the agent nor the model failed: look at the message, at the machine's limits and its memory.",
+    ),
     "adapter-error": (("adapter.use",), "The adapter raised: mend it, agentrig validate checks it."),
 }
 """Kind of a failure to the settings and the advice."""

@@ -31,7 +31,10 @@ def main() -> None:
         watched = []
     if watched:
         # A process's descriptor is readable once the process has ended, even if nobody has asked for its status yet.
-        select.select(watched, [], [])
+        events = select.poll()
+        for descriptor in watched:
+            events.register(descriptor, select.POLLIN)
+        events.poll()
     if os.getppid() == server:
         with contextlib.suppress(ProcessLookupError):
             os.kill(server, signal.SIGKILL)
