@@ -138,6 +138,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         finally:
             session.close()
         session.begin()  # for an algorithm without plan_steps and rollouts
+        session.check_learned()
 
     session = RunSession(
         plan=plan,

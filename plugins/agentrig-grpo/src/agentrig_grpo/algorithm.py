@@ -78,6 +78,7 @@ class Grpo:
             raise ConfigError('[algorithm] final = "best" needs validation, and validate_every = 0 turns it off')
         source = model_directory(config.model)
         dtype = check_device(session.hardware, config.dtype)
+        check_context(session.checkpoint or source, max_length=config.max_length, max_tokens=config.max_tokens)
         plan = self._plan(session.checkpoint or source, session.hardware, dtype)
         plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log")
         with session.server(plan) as server, _dead_server_first(server, session):
