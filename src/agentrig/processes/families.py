@@ -15,7 +15,8 @@ from typing import NoReturn
 
 import psutil
 
-from agentrig.processes.supervisor import adopt_orphans, end_descendants, end_with_parent
+from agentrig.processes.supervisor import adopt_orphans as adopt_orphans
+from agentrig.processes.supervisor import end_descendants, end_with_parent
 
 MARK = "AGENTRIG_RUNNER"
 """Environment variable that identifies the runner that started a process."""

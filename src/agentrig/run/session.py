@@ -498,7 +498,9 @@ class RunSession:
             "transitions_per_rollout": mean([line["transitions_per_rollout"] for line in lines]),
             "prompt_tokens": mean([line["prompt_tokens"] for line in lines if line["prompt_tokens"]]),
             "response_tokens": mean([line["response_tokens"] for line in lines if line["response_tokens"]]),
-            "warnings": [w for w in (self.engine.scorer.correctness.warning, *self._warnings) if w],
+            "warnings": [
+                w for w in (self.engine.scorer.correctness.warning, *self._warnings, *self.runtime.warnings) if w
+            ],
             "notes": list(self._notes),
             "delivery": self.delivery.summary(),
             "audited": self.auditing.summary(),
