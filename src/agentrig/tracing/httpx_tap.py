@@ -37,7 +37,7 @@ def install() -> None:
 def _tap(library: Any, *, is_async: bool) -> None:
     client = library.AsyncClient if is_async else library.Client
     copied = async_tee(library.AsyncByteStream) if is_async else tee(library.SyncByteStream)
-    send = marked(client.send) if is_async else client.send
+    send: Any = marked(client.send) if is_async else client.send
 
     def prepare(request: Any) -> tuple[_Call, Any] | None:
         recorder = active.get()
