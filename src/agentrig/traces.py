@@ -28,6 +28,9 @@ CUT = "agentrig.cut"
 IGNORED = "agentrig.ignored"
 """Attribute of a call: the fields of its request that have no effect on the run's model, such as `reasoning`."""
 
+ASKED = "agentrig.asked"
+"""Attribute of a call of a measurement: the sampling fields of the agent that the run's have replaced."""
+
 PARENT = "agentrig-parent"
 """Header of a call to the gateway: the id of the span in which the call is made."""
 

@@ -128,7 +128,7 @@ class Gateway:
                 return
             sent = json.loads(body)
             rollout, upstream = str(sent["rollout"]), Endpoint(**sent["upstream"]) if path == OPEN else None
-            attempt, key = int(sent.get("attempt", 0)), sent.get("key")
+            attempt, key, measured = int(sent.get("attempt", 0)), sent.get("key"), bool(sent.get("measured"))
         except BodyTooLong:
             raise Refused("the body is too long", status=413, code="request_too_large") from None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -137,7 +137,7 @@ class Gateway:
             if self._models.get(upstream.model) is not None:
                 text = f"the run's model is called {upstream.model}, and so is a fixed one in [gateway.models]"
                 raise Refused(f"{text}: give that another name", status=409, code="name_taken")
-            opened = await self.book.open(rollout, attempt, upstream)
+            opened = await self.book.open(rollout, attempt, upstream, measured=measured)
             answer = json.dumps({"key": opened.key}).encode()
         else:
             opened = await self.book.close(rollout, key)

@@ -64,6 +64,7 @@ class Opened:
         attempt: The number of the attempt.
         key: What its calls bring.
         upstream: The model's server.
+        measured: Whether its sampling replaces that of the calls.
         spans: The spans of its calls, as JSON texts in the form of `agentrig.traces.Span`.
         responses: The messages up to the answer of each call of the Responses API, by the response's id.
         calls: Its calls under way.
@@ -75,6 +76,7 @@ class Opened:
     attempt: int
     key: str = attrs.field(repr=False)
     upstream: Endpoint
+    measured: bool = False
     spans: list[bytes] = attrs.field(factory=list, repr=False)
     responses: dict[str, list[dict[str, Any]]] = attrs.field(factory=dict, repr=False)
     calls: set[Call] = attrs.field(factory=set, repr=False)
@@ -104,11 +106,11 @@ class Book:
     def __len__(self) -> int:
         return len(self._open)
 
-    async def open(self, rollout: str, attempt: int, upstream: Endpoint) -> Opened:
+    async def open(self, rollout: str, attempt: int, upstream: Endpoint, *, measured: bool = False) -> Opened:
         """Open an attempt. A former one of this rollout that is still open ends, and its spans are dropped."""
         former = self._open.pop(rollout, None)
         opened = self._open[rollout] = Opened(
-            rollout=rollout, attempt=attempt, key=self._new_key(rollout), upstream=upstream
+            rollout=rollout, attempt=attempt, key=self._new_key(rollout), upstream=upstream, measured=measured
         )
         if former is not None:
             await former.end()

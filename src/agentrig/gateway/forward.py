@@ -16,7 +16,7 @@ import aiohttp
 import attrs
 import orjson
 
-from agentrig.endpoints import Endpoint
+from agentrig.endpoints import Endpoint, sampled_as
 from agentrig.gateway.book import CUT, Call, Opened, Refused
 from agentrig.gateway.connections import FAILED, Connections
 from agentrig.gateway.dialects import Chat, Dialect, StreamWriter
@@ -24,7 +24,7 @@ from agentrig.gateway.mapping import ELSEWHERE
 from agentrig.gateway.responses import Responses
 from agentrig.http_server import BodyTooLong, Receive, Send, read_body, reply
 from agentrig.text import cut, parsed, words_of
-from agentrig.traces import IGNORED, LLM_CALL, PARENT, SERVER
+from agentrig.traces import ASKED, IGNORED, LLM_CALL, PARENT, SERVER
 from agentrig.tracing.recorder import server_of
 from agentrig.tracing.streams import Events, Joining
 from agentrig.tracing.tokens import sampled_calls
@@ -45,9 +45,6 @@ SHOWN = 2000
 
 NODE_HEADER = "agentrig-span"
 """Header of a call: the name of the part of the agent that makes it, as `agentrig.span` gives it."""
-
-SAME_FIELD = {"max_tokens": "max_completion_tokens"}
-"""Sampling fields that have a second name in requests."""
 
 TOKENS = ("prompt_token_ids", "response_token_ids", "response_logprobs")
 """Attributes of a call that has the tokens of the run's model."""
@@ -96,6 +93,7 @@ class Exchange:
     _sent: dict[str, Any] = attrs.field(factory=dict, init=False)
     _sent_text: bytes = attrs.field(default=b"", init=False)
     _ignored: list[str] = attrs.field(factory=list, init=False)
+    _replaced: dict[str, Any] = attrs.field(factory=dict, init=False)
     _upstream: Endpoint = attrs.field(init=False)
     _fixed: bool = attrs.field(default=False, init=False)
     _began: bool = attrs.field(default=False, init=False)
@@ -200,13 +198,11 @@ class Exchange:
         """Return the request that the model's server gets."""
         sent = {**asked, "model": self._upstream.model}
         if not self._fixed:
-            off = (None, {"type": "disabled"}, {})
+            off: tuple[Any, ...] = (None, {"type": "disabled"}, {})
             self._ignored = sorted(name for name in self.dialect.hints if self._body.get(name) not in off)
             sent = {key: value for key, value in sent.items() if key not in Chat.hints}
         if self.sampling:
-            for field, value in self._upstream.sampling.items():
-                if field not in sent and SAME_FIELD.get(field) not in sent:
-                    sent[field] = value
+            sent, self._replaced = sampled_as(sent, self._upstream.sampling, replace=self.opened.measured)
         if self._upstream.token_ids:
             sent["return_token_ids"] = sent["logprobs"] = True
         return sent
@@ -408,6 +404,8 @@ class Exchange:
         request = attributes.get("request") or self._request()
         if self._ignored:
             attributes = {**attributes, IGNORED: self._ignored}
+        if self._replaced:
+            attributes = {**attributes, ASKED: self._replaced}
         if self._fixed:
             # Another model's tokens must never be trained.
             attributes = {key: value for key, value in attributes.items() if key not in TOKENS}

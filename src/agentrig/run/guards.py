@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agentrig.endpoints import SAMPLING_FIELDS
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.metrics import count_failures, failure_lines, reason_of
@@ -14,19 +15,6 @@ from agentrig.text import cut, json_text
 from agentrig.traces import IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace
 
 log = logging.getLogger(__name__)
-
-SAMPLING_FIELDS: Mapping[str, Any] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "min_tokens": 0,
-    "logit_bias": None,
-}
-"""The request fields that define the sampling distribution, and their value when a request leaves them out."""
 
 SERVER_DEFAULTS = ("temperature", "top_p")
 """Fields for which a server may have its own default: they are compared only if the run sets them."""
@@ -228,7 +216,7 @@ def warn_of_ignored(rollouts: Sequence[Rollout]) -> bool:
         for call in rollout.trace.llm_calls():
             found.update(call.attributes.get(IGNORED) or ())
     for name, count in found.most_common():
-        log.warning("%d calls set %s, which has no effect on the run's model (docs/how-to/gateway.md)", count, name)
+        log.warning("%d calls set %s, which has no effect on the run's model (docs/how-to/existing-agent.md)", count, name)
     return bool(found)
 
 

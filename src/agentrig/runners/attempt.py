@@ -70,7 +70,7 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
     if address is not None and not getattr(agent, "reads_own_trace", False):
         visit = Visit(address, job.id)
         try:
-            job = attrs.evolve(job, endpoint=visit.open(job.attempt, job.endpoint))
+            job = attrs.evolve(job, endpoint=visit.open(job.attempt, job.endpoint, measured=_measured(job)))
         except GatewayError as error:
             failed = Outcome(failure="llm-error", message=words_of(error))
             return Result(id=job.id, outcome=failed, trace=Trace(rollout_id=job.id), start=start, duration_s=0.0)
@@ -95,6 +95,8 @@ def _called(
         muted=muted,
         base_url=endpoint.base_url,
         gateway=visit is not None,
+        sampling=endpoint.sampling if _measured(job) else {},
+        replace=not getattr(agent, "reads_own_trace", False),  # a LitAgent has a temperature of its own for validation
         key="" if endpoint.api_key == "none" else endpoint.api_key,
     ) as recorder:
         try:
@@ -116,6 +118,11 @@ def _called(
             outcome = Outcome(failure="llm-error", message=f"the rollout's calls are lost: {words_of(error)}")
             recorder.fail(outcome.message)
     return recorder, outcome
+
+
+def _measured(job: Job) -> bool:
+    """Whether a rollout is a measurement: then the run's sampling holds for all its calls."""
+    return job.mode in ("val", "test")
 
 
 def _failed(error: BaseException) -> Outcome:

@@ -15,8 +15,9 @@ from typing import Any
 
 import attrs
 
+from agentrig.endpoints import sampled_as
 from agentrig.text import words_of
-from agentrig.traces import LLM_CALL, PARENT, SERVER
+from agentrig.traces import ASKED, LLM_CALL, PARENT, SERVER
 from agentrig.tracing.connections import marked
 from agentrig.tracing.recorder import Recorder, active, server_of
 from agentrig.tracing.streams import Streamed, async_tee, joined, tee
@@ -59,14 +60,16 @@ def _tap(library: Any, *, is_async: bool) -> None:
             return None
         foreign = f"{server[0]}:{server[1]}" if recorder.server not in (None, server) else None
         own = "logprobs" in body or "return_token_ids" in body
-        if recorder.token_ids and foreign is None:
-            body = {**body, "return_token_ids": True, "logprobs": True}
+        asked: dict[str, Any] = {}
+        if foreign is None and (recorder.token_ids or recorder.sampling):
+            body, asked = sampled_as(body, recorder.sampling, replace=recorder.replace)
+            body |= {"return_token_ids": True, "logprobs": True} if recorder.token_ids else {}
             headers = {k: v for k, v in request.headers.items() if k.lower() not in ("content-length", "host")}
             # Not the client's build_request, which would merge its URL, cookies and headers in once more.
             request = library.Request(
                 request.method, request.url, headers=headers, json=body, extensions=request.extensions
             )
-        return _Call(recorder, time.time(), body, own, foreign, recorder.parent()), request
+        return _Call(recorder, time.time(), body, own, foreign, recorder.parent(), asked), request
 
     if is_async:
 
@@ -119,6 +122,7 @@ class _Call:
         own: Whether the agent itself requested ids or log-probabilities.
         foreign: The server, if it is not the endpoint's.
         parent: The span in which the call was made; a stream can be read after that span has ended.
+        asked: The agent's own sampling fields that the run's have replaced.
     """
 
     recorder: Recorder
@@ -127,11 +131,12 @@ class _Call:
     own: bool
     foreign: str | None
     parent: str | None
+    asked: dict[str, Any]
 
     def record(self, attributes: dict[str, Any], *, error: str | None = None) -> None:
         """Record the span of the call; if another tracer does, only what it does not see."""
-        server = {SERVER: self.foreign} if self.foreign else {}
-        found = {"request": self.request, **server, **attributes}
+        more = {**({SERVER: self.foreign} if self.foreign else {}), **({ASKED: self.asked} if self.asked else {})}
+        found = {"request": self.request, **more, **attributes}
         if self.recorder.muted:
             self.recorder.hear(found)
         else:
