@@ -26,7 +26,7 @@ import torch  # noqa: TID253  (imported when the algorithm is built)
 
 from agentrig import Endpoint
 from agentrig.algorithms import RolloutsAhead, Session, WeightDifference
-from agentrig.credit import check_advantages, group_advantages
+from agentrig.credit import group_advantages
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped
 from agentrig.hardware import Hardware
 from agentrig.ledger import LEFT_OUT_BY_SAMPLES, Call, Entry
@@ -114,8 +114,6 @@ class Grpo:
                     session.delivery.settle()
                 clock = time.perf_counter()
                 samples = self.samples(rollouts)
-                advantages = {s.rollout: s.advantage for s in samples}
-                check_advantages(rollouts, [advantages.get(i) for i in range(len(rollouts))], step=step)
                 if config.server_sleep:
                     server.sleep()
                 metrics = learner.update(samples, step=step, staleness=behind, sketch=session.sketch(step))
