@@ -216,7 +216,9 @@ def warn_of_ignored(rollouts: Sequence[Rollout]) -> bool:
         for call in rollout.trace.llm_calls():
             found.update(call.attributes.get(IGNORED) or ())
     for name, count in found.most_common():
-        log.warning("%d calls set %s, which has no effect on the run's model (docs/how-to/existing-agent.md)", count, name)
+        log.warning(
+            "%d calls set %s, which has no effect on the run's model (docs/how-to/existing-agent.md)", count, name
+        )
     return bool(found)
 
 
