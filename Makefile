@@ -4,31 +4,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 # More than the two cores of a small machine: tests of servers and processes wait as much as they compute.
 WORKERS ?= 3
+# Whole files go to the workers; what each test took is in build/tests.xml, and the longest are printed at the end.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+  --junit-xml build/tests.xml --durations 25 --durations-min 2
 PLUGINS := $(sort $(wildcard plugins/agentrig-*))
 READY := $(VENV)/.ready
-# Half of what is installed: pip has compiled it already, or no run imports it.
-UNCOMPILED := /(torch|sympy|networkx|mpmath|pip)/|/(pandas|matplotlib|fontTools|verl|ray|polars|sqlalchemy|azure)/|$\
-  /(litellm|langchain_community|langchain_classic|mypy|mypyc)/|/transformers/models/(?!auto/|qwen2/)|/tests?/
 
-.PHONY: setup train test test-browser docs site bench lint dev lock clean
+.PHONY: setup train test test-slow test-browser docs site bench lint dev lock clean
 
 setup: $(READY)
 
-# torch comes first and alone: the version is the one whose CPU build is known to work here. The rest is the exact set
-# of requirements/cpu.lock, installed without resolution because agentops and TransferQueue disagree on `packaging`.
-$(READY): requirements/cpu.lock pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
+$(READY): $(wildcard requirements/*) pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 	@# requires-python is the only list of supported versions; this message also works with a Python without tomllib.
 	@$(PYTHON) -c 'import re, sys; v = sys.version_info; \
 	  line = [l for l in open("pyproject.toml") if l.startswith("requires-python")][0]; \
 	  low, high = [(3, int(m)) for m in re.findall(r"3\.(\d+)", line)]; \
 	  sys.exit(0 if low <= v[:2] < high else "agentrig needs Python 3.%d to 3.%d; this is %d.%d. " \
 	  "Name another: make PYTHON=python3.%d setup" % (low[1], high[1] - 1, v[0], v[1], low[1]))'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check uv==0.13.8 "$$(grep '^torch==' requirements/torch.txt)"
-	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r requirements/cpu.lock
+	$(PYTHON) requirements/environment.py $(VENV)
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e . $(addprefix -e ,$(PLUGINS))
-	@# Agent Lightning imports about 3000 modules; compiled once here, not at the first start of every process.
-	-$(BIN)/python -m compileall -qq -j 0 -x '$(UNCOMPILED)' $(VENV)/lib
 	@touch $@
 	@echo "agentrig is in $(BIN): . $(BIN)/activate"
 
@@ -36,7 +30,11 @@ train: setup
 	$(BIN)/agentrig train
 
 test: setup
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) $(ARGS)
+
+# What takes long: Ray clusters, wheels in fresh environments, killed runs, most of the planted faults.
+test-slow: setup
+	$(PYTEST) -m slow $(ARGS)
 
 # The live page in a real browser: Playwright from here, Chromium from the system (Debian: apt install chromium).
 test-browser: setup
@@ -53,7 +51,7 @@ dev: setup
 	$(BIN)/pre-commit install
 
 docs: site
-	$(BIN)/python -m pytest -q tests/docs
+	AGENTRIG_SITE=site $(BIN)/python -m pytest -q tests/docs
 
 site: setup
 	$(BIN)/mkdocs build --strict

@@ -1,10 +1,15 @@
-"""How tests share a machine: workers take whole files, and a test marked `alone` runs while no other test does."""
+"""How tests share a machine, and which slow tests `--touched` adds.
+
+Workers take whole files, and a test marked `alone` runs while no other test does.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,21 +39,93 @@ def is_alone(item: pytest.Item) -> bool:
     return item.get_closest_marker("alone") is not None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files with such tests last, so that a worker seldom waits for another's long test."""
-    last = {item.path for item in items if is_alone(item)}
-    items.sort(key=lambda item: item.path in last)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--touched`, which `.ci/run` uses."""
+    text = "with the slow tests of the code that changed: since $BASE, or in the last three hours of commits"
+    parser.addoption("--touched", action="store_true", help=text)
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """Whether a test is marked `slow`."""
+    return item.get_closest_marker("slow") is not None
+
+
+def is_longer(item: pytest.Item) -> bool:
+    """Whether a test may take more time than others."""
+    own = item.get_closest_marker("timeout")
+    return own is not None and own.args[0] > float(item.config.getini("timeout"))
+
+
+def changed_files() -> list[str]:
+    """Return the files that changed between `$BASE` and HEAD; without it, in the three hours before HEAD's date."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+    if base := os.environ.get("BASE"):
+        return git("diff", "--name-only", f"{base}...HEAD").split("\n")
+    since = int(git("log", "-1", "--format=%ct")) - 3 * 3600
+    return git("log", f"--since={since}", "--name-only", "--format=").split("\n")
+
+
+def tests_of(file: str) -> str:
+    """Return what the paths of a file's tests begin with: `tests/` mirrors `src/agentrig/`, a plugin has its own."""
+    parts = file.split("/")
+    if parts[0] == "plugins":
+        return f"plugins/{parts[1]}/tests/"
+    if parts[:2] == ["src", "agentrig"]:
+        return f"tests/{parts[2]}/" if len(parts) > 3 else f"tests/test_{parts[2]}"
+    return file
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose the slow tests of `--touched`; put them last, and after them those that are `alone`.
+
+    So a worker seldom waits for another's long test.
+    """
+    if config.getoption("--touched"):
+        places = tuple({tests_of(file) for file in changed_files() if file})
+        left_out = [
+            i for i in items if is_slow(i) and (is_longer(i) or not str(i.path.relative_to(ROOT)).startswith(places))
+        ]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+        config.option.markexpr = ""  # the default is "not slow"
+    alone = {item.path for item in items if is_alone(item)}
+    items.sort(key=lambda item: (item.path in alone, is_slow(item)))
+
+
+SLOW_S = 180.0  # what each worker may spend on the slow tests of `--touched`, and one test more
+spent_s = 0.0
+
+
+def is_bounded(item: pytest.Item) -> bool:
+    """Whether a test counts against `SLOW_S`."""
+    return item.config.getoption("--touched") and is_slow(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a slow test when this worker has spent its time for them."""
+    if is_bounded(item) and spent_s > SLOW_S:
+        pytest.skip(f"{spent_s:.0f} s of slow tests have run on this worker; `make test-slow` runs all")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Hold a lock that all tests of this checkout share, and that a test marked `alone` holds for itself."""
+    """Hold a lock that all tests of this checkout share, and that a test marked `alone` holds for itself.
+
+    Count the time of slow tests.
+    """
+    global spent_s
     # A test keeps its turn while it waits, so that tests that start later cannot delay a test that must be alone.
     with (ROOT / "pyproject.toml").open() as turn, (ROOT / "conftest.py").open() as tests:
         fcntl.flock(turn, fcntl.LOCK_EX)
         fcntl.flock(tests, fcntl.LOCK_EX if is_alone(item) else fcntl.LOCK_SH)
         fcntl.flock(turn, fcntl.LOCK_UN)
+        start = time.monotonic()
         try:
             return (yield)
         finally:
+            spent_s += (time.monotonic() - start) * is_bounded(item)
             fcntl.flock(tests, fcntl.LOCK_UN)

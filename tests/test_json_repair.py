@@ -38,8 +38,8 @@ def test_tasks_are_the_same_each_time_and_in_one_split_only(plan: Plan, splits: 
     assert plan.build("tasks").load("test") == splits["test"]
     ids = [t.id for rows in splits.values() for t in rows]
     assert len(set(ids)) == len(ids)
-    assert overlap(splits["train"], [*splits["validation"], *splits["test"]]) == 0
-    assert overlap(splits["validation"], splits["test"]) == 0
+    assert overlap(splits["train"], [*splits["validation"], *splits["test"]]) == []
+    assert overlap(splits["validation"], splits["test"]) == []
     assert splits["test"][7].id == "test-0-0007"
 
 

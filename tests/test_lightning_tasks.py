@@ -17,7 +17,7 @@ from agentrig.plan import Plan, resolve
 from agentrig.plugins.builtin import own
 from agentrig.run.evaluate import eval_tasks, evaluate
 from agentrig.run.manifest import manifest
-from agentrig.run.splits import gold_warnings, load_splits
+from agentrig.run.splits import gold_warnings, load_splits, split_warnings
 from agentrig.runners.scorer import Scorer
 
 ROWS = [{"question": "1 + 1", "result": 2, "hints": ["a"]}, {"question": "2 + 2", "result": 4, "hints": []}]
@@ -117,9 +117,131 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, files: dict[str, Any]) -> 
     with pytest.raises(AgentrigError, match="takes a list of rows, or a path to Parquet"):
         load(7)
     with pytest.raises(
-        ConfigError, match=r"task set sums, split train, row 0 .* no gold column answer; its columns are q"
+        ConfigError, match=r"row 0 \(the first is 0\): there is no gold column answer; its columns are q"
     ):
         load(ROWS, gold=["answer"])
+
+
+def written(folder: Path, name: str, text: str | bytes) -> Path:
+    (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    return folder / name
+
+
+HEAD = "id,question,result\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("t.csv", HEAD + 'a,1 + 1,2\nb,"2\n+ 2",4\na,3,3\n', 't.csv, line 5, column id: "a" is the id of line 2 too'),
+        ("t.csv", HEAD + "a,1 + 1,2\n,2 + 2,4\n", "t.csv, line 3, column id is empty"),
+        ("t.csv", HEAD + "a,1 + 1,2\nb,2 + 2,\n", "t.csv, line 3, column result is empty: a reward has nothing to"),
+        ("t.csv", HEAD + "a,x,2\nb,y,3\nc,z,four\n", "t.csv, line 4, column result: 'four' is no number, and 2 of 3"),
+        ("t.csv", HEAD + "a,x,2\nb,y,3,4\n", "t.csv, line 3 has 4 cells, and the header has 3"),
+        ("t.csv", HEAD + 'a,x,2\nb,"y,3\n', "t.csv, line 3: unexpected end of data"),
+        ("t.csv", "id,question,id\n1,x,2\n", 't.csv, line 1: two columns are called "id"'),
+        ("t.csv", "", "t.csv is empty"),
+        (
+            "t.csv",
+            b"id,question,result\na,x,2\nb,caf\xe9,3\n",
+            "t.csv, line 3, character 6: the byte 0xe9 is not",
+        ),
+        ("t.jsonl", b'{"q": 1}\n\n{"q": "caf\xe9"}\n', "t.jsonl, line 3, character 11: the byte 0xe9 is not UTF-8"),
+        ("t.json", b'[{"q": 1},\n{"q": "caf\xe9"}]', "t.json, line 2, character 11: the byte 0xe9 is not UTF-8"),
+        ("t.jsonl", '{"id": 1, "result": 2}\n\n{"id": 1, "result": 3}\n', 'line 3, column id: "1" is the id of line 1'),
+        ("t.jsonl", '{"result": 2}\n\n{"result": null}\n', "t.jsonl, line 3, column result is empty"),
+        ("t.jsonl", '{"result": 2}\n\n{"answer": 2}\n', "t.jsonl, line 3: there is no gold column result; its columns"),
+    ],
+)
+def test_a_wrong_cell_is_named_with_file_line_and_column(
+    tmp_path: Path, name: str, text: str | bytes, said: str
+) -> None:
+    with pytest.raises(AgentrigError) as caught:
+        load(written(tmp_path, name, text), gold=["result"])
+    assert said in str(caught.value)
+
+
+def test_a_wrong_cell_of_parquet_is_named_with_row_and_column(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def table(**columns: Any) -> Path:
+        pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+        return tmp_path / "t.parquet"
+
+    latin = pa.array([b"tea", b"caf\xe9"]).view(pa.string())
+    for columns, said in (
+        ({"q": ["x", "y"], "result": [1, None]}, "column result is empty"),
+        ({"q": latin, "result": [1, 2]}, "column q: the byte 0xe9 is not UTF-8"),
+        ({"id": [7, 7], "result": [1, 2]}, 'column id: "7" is the id of row 0'),
+    ):
+        with pytest.raises(AgentrigError) as caught:
+            load(table(**columns), gold=["result"])
+        assert f"t.parquet, row 1 (the first is 0), {said}" in str(caught.value)
+
+
+def test_a_column_id_is_the_tasks_id(tmp_path: Path) -> None:
+    """Agents get the other columns: two splits with ids of their own can still be compared."""
+    source = written(tmp_path, "t.csv", HEAD + "q7,1 + 1,2\nq9,2 + 2,4\n")
+    first, second = load(source, gold=["result"])
+    assert (first.id, second.id) == ("train-q7", "train-q9")
+    assert (first.input, first.place) == ({"question": "1 + 1"}, f"{source}, line 2")
+    assert first.row == {"id": "q7", "question": "1 + 1", "result": 2}
+
+
+def test_cells_of_a_csv_keep_their_kind(tmp_path: Path) -> None:
+    text = "n,x,ok,note,code,day\n1,0.5,true,1,007,2026-11-24\n,-2e3,False,,7,\n3,,TRUE,x and y,12,2026-11-25\n"
+    rows = [task.row for task in load(written(tmp_path, "t.csv", text), text=["code", "note"], gold=[])]
+    assert rows == [
+        {"n": 1, "x": 0.5, "ok": True, "note": "1", "code": "007", "day": "2026-11-24"},
+        {"n": None, "x": -2000.0, "ok": False, "note": "", "code": "7", "day": ""},
+        {"n": 3, "x": None, "ok": True, "note": "x and y", "code": "12", "day": "2026-11-25"},
+    ]
+    with pytest.raises(AgentrigError, match=r"column code: '007' is no number, .*\n.* text=\[\"code\"\]"):
+        load(tmp_path / "t.csv", text=["note"], gold=[])
+    with pytest.raises(AgentrigError, match=r"there is no column cod.* Did you mean \"code\""):
+        load(tmp_path / "t.csv", text=["cod"], gold=[])
+
+
+def test_a_column_of_two_kinds_in_two_splits_is_named(tmp_path: Path) -> None:
+    """The same task, a number in one split and text in the other, would not be seen as shared."""
+    train = written(tmp_path, "train.csv", "number,result\n1,odd\n2,even\n")
+    spec = lightning.tasks(
+        train, name="n", validation=written(tmp_path, "val.csv", "number,result\n2,even\nthree,odd\n"), gold=["result"]
+    )
+    tasks = spec.build(None)
+    tasks.load("train")
+    with pytest.raises(AgentrigError) as caught:
+        tasks.load("validation")
+    assert "val.csv, line 3, column number: 'three' is text, and in split train" in str(caught.value)
+    assert "train.csv, line 2" in str(caught.value)
+
+
+def test_tasks_that_repeat_others_are_warned_of_with_their_place(tmp_path: Path) -> None:
+    rows = "id,number,result\na,1,odd\nb,2,even\nc,1,odd\nd,2,odd\n"
+    train = written(tmp_path, "train.csv", rows)
+    test = written(tmp_path, "test.csv", "number,result\n3,odd\n2.0,even\n0.5,none\n")
+    tasks = lightning.tasks(train, name="n", validation=test, report=ROWS, gold=["result"]).build(None)
+    splits = {role: (role, tasks.load(role)) for role in ("train", "validation", "report")}
+    assert split_warnings(splits, tasks)[-2:] == [
+        f"2 of 4 train tasks have the input of another one, 1 of them with another private part: {train}, line 4 "
+        f"repeats {train}, line 2; {train}, line 5 repeats {train}, line 3",
+        f"1 of 3 validation tasks are in the training split too; the first: {test}, line 3",
+    ]
+
+
+def test_a_relative_path_is_found_by_validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, number in (("train", 1), ("val", 3), ("test", 5)):
+        written(tmp_path, f"{name}.csv", f"number,result\n{number},odd\n{number + 1},even\n")
+    written(
+        tmp_path,
+        "mine.py",
+        "from agentrig import hookimpl, lightning\n\n\n@hookimpl\ndef register_tasks():\n"
+        "    yield lightning.tasks('train.csv', validation='val.csv', report='test.csv', gold=['result'], name='n')\n",
+    )
+    done = CliRunner().invoke(main, ["validate", "mine.py"])
+    assert done.exit_code == 0, done.output
 
 
 PLUGIN = """
@@ -211,7 +333,7 @@ def test_an_agent_that_sees_its_gold_and_other_rewards(
 def test_dev_has_the_mode_of_its_split(plugin: str, toy_file: str, model: Any, split: str, mode: str) -> None:
     """And an agent that does not ask for whole rows gets no gold: the command fails, and shows why."""
     command = ["dev", "toy", "--plugin", toy_file, "--plugin", plugin, "--agent", "hidden", "--tasks", "sums-gold"]
-    more = ["--endpoint", model.url, "--split", split, "--tasks-n", "1", "--json"]
+    more = ["--endpoint", model.url, "--split", split, "--limit", "1", "--json"]
     done = CliRunner().invoke(main, [*command, *more])
     assert done.exit_code == 1, done.output
     (rollout,) = json.loads(done.stdout)

@@ -129,7 +129,7 @@ def test_a_wrong_key_names_the_right_one(toy_plan: Callable[..., Plan], override
 
 
 def test_a_key_in_the_wrong_section_names_the_section_that_has_it(tmp_path: Path) -> None:
-    """For the components that the run file uses; a former name of a key counts too."""
+    """For the components that the run file uses."""
     file = tmp_path / "mine.toml"
     file.write_text('recipe = "mini"\n[run]\ngroup_size = 4\n')
     with pytest.raises(
@@ -140,7 +140,7 @@ def test_a_key_in_the_wrong_section_names_the_section_that_has_it(tmp_path: Path
     with pytest.raises(ConfigError, match=r'has a key "lr"\. It is a key of \[algorithm\]: write algorithm\.lr\.'):
         resolve(str(file))
     with pytest.raises(ConfigError, match=r"It is a key of \[algorithm\]: write algorithm\.ppo_epochs\."):
-        resolve("mini", overrides=["runners.inner_epochs=1"])
+        resolve("mini", overrides=["runners.ppo_epochs=1"])
 
 
 def test_keys_of_automatic_hardware_are_checked_before_the_probe(toy_plan: Callable[..., Plan]) -> None:
@@ -148,30 +148,6 @@ def test_keys_of_automatic_hardware_are_checked_before_the_probe(toy_plan: Calla
         toy_plan("hardware.use=auto", "hardware.thread=2")
     plan = toy_plan("hardware.use=auto", "hardware.threads=2")
     assert (plan.components["hardware"].spec.name, plan.configs["hardware"].threads) == ("cpu", 2)
-
-
-def test_automatic_hardware_takes_a_key_by_its_former_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    plugin = tmp_path / "renamed_hardware.py"
-    plugin.write_text(
-        "import attrs\n"
-        "from agentrig import HardwareSpec, hookimpl, setting\n"
-        "from agentrig.hardware import Hardware, Probe\n"
-        "@attrs.frozen(kw_only=True)\n"
-        "class Config:\n"
-        '    cores: int = setting(1, help="cores", former="workers")\n'
-        "@attrs.frozen(kw_only=True)\n"
-        "class Renamed(Hardware):\n"
-        '    name: str = "renamed"\n'
-        '    torch_device: str = "cpu"\n'
-        "    def probe(self):\n"
-        '        return Probe(available=True, evidence=("always",))\n'
-        "@hookimpl\n"
-        "def register_hardware():\n"
-        '    yield HardwareSpec(name="renamed", summary="x", config=Config, build=lambda config: Renamed())\n'
-    )
-    plan = resolve("mini", overrides=["hardware.use=auto", "hardware.workers=3"], files=[str(plugin)])
-    assert plan.configs["hardware"].cores == 3
-    assert "workers is now called cores" in caplog.text
 
 
 def test_an_implausible_value_gets_no_advice(toy_plan: Callable[..., Plan]) -> None:
@@ -330,66 +306,6 @@ def test_types_are_structured(keys: dict[str, Any], value: Any) -> None:
 def test_types_are_checked(keys: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="does not fit x"):
         structure(_Shapes, keys, owner="x", section="agent")
-
-
-@attrs.frozen(kw_only=True)
-class _Renamed:
-    """A config class whose keys were renamed."""
-
-    ppo_epochs: int = setting(1, help="passes", ge=1, former="inner_epochs")
-    mode: str = setting(
-        "token-mean",
-        help="aggregation",
-        choices=("token-mean", "token-sum"),
-        former="loss",
-        former_values={"token": "token-mean", "sum": "token-sum"},
-    )
-
-
-@pytest.mark.parametrize(
-    ("keys", "config", "said"),
-    [
-        ({"inner_epochs": 3}, {"ppo_epochs": 3}, ["inner_epochs is now called ppo_epochs (x)"]),
-        ({"loss": "sum"}, {"mode": "token-sum"}, ["loss is now called mode", '"sum" is now called "token-sum"']),
-        ({"mode": "token"}, {"mode": "token-mean"}, ['[algorithm] mode = "token" is now called "token-mean"']),
-        ({"ppo_epochs": 2, "inner_epochs": 3}, {"ppo_epochs": 3}, ["inner_epochs is now called ppo_epochs"]),
-        ({"inner_epochs": 3, "ppo_epochs": 2}, {"ppo_epochs": 2}, ["inner_epochs is now called ppo_epochs"]),
-        ({"ppo_epochs": 2, "mode": "token-sum"}, {"ppo_epochs": 2, "mode": "token-sum"}, []),
-    ],
-)
-def test_former_names_are_accepted_with_a_warning(
-    caplog: pytest.LogCaptureFixture, keys: dict[str, Any], config: dict[str, Any], said: list[str]
-) -> None:
-    assert structure(_Renamed, keys, owner="x", section="algorithm") == _Renamed(**config)
-    messages = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert len(messages) == len(said)
-    assert all(words in message for words, message in zip(said, messages, strict=True))
-
-
-def test_a_former_name_is_checked_like_the_current_one() -> None:
-    with pytest.raises(ConfigError, match="'ppo_epochs' must be >= 1"):
-        structure(_Renamed, {"inner_epochs": 0}, owner="x", section="algorithm")
-    with pytest.raises(ConfigError, match="'mode' must be in"):
-        structure(_Renamed, {"loss": "tokens"}, owner="x", section="algorithm")
-
-
-def test_former_names_of_grpo_in_run_files_overrides_and_resumed_runs(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "old.toml"
-    path.write_text('recipe = "mini"\n[algorithm]\ninner_epochs = 5\nkl_coef = 0.1\nloss = "sequence"\n')
-    config = resolve(str(path)).configs["algorithm"]
-    assert (config.ppo_epochs, config.kl_loss_coef, config.loss_agg_mode) == (5, 0.1, "seq-mean-token-mean")
-    for name in ("ppo_epochs", "kl_loss_coef", "loss_agg_mode"):
-        assert f"is now called {name}" in caplog.text
-    plan = resolve(str(path), overrides=["algorithm.ppo_epochs=7"])
-    assert plan.configs["algorithm"].ppo_epochs == 7, "an override by the new name beats a run file's old one"
-    assert resolve("mini", overrides=["algorithm.inner_epochs=6"]).configs["algorithm"].ppo_epochs == 6
-    written = tmp_path / "config.toml"
-    written.write_text(to_toml(plan.as_dict()))
-    caplog.clear()
-    assert resolve(str(written)).configs["algorithm"] == plan.configs["algorithm"]
-    assert "is now called" not in caplog.text, "what a run writes has the new names"
 
 
 def test_a_run_file_that_is_not_utf8_is_refused_with_a_message(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from agentrig import Outcome, Score, Task
 from agentrig.plan import Plan
 from agentrig.run.training import make_scorer
 from agentrig.runners.scorer import GRACE_S, Scorer
-from agentrig.traces import Trace
+from agentrig.traces import LLM_CALL, Span, Trace
 
 ITEMS = [(Task(id=str(i), input={}, private={"gold": i}), Outcome(answer=i)) for i in range(12)]
 
@@ -220,7 +220,18 @@ def test_an_empty_batch() -> None:
 def test_the_reward_own_takes_the_agents_number(answer: Any, status: str) -> None:
     from agentrig.plugins.builtin import own
 
-    score = own(ITEMS[0][0], Outcome(answer=answer), 1.0)
+    score = own(ITEMS[0][0], Outcome(answer=answer), 1.0, Trace(rollout_id="r"))
     assert score.status == status
     if status == "invalid":
         assert "agent that returns a number" in score.details["reason"]
+
+
+def test_the_reward_own_names_the_failed_call_that_an_agent_hid() -> None:
+    """`LitSQLAgent` catches the error and returns None."""
+    from agentrig.plugins.builtin import own
+
+    refused = Span(id="1", parent=None, name=LLM_CALL, start=0, end=1, error="HTTP 401: another key", attributes={})
+    score = own(ITEMS[0][0], Outcome(), 1.0, Trace(rollout_id="r", spans=(refused,)))
+    assert score.details["reason"].endswith(
+        "returned None, after a call to the model that failed: HTTP 401: another key"
+    )

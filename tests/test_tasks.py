@@ -52,5 +52,5 @@ def test_the_fingerprint_is_stable_over_releases() -> None:
 def test_overlap_compares_what_the_agent_sees() -> None:
     train = [task(number=i) for i in range(5)]
     same = Task(id="other", input={"number": 3, "question": "How many?"}, private={"gold": "another"})
-    assert overlap(train, [same, task(number=9)]) == 1
-    assert overlap([], train) == 0
+    assert overlap(train, [same, task(number=9)]) == [(train[3], same)]
+    assert overlap([], train) == []

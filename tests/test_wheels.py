@@ -61,10 +61,12 @@ def test_the_wheels_are_listed(two: Environment) -> None:
     assert plugins["agentrig-my-agent"]["status"] == "ok"
 
 
+@pytest.mark.slow
 def test_their_own_tests_pass(two: Environment) -> None:
     assert " failed" not in own_tests(two, ["agent", "reward"])
 
 
+@pytest.mark.slow
 def test_an_agent_and_a_reward_from_wheels_train(two: Environment) -> None:
     swapped = ("--agent", "my-agent", "--reward", "my-reward", "reward.runs=0.25")
     summary = json.loads(two.run("agentrig", "train", "mini", *swapped, "--json", *TINY))

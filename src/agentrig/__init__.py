@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pluggy
 
-from agentrig import _moved
 from agentrig.adapters import Triplet
 from agentrig.agents import Outcome
 from agentrig.endpoints import Endpoint
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agentrig.report.notebook import LoadedRun
-
-_moved.install()
 
 __version__ = "0.2.0.dev0"
 

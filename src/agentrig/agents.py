@@ -7,7 +7,6 @@ from typing import Any
 
 import attrs
 
-from agentrig._moved import former
 from agentrig.endpoints import Endpoint
 
 
@@ -51,5 +50,3 @@ Agent = Callable[[Mapping[str, Any], Endpoint], Any] | Callable[[Mapping[str, An
 Plain or `async` function, or an object with `__call__`. Exceptions become typed failures: those of
 the `openai` package and of `httpx` count as `llm-error`, all others as `agent-error`.
 """
-
-__getattr__ = former(__name__)

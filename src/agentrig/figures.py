@@ -5,25 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
-
-T = TypeVar("T")
 
 GRAD_NORM = "grad_norm"
 """L2 norm of the gradient before clipping, the mean over a step's updates."""
-
-FORMER_NAMES: Mapping[str, str] = {
-    "gradient_norm": GRAD_NORM,
-    "clip_share": "clip_fraction",
-    "kl_old": "kl",
-    "constant_groups": "zero_variance_groups",
-}
-"""Former metric names in `metrics.jsonl` to their current names."""
-
-
-def canonical(figures: Mapping[str, T]) -> dict[str, T]:
-    """Return figures (a step's, or an algorithm's) under their current names."""
-    return {FORMER_NAMES.get(name, name): value for name, value in figures.items()}
 
 
 def mean(values: Sequence[float]) -> float | None:

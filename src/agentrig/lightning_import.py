@@ -19,7 +19,6 @@ from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
-from agentrig._moved import former
 from agentrig.errors import AgentrigError
 
 QUIET = {
@@ -168,6 +167,3 @@ def import_lightning() -> ModuleType:
     """
     skip_litellm()
     return importlib.import_module("agentlightning")
-
-
-__getattr__ = former(__name__)

@@ -6,23 +6,21 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentrig.errors import ConfigError, nearest
 from agentrig.gateway.settings import GatewaySettings
-from agentrig.plugins import auto_server, composing, observing, own_runners
+from agentrig.plugins import auto, composing, observing
 from agentrig.plugins.building import built
-from agentrig.plugins.required import check_required
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
 from agentrig.secrets import sources
-from agentrig.settings import former_names, meant_in_file, setting, structure
+from agentrig.settings import meant_in_file, setting, structure
 
 if TYPE_CHECKING:
-    from agentrig.plugins.components import Component
-    from agentrig.plugins.registry import Registry
+    from agentrig.plugins.registry import Component, Registry
 
 
 @attrs.frozen(kw_only=True)
@@ -55,6 +53,9 @@ class RunSettings:
     delivery: bool = setting(
         True, help="after every transfer of weights, prove that the model's server answers with them"
     )
+    auditor: bool = setting(
+        True, help="check the first steps, and some later ones, with code that shares nothing with the trainer"
+    )
     block: list[str] = setting(list, help="plugins or distributions that are not loaded")
     plugins: list[str] = setting(list, help="Python files that are plugins too, relative to the run file")
 
@@ -71,8 +72,6 @@ class Plan:
         runners: The config object of the kind `runners`; a command may have changed it.
         reasons: Kind to why `auto` chose this component, for those that it chose and gives a reason for.
         observers: The observers that `[observer]` and `[trackers]` name, each with its config object, in that order.
-        autos: The kinds whose component `auto` chooses: hardware, server, both or none.
-        requires: The plugins that `[plugins] require` names; all of them are there.
         audits: The rewards that `run.audit` names, each with its config object, in that order.
         gateway: Section `[gateway]`.
     """
@@ -85,8 +84,6 @@ class Plan:
     registry: Registry
     reasons: Mapping[str, str] = attrs.field(factory=dict)
     observers: observing.Observers = ()
-    requires: Sequence[str] = ()
-    autos: Sequence[str] = ()
     audits: Sequence[tuple[Component, Any]] = ()
     gateway: GatewaySettings = GatewaySettings()
 
@@ -131,32 +128,20 @@ class Plan:
             sections[kind] = {"use": use, **sources(attrs.asdict(self.config(kind)))}
         sections["gateway"] = attrs.asdict(self.gateway)
         sections |= observing.written(self.observers, self.registry)
-        if self.requires:
-            sections["plugins"] = {"require": list(self.requires)}
         named = {self.registry.reference(c): sources(attrs.asdict(config)) for c, config in self.audits}
         if any(named.values()):
             sections[composing.AUDIT] = {name: keys for name, keys in named.items() if keys}
         return sections
 
 
-@attrs.frozen(kw_only=True)
-class PluginSettings:
-    """Section `[plugins]`: which plugins a run needs."""
-
-    require: list[str] = setting(
-        list, help="plugins or distributions with version ranges (agentrig-exact>=1.2), checked before the run starts"
-    )
-
-
 OWN_SECTIONS: Mapping[str, type] = {
     "run": RunSettings,
     "runners": RunnerSettings,
     "gateway": GatewaySettings,
-    "plugins": PluginSettings,
 }
 """The sections with keys of agentrig's own; `[runners]` also has those of the runners that it names."""
 
-SECTIONS = ("run", *RUN_KINDS, "gateway", *observing.SECTIONS, composing.AUDIT, "plugins")
+SECTIONS = ("run", *RUN_KINDS, "gateway", *observing.SECTIONS, composing.AUDIT)
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
@@ -262,9 +247,7 @@ def resolve(
     Raises:
         ConfigError, LookupFailed, PluginError: The message names the key, the plugin and the nearest valid name.
     """
-    from agentrig.plugins.auto_hardware import auto_hardware, check_auto_keys
     from agentrig.plugins.loading import load
-    from agentrig.plugins.moved_keys import with_moved_keys
     from agentrig.plugins.specs import RecipeSpec
 
     name = source or "mini"
@@ -291,20 +274,16 @@ def resolve(
     registry = load(
         block=_strings(wanted, "block"), files=[*_strings(wanted, "plugins"), *files], strict=strict_plugins
     )
-    needed = {**own.get("plugins", {}), **{key: value for section, key, value in parsed if section == "plugins"}}
-    _check_required(needed, registry)  # before anything is looked up in these plugins
-
     sources: list[Mapping[str, Mapping[str, Any]]] = []
     if base:
         recipe = registry.find(RecipeSpec.kind, base)
-        registry.use(recipe)
-        sources.append(cast(RecipeSpec, recipe.spec).settings)
+        sources.append(_own_first(recipe, registry))
     sources.append(own)
     sources += [{kind: {"use": use}} for kind, use in (uses or {}).items() if use is not None]
     sources += [{section: {key: value}} for section, key, value in parsed]
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for settings in with_moved_keys(sources, registry):
-        _merge(merged, settings)
+    for settings in sources:
+        _merge(merged, settings, registry)
     for section, key, _ in parsed:
         if (section, key) == ("run", "plugins"):  # absolute, so that a resumed run finds them from any folder
             merged["run"]["plugins"] = [str(Path(f).resolve()) for f in _strings(merged["run"], "plugins")]
@@ -314,7 +293,6 @@ def resolve(
     def elsewhere(key: str) -> str:
         return _elsewhere(key, merged, registry)
 
-    plugins = _check_required(merged["plugins"], registry)
     for section, names in ((observing.SECTION, observers), (observing.TRACKERS, trackers)):
         if names:
             merged[section]["use"] = list(dict.fromkeys([*observing.used(merged[section], section), *names]))
@@ -324,7 +302,6 @@ def resolve(
 
     def select(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
         component = registry.find(kind, use)
-        registry.use(component)
         owner = f"{use} ({component.distribution} {component.version})"
         return component, structure(component.spec.config, keys, owner=owner, section=kind, elsewhere=elsewhere)
 
@@ -338,10 +315,10 @@ def resolve(
             raise ConfigError(f'[{kind}] does not say what to use; write use = "NAME" with one of: {names or "none"}')
         if kind == "server":
             algorithm = selected["algorithm"][0]
-            auto_server.check_server(algorithm, use, keys)
-            use = use if getattr(algorithm.spec, "server", False) else auto_server.OWN
+            auto.check_server(algorithm, use, keys)
+            use = use if getattr(algorithm.spec, "server", False) else auto.OWN
         if kind == "runners":
-            use = own_runners.resolved(selected["algorithm"][0], use)
+            use = auto.runners_of(selected["algorithm"][0], use)
         if kind in ("hardware", "server") and use == "auto":
             auto_keys[kind] = keys
         else:
@@ -363,18 +340,18 @@ def resolve(
     components: Mapping[str, Component] = {kind: component for kind, (component, _) in selected.items()}
     configs: Mapping[str, Any] = {kind: config for kind, (_, config) in selected.items()}
     if "hardware" in auto_keys:
-        check_auto_keys(registry, components["algorithm"], auto_keys["hardware"], elsewhere)
+        auto.check_hardware_keys(registry, components["algorithm"], auto_keys["hardware"], elsewhere)
     if "server" in auto_keys:
-        auto_server.check_auto_keys(registry, auto_keys["server"], elsewhere)
+        auto.check_server_keys(registry, auto_keys["server"], elsewhere)
 
     @cache
     def chosen(kind: str) -> tuple[Component, Any, str]:
         why = ""
         if kind == "hardware":
-            name = auto_hardware(registry, components["algorithm"])
+            name = auto.auto_hardware(registry, components["algorithm"])
         else:
             hardware = built(components["hardware"], configs["hardware"])
-            found, why = auto_server.auto_server(registry, hardware, auto_keys[kind])
+            found, why = auto.auto_server(registry, hardware, auto_keys[kind])
             name = registry.reference(found)
         return *select(kind, name, auto_keys[kind]), why
 
@@ -392,18 +369,9 @@ def resolve(
         observers=tuple(
             found for s in observing.SECTIONS for found in observing.selected(merged[s], registry, elsewhere, s)
         ),
-        requires=tuple(plugins.require),
-        autos=tuple(auto_keys),
         audits=audits,
         gateway=gateway,
     )
-
-
-def _check_required(keys: Mapping[str, Any], registry: Registry) -> PluginSettings:
-    """Return the settings of `[plugins]`, once all that they require is there."""
-    settings = structure(PluginSettings, keys, owner="a run", section="plugins")
-    check_required(settings.require, registry.plugins)
-    return settings
 
 
 def _nth(chosen: Callable[[str], tuple[Any, ...]], kind: str, n: int) -> Any:
@@ -416,11 +384,11 @@ def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regi
     for kind in RUN_KINDS:
         use = _plain_name(merged[kind].get("use", "auto"))  # `auto`: any of its kind
         if kind == "runners" and use == "auto":
-            use = own_runners.PROCESSES
+            use = auto.PROCESSES
         found_here = [c for c in registry.components(kind) if use in (c.spec.name, "auto")]
         classes[kind] = [c.spec.config for c in found_here]
         if kind == "algorithm" and not any(getattr(c.spec, "server", False) for c in found_here):
-            merged = {**merged, "server": {"use": auto_server.OWN}}
+            merged = {**merged, "server": {"use": auto.OWN}}
     in_use = {_plain_name(name) for s in observing.SECTIONS for name in observing.used(merged[s], s)}
     for c in registry.components(observing.SECTION):
         if c.spec.name in in_use:
@@ -428,9 +396,8 @@ def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regi
     found: dict[str, str] = {}
     for section, configs in classes.items():
         for config in configs:
-            name = former_names(config).get(key, key)
-            if name in attrs.fields_dict(config):
-                found[section] = f"{section}.{name}"
+            if key in attrs.fields_dict(config):
+                found[section] = f"{section}.{key}"
     sections, keys = " and ".join(f"[{s}]" for s in found), " or ".join(found.values())
     return f" It is a key of {sections}: write {keys}." if found else ""
 
@@ -447,10 +414,37 @@ def _plain_name(use: Any) -> str:
     return str(use).rpartition(":")[2]
 
 
-def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]]) -> None:
+def _own_first(recipe: Component, registry: Registry) -> dict[str, dict[str, Any]]:
+    """Return a recipe's settings; a name that several plugins bring means the one of the recipe's own package."""
+
+    def own(kind: str, name: Any) -> Any:
+        if isinstance(name, list):
+            return [own(kind, each) for each in name]
+        return registry.nearby(kind, name, recipe) if isinstance(name, str) else name
+
+    spec: Any = recipe.spec
+    settings = {section: dict(keys) for section, keys in spec.settings.items()}
+    for section, keys in settings.items():
+        if "use" in keys:
+            keys["use"] = own(observing.SECTION if section == observing.TRACKERS else section, keys["use"])
+    if "audit" in settings.get("run", {}):
+        settings["run"]["audit"] = own("reward", settings["run"]["audit"])
+    parts = settings.get("reward", {}).get("parts")
+    if isinstance(parts, Mapping):
+        tables = {name: keys if isinstance(keys, Mapping) else {"weight": keys} for name, keys in parts.items()}
+        meant = {name: own("reward", table.get("use", name)) for name, table in tables.items()}
+        settings["reward"]["parts"] = {
+            name: keys if meant[name] == name else {**tables[name], "use": meant[name]} for name, keys in parts.items()
+        }
+    return settings
+
+
+def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]], registry: Registry) -> None:
     def other(section: str) -> bool:
         old, new = into[section].get("use"), more[section].get("use")
-        return old is not None and new is not None and _plain_name(old) != _plain_name(new)
+        if old is None or new is None or old == new:
+            return False
+        return not any(c.answers_to(str(old)) and c.answers_to(str(new)) for c in registry.components(section))
 
     if "algorithm" in more and other("algorithm"):
         into["server"] = {}  # the former algorithm's
@@ -463,7 +457,7 @@ def _merge(into: dict[str, dict[str, Any]], more: Mapping[str, Mapping[str, Any]
             common = attrs.fields_dict(RunnerSettings) if section == "runners" else {}
             into[section] = {key: value for key, value in into[section].items() if key in common}
         for key, value in keys.items():
-            old = into[section].pop(key, None)  # moved to the end: of two names of one key the later one applies
+            old = into[section].get(key)
             into[section][key] = {**old, **value} if isinstance(value, Mapping) and isinstance(old, Mapping) else value
 
 

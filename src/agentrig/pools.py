@@ -17,15 +17,12 @@ from typing import Any, Protocol
 
 import attrs
 
-from agentrig._moved import former
 from agentrig.agents import Agent, Outcome
 from agentrig.endpoints import Endpoint
 from agentrig.secrets import Secret
 from agentrig.settings import setting
 from agentrig.text import check_depth, plain_json, words_of
 from agentrig.traces import Span, Trace
-
-__getattr__ = former(__name__)
 
 RESULT_BYTES = 256_000_000
 """Largest result that a runner may send, as JSON."""

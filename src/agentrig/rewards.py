@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import attrs
 
-from agentrig._moved import former
 from agentrig.agents import Outcome
 from agentrig.correctness import Correctness
 from agentrig.tasks import Task
@@ -117,6 +116,3 @@ class Part:
     reward: Reward
     correct_at: float | None = None
     sees_trace: bool = False
-
-
-__getattr__ = former(__name__)

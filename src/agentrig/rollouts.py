@@ -7,7 +7,6 @@ from typing import Literal
 
 import attrs
 
-from agentrig._moved import former
 from agentrig.adapters import Triplet
 from agentrig.agents import Outcome
 from agentrig.correctness import CORRECT_AT
@@ -77,5 +76,3 @@ class Rollout:
 
 OnGroups = Callable[[Mapping[int, Sequence[Rollout]]], None]
 """Called with complete groups: a task's index in the batch to its n rollouts, failures included."""
-
-__getattr__ = former(__name__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
-log = logging.getLogger(__name__)
-
 
 def setting(
     default: Any = attrs.NOTHING,
@@ -35,8 +32,6 @@ def setting(
     choices: Sequence[Any] | None = None,
     validator: Callable[[Any, Any, Any], None] | None = None,
     secret: bool = False,
-    former: str = "",
-    former_values: Mapping[str, Any] | None = None,
     one: bool = False,
 ) -> Any:
     """Declare one key of a component's config class, with its bounds.
@@ -53,10 +48,6 @@ def setting(
         secret: Whether it is a password or a key. Declare its type as `Secret | None` (or `Secret`, without a default)
             and read it by `reveal()`. A run file or an override says where it is stored: `{env = "NAME"}` or
             `{file = "PATH"}`; the value itself is an error there, and a run never writes or shows it.
-        former: The key's name in earlier versions. Run files, recipes, overrides and resumed runs may still use it;
-            a warning names the new one. If both names are set, the one that was set last applies. `section.name` if it
-            was a key of another section.
-        former_values: Earlier names of values, and their names now; accepted with a warning too.
         one: For a list of texts: a single text is a list of that one, and an empty text an empty list.
 
     Returns:
@@ -72,8 +63,7 @@ def setting(
     if validator is not None:
         checks.append(validator)
     bounds = {sign: b for sign, b in ((">=", ge), (">", gt), ("<=", le), ("<", lt)) if b is not None}
-    metadata: dict[str, Any] = {"help": help, "choices": choices, "secret": secret, "bounds": bounds}
-    metadata |= {"former": former, "former_values": former_values or {}, "one": one}
+    metadata = {"help": help, "choices": choices, "secret": secret, "bounds": bounds, "one": one}
     if callable(default) and default is not attrs.NOTHING:
         return attrs.field(factory=default, validator=checks, metadata=metadata)
     return attrs.field(default=default, validator=checks, metadata=metadata)
@@ -97,7 +87,7 @@ def structure(
     """
     fields = {f.name: f for f in attrs.fields(attrs.resolve_types(cast(Any, cls)))}
     values = {}
-    for key, value in _renamed(cls, keys, owner=owner, section=section).items():
+    for key, value in keys.items():
         if key not in fields:
             raise ConfigError(
                 f'[{section}] {owner} has no key "{key}".{elsewhere(key) or nearest(key, fields)}\n'
@@ -136,40 +126,15 @@ def check_any(
         owner: Who has no such key, for the message: `no hardware for grpo`.
 
     Raises:
-        ConfigError: None has such a key, neither by its name nor by a former one.
+        ConfigError: None has such a key.
     """
     known = sorted({f.name for config in classes for f in attrs.fields(config)})
-    former = {name for config in classes for name in former_names(config)}
     for key in keys:
-        if key not in known and key not in former:
+        if key not in known:
             raise ConfigError(
                 f'[{section}] {owner} has a key "{key}".{elsewhere(key) or nearest(key, known)}\n'
                 f"  their keys: {', '.join(known) or 'none'}"
             )
-
-
-def former_names(cls: type) -> dict[str, str]:
-    """Return the former names of a config class's keys, with their current names."""
-    return {f.metadata["former"]: f.name for f in attrs.fields(cls) if f.metadata.get("former")}
-
-
-def _renamed(cls: type, keys: Mapping[str, Any], *, owner: str, section: str) -> dict[str, Any]:
-    """Return keys and values under their current names; warn about each former name."""
-    fields, former = attrs.fields_dict(cls), former_names(cls)
-    found: dict[str, Any] = {}
-    for key, value in keys.items():
-        name = key if key in fields else former.get(key, key)
-        if name != key:
-            log.warning("[%s] %s is now called %s (%s): change the name in your settings", section, key, name, owner)
-        values = fields[name].metadata.get("former_values", {}) if name in fields else {}
-        if isinstance(value, str) and value in values:
-            log.warning(
-                '[%s] %s = "%s" is now called "%s" (%s): change the value in your settings',
-                section, name, value, values[value], owner,
-            )  # fmt: skip
-            value = values[value]
-        found[name] = value
-    return found
 
 
 def _secret(source: Any, where: str) -> Secret | None:

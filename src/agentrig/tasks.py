@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
+
+from agentrig.errors import ConfigError
 
 
 @attrs.frozen(kw_only=True)
@@ -20,12 +22,14 @@ class Task:
         private: JSON values only (gold SQL, answers); only the reward gets it.
         row: A JSON value: the row as its data has it, under the data's own names. Only an agent whose spec asks for
             whole rows gets it (`AgentSpec.whole_rows`). With None, that agent gets `private` and `input` together.
+        place: Where it comes from, for messages: the file and the line.
     """
 
     id: str
     input: Mapping[str, Any]
     private: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
     row: Any = attrs.field(default=None, repr=False)
+    place: str = attrs.field(default="", repr=False, eq=False)
 
     def given(self, *, whole: bool) -> Any:
         """Return what an agent gets: `input`, or the whole row, with its gold."""
@@ -83,11 +87,119 @@ def fingerprint(tasks: Sequence[Task]) -> str:
     return digest.hexdigest()
 
 
-def overlap(one: Sequence[Task], other: Sequence[Task]) -> int:
-    """Return how many tasks of `other` have an input that also occurs in `one`."""
+def overlap(one: Sequence[Task], other: Sequence[Task]) -> list[tuple[Task, Task]]:
+    """Return the tasks of `other` whose input also occurs in `one`, each after the first task there that has it.
 
-    def key(task: Task) -> str:
-        return fingerprint([Task(id="", input=task.input)])
+    A whole number equals itself written as a float: a column of a file may be of the one kind here, of the other there.
+    """
+    known: dict[str, Task] = {}
+    for task in one:
+        known.setdefault(_input_key(task), task)
+    found = ((known.get(_input_key(task)), task) for task in other)
+    return [(first, task) for first, task in found if first is not None]
 
-    known = {key(task) for task in one}
-    return sum(key(task) in known for task in other)
+
+def repeated(tasks: Sequence[Task]) -> list[tuple[Task, Task]]:
+    """Return the tasks whose input an earlier one has, each after the first that has it."""
+    return [(first, task) for first, task in overlap(tasks, tasks) if first is not task]
+
+
+def _input_key(task: Task) -> str:
+    def same(value: Any) -> Any:
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+        if isinstance(value, Mapping):
+            return {k: same(v) for k, v in value.items()}
+        return [same(v) for v in value] if isinstance(value, list | tuple) else value
+
+    return fingerprint([Task(id="", input=same(task.input))])
+
+
+def tasks_of_rows(
+    rows: Sequence[Any], place: Callable[[int], str], *, split: str, gold: Sequence[str] = ()
+) -> list[Task]:
+    """Return rows of data as tasks; a wrong row is named by its place and column.
+
+    The column `id`, if there is one, gives the task's id, and agents do not get it: two splits with ids of their own
+    could not be compared otherwise. Without it, ids are row numbers.
+
+    Args:
+        rows: Mappings of columns; anything else, for example a text, is a column `input`.
+        place: Gives the place of the row of a number.
+        split: Their split; ids begin with it.
+        gold: The columns that only the reward gets.
+
+    Raises:
+        ConfigError: A row lacks a gold column, or its gold is empty, or its id is empty or another row's too.
+    """
+    tasks: list[Task] = []
+    ids: dict[str, int] = {}
+    for number, row in enumerate(rows):
+        columns: Mapping[str, Any] = row if isinstance(row, Mapping) else {"input": row}
+        absent = [column for column in gold if column not in columns]
+        if absent:
+            raise ConfigError(
+                f"{place(number)}: there is no gold column {', '.join(absent)}; its columns are "
+                f"{', '.join(map(str, columns))}"
+            )
+        if gold and all(_empty(columns[column]) for column in gold):
+            raise ConfigError(
+                f"{place(number)}, column {' and '.join(gold)} is empty: a reward has nothing to compare an answer "
+                "with. Fill it in, or remove the row"
+            )
+        name = f"{number:05d}"
+        if "id" in columns and "id" not in gold:
+            name = str(columns["id"])
+            if _empty(columns["id"]):
+                raise ConfigError(f"{place(number)}, column id is empty; give every row an id, or remove the column")
+            if ids.setdefault(name, number) != number:
+                raise ConfigError(
+                    f'{place(number)}, column id: "{name}" is the id of {place(ids[name]).rpartition(", ")[2]} too; '
+                    "give every row an id of its own, or remove the column"
+                )
+        tasks.append(
+            Task(
+                id=f"{split}-{name}",
+                input={key: value for key, value in columns.items() if key not in (*gold, "id")},
+                private={key: columns[key] for key in gold},
+                row=row,
+                place=place(number),
+            )
+        )
+    return tasks
+
+
+def _empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def check_same_kinds(splits: Mapping[str, Sequence[Task]]) -> None:
+    """Raise if a column is text in one split and holds numbers in another: what they share would not be seen.
+
+    Raises:
+        ConfigError: There is one; the message names a row of each.
+    """
+    seen: dict[str, tuple[str, bool, Task]] = {}
+    for split, tasks in splits.items():
+        found: dict[str, Task] = {}
+        for task in tasks:
+            for column, value in task.input.items():
+                known = found.get(column)
+                if known is None and isinstance(value, int | float | str) and not isinstance(value, bool):
+                    found[column] = task
+                elif known is not None and _like_a_number(known.input[column]) and not _like_a_number(value):
+                    found[column] = task  # this cell made its column text
+        for column, task in found.items():
+            text = isinstance(task.input[column], str)
+            name, other, first = seen.setdefault(column, (split, text, task))
+            if other != text:
+                mine, theirs = ("text", "a number") if text else ("a number", "text")
+                raise ConfigError(
+                    f"{task.place}, column {column}: {task.input[column]!r:.80} is {mine}, and in split {name} the "
+                    f"column holds {theirs} ({first.place}): write them alike, so that shared tasks are found"
+                )
+
+
+def _like_a_number(value: Any) -> bool:
+    """Whether a value is a text that reads as a number."""
+    return isinstance(value, str) and value.replace(".", "", 1).lstrip("+-").isdigit()

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 VARIABLES: Mapping[str, str] = {
     "AGENTRIG_BLOCK": "names of plugins or distributions that are never imported, separated by commas",
-    "AGENTRIG_BUILD_S": "seconds that the `build` of a component may take until the command is ended; 300 by default",
-    "AGENTRIG_CACHE": "folder for generated files and the index of plugins; by default `agentrig` in your cache folder",
+    "AGENTRIG_CACHE": "folder for generated files; by default `agentrig` in your cache folder",
     "AGENTRIG_SPIDER_DIR": "Spider's folder, for the task set `spider`",
     "VERL_SPIDER_DATA_DIR": "the same, under the name that the reference uses",
     "AGENTRIG_YES": "`1`: stop a stale Ray cluster without asking, as `--yes` does",

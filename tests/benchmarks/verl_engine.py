@@ -1,7 +1,7 @@
-"""Log-probabilities and update of verl's engines on one GPU, without Ray and rollouts: verl's own, and shared tokens.
+"""Log-probabilities and update of verl's engines on GPUs, without Ray and rollouts: verl's own, and shared tokens.
 
     python tests/benchmarks/verl_engine.py [--engines forest,verl] [--shape 1.5b|18m] [--rows 32x4x816+128 …]
-        [--tokens 49152] [--micro 16] [--repeat 3] [--no-checkpointing] [--profile] [--work DIR]
+        [--tokens 49152] [--micro 16] [--repeat 3] [--gpus 1] [--no-checkpointing] [--profile] [--work DIR]
 
 Rows are TASKSxNxPROMPT+RESPONSE random tokens. The engines are `forest`, `verl`, and `packed`: verl's own on rows
 without padding, the second layout without shared tokens. The engine with shared tokens runs passes of `--tokens`
@@ -9,7 +9,8 @@ tokens (0: as many as `--micro` rows allow); verl's own runs micro-batches of `-
 fewer rows where they are longer, with agentrig's log-probabilities of tokens. An update is forward, PPO loss,
 backward, clipping and AdamW. Prints one JSON object for each engine and shape: the median seconds, tokens, peak memory,
 and how far the log-probabilities of the first shape are from those of the first engine. `--profile` adds where the
-seconds of one more update go, by CPU and by GPU.
+seconds of one more update go, by CPU and by GPU. With `--gpus N` the engines are sharded (FSDP) over N processes, and
+each gets an equal share of the tasks; a time is that of the slowest, and tokens are those of all.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import gc
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,10 +36,11 @@ from verl_step import make_model
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 CUDA = torch.cuda.is_available()
+RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 def rows_of(text: str, vocabulary: int) -> list[tuple[list[int], list[int], list[int]]]:
-    """Return random rows: prompt, response and mask."""
+    """Return this process's random rows: prompt, response and mask."""
     groups, lengths = text.rsplit("x", 1)
     tasks, n = map(int, groups.split("x"))
     prompt, response = map(int, lengths.split("+"))
@@ -49,8 +52,10 @@ def rows_of(text: str, vocabulary: int) -> list[tuple[list[int], list[int], list
     found = []
     for _ in range(tasks):
         start = some(prompt)
-        found += [(start, some(response), [1] * response) for _ in range(n)]
-    return found
+        found.append([(start, some(response), [1] * response) for _ in range(n)])
+    if tasks % RANKS:
+        raise SystemExit(f"{tasks} tasks cannot be shared equally by {RANKS} GPUs")
+    return [row for group in found[RANK::RANKS] for row in group]
 
 
 def make_engine(folder: Path, kind: str, *, checkpointing: bool) -> Any:
@@ -80,9 +85,11 @@ def make_engine(folder: Path, kind: str, *, checkpointing: bool) -> Any:
 
 
 def wait() -> float:
-    """Wait for the device; return the time."""
+    """Wait for the device, and for those of the other processes; return the time."""
     if CUDA:
         torch.cuda.synchronize()
+    if RANKS > 1:
+        torch.distributed.barrier()
     return time.perf_counter()
 
 
@@ -101,7 +108,7 @@ def measure(engine: Any, kind: str, text: str, arguments: argparse.Namespace) ->
         micro *= 2
     settings = {
         "use_remove_padding": kind == "packed", "calculate_entropy": False,
-        "use_dynamic_bsz": kind == "forest" and bool(arguments.tokens),
+        "global_batch_size": len(rows) * RANKS, "use_dynamic_bsz": kind == "forest" and bool(arguments.tokens),
         "max_token_len_per_gpu": arguments.tokens, "micro_batch_size_per_gpu": micro, "temperature": 1.0,
     }  # fmt: skip
     loss = partial(ppo_loss, config=FSDPActorConfig(strategy="fsdp", rollout_n=1, use_dynamic_bsz=True))
@@ -141,9 +148,10 @@ def measure(engine: Any, kind: str, text: str, arguments: argparse.Namespace) ->
     seconds = statistics.median(updating[1:])
     lengths = [len(prompt) + len(response) for prompt, response, _ in rows]
     figures = {
-        "engine": kind, "rows": text, "log_probs_s": round(statistics.median(scoring[1:]), 3),
+        "engine": kind, "gpus": RANKS, "rows": text, "log_probs_s": round(statistics.median(scoring[1:]), 3),
         "update_s": round(seconds, 3), "first_update_s": round(updating[0], 3),
-        "tokens": sum(lengths), "micro_batch": arguments.tokens if kind == "forest" else micro,
+        "tokens": sum(lengths) * RANKS, "tokens_s_gpu": round(sum(lengths) / seconds),
+        "micro_batch": arguments.tokens if kind == "forest" else micro,
     }  # fmt: skip
     if kind == "forest":
         figures["computed"] = engine.tokens.computed // (arguments.repeat + 1)
@@ -157,21 +165,49 @@ def measure(engine: Any, kind: str, text: str, arguments: argparse.Namespace) ->
 
 @contextlib.contextmanager
 def group(work: Path) -> Any:
-    """Start a process group of one."""
+    """Start this process's group."""
+    file = work / f"group-{os.environ.get('BENCH_GROUP', os.getpid())}"
     if not CUDA:
         from verl_engines import on_the_cpu
 
-        with on_the_cpu(work / f"group-{os.getpid()}"):
+        with on_the_cpu(file, rank=RANK, ranks=RANKS):
             yield
         return
     import agentrig_verl.trainer  # noqa: F401  (as in a run)
 
-    torch.cuda.set_device(0)
-    torch.distributed.init_process_group("nccl", init_method=f"file://{work}/group-{os.getpid()}", rank=0, world_size=1)
+    torch.cuda.set_device(RANK)
+    torch.distributed.init_process_group("nccl", init_method=f"file://{file}", rank=RANK, world_size=RANKS)
     try:
         yield
     finally:
         torch.distributed.destroy_process_group()
+
+
+def start_ranks(count: int, work: Path) -> None:
+    """Run this command in `count` processes that share one model; end with the first status that is not 0."""
+    shared = {
+        **os.environ,
+        "WORLD_SIZE": str(count),
+        "BENCH_GROUP": str(os.getpid()),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
+    command = [sys.executable, *sys.argv, "--work", str(work)]
+    ranks = [
+        subprocess.Popen(
+            command, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
+        )
+        for rank in range(count)
+    ]
+    try:
+        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
+            time.sleep(0.2)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    if failed := [rank.returncode for rank in ranks if rank.returncode]:
+        raise SystemExit(f"a process ended with status {failed[0]}")
 
 
 def main() -> None:
@@ -183,6 +219,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=49152)
     parser.add_argument("--micro", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--gpus", type=int, default=1, help="processes that share the model and the tasks")
     parser.add_argument("--no-checkpointing", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--work", type=Path)
@@ -192,12 +229,17 @@ def main() -> None:
     if not (work / "model").is_dir():
         work.mkdir(parents=True, exist_ok=True)
         make_model(arguments.shape, work / "model", context=16384)
+    if arguments.gpus > 1 and "RANK" not in os.environ:
+        start_ranks(arguments.gpus, work)
+        return
     with group(work):
         seen: dict[str, list[Any]] = {}
         for kind in arguments.engines.split(","):
             begin = wait()
             engine = make_engine(work / "model", kind, checkpointing=not arguments.no_checkpointing)
-            print(json.dumps({"engine": kind, "start_s": round(wait() - begin, 1)}), flush=True)
+            started = wait() - begin
+            if RANK == 0:
+                print(json.dumps({"engine": kind, "start_s": round(started, 1)}), flush=True)
             for text in arguments.rows:
                 figures, found = measure(engine, kind, text, arguments)
                 if text in seen:  # both before any update of their own
@@ -205,7 +247,8 @@ def main() -> None:
                     figures |= {"difference": round(float(apart.mean()), 5), "largest": round(float(apart.max()), 4)}
                 elif text == arguments.rows[0]:
                     seen[text] = found
-                print(json.dumps(figures), flush=True)
+                if RANK == 0:
+                    print(json.dumps(figures), flush=True)
             del engine
             gc.collect()
             if CUDA:

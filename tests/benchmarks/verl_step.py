@@ -1,6 +1,6 @@
 """How long a step takes, beside plain verl: the same model, prompts, lengths and n, one call a rollout.
 
-    python tests/benchmarks/verl_step.py plain|agentrig [--shape 18m|0.5b|1.5b] [--rows 32x4x816+128] [--engine auto]
+    python tests/benchmarks/verl_step.py plain|agentrig [--shape 18m|0.5b|1.5b|7b] [--rows 32x4x816+128] [--engine auto]
         [--tokens N] [--steps 8] [--gpus 1] [--cpus N] [--poll S] [--work DIR] [KEY=VALUE …]
 
 `plain` runs verl's own single-turn agent loop from the same composed configuration; `agentrig` runs this project's
@@ -35,8 +35,10 @@ SHAPES = {
              "intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True},
     "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
              "intermediate_size": 8960, "vocab_size": 151936, "tie_word_embeddings": True},
+    "7b": {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+           "intermediate_size": 18944, "vocab_size": 152064, "tie_word_embeddings": False},
 }  # fmt: skip
-ROWS = {"18m": "32x4x64+64", "0.5b": "32x4x816+128", "1.5b": "32x4x816+128"}
+ROWS = {"18m": "32x4x64+64", "0.5b": "32x4x816+128", "1.5b": "32x4x816+128", "7b": "32x4x816+128"}
 TASKS = 64
 PLUGIN = """
 import hashlib, httpx, json

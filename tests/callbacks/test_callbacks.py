@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from agentrig import http_server
 from agentrig.agents import Judged
 from agentrig.callbacks import Answer, Callback, Listener, listener
 from agentrig.errors import AgentFailure, AgentrigError
@@ -111,7 +112,7 @@ def test_an_async_agent_waits_without_its_thread(here: Listener) -> None:
 def test_a_sender_that_drips_or_hangs_up_does_not_hold_up_others(
     here: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "ARRIVAL_S", 0.2)
+    monkeypatch.setattr(http_server, "ARRIVAL_S", 1)
     with Callback("slow", listener=here) as slow, Callback("quick", listener=here) as quick:
         at = urlsplit(slow.url)
         head = f"POST {at.path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {slow.key}\r\nContent-Length: 1000\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Every hook has a page, every Python snippet of the docs compiles, and every command exists."""
+"""Every hook has a page and a contract, every linked page exists, and what `.ci/run` runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from agentrig.cli.entry import main
 from agentrig.plugins import hookspecs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,34 +24,15 @@ def test_every_hook_has_a_page_that_shows_it(hook: str) -> None:
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_every_hook_has_an_example_in_its_docstring(hook: str) -> None:
-    text = getattr(hookspecs, hook).__doc__
-    assert "Example:" in text
-    assert f"def {hook}(" in text
-
-
-@pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_states_its_contract(hook: str) -> None:
     """What it returns; when, and in which process and thread, it is called; what happens when it raises."""
     sections = dict(re.findall(r"^    (\w[\w ]+):\n((?:        .+\n)+)", getattr(hookspecs, hook).__doc__, re.M))
     assert list(sections) == ["Returns", "Called", "If it raises", "Example"]
+    assert f"def {hook}(" in getattr(hookspecs, hook).__doc__
     assert re.search(r"iterable|Nothing", sections["Returns"])
     assert "process" in sections["Called"]
     assert "thread" in sections["Called"]
     assert re.search(r"fails to load|The run goes on", sections["If it raises"])
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_snippets_compile(page: Path) -> None:
-    for snippet in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M):
-        compile(snippet, str(page), "exec")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_commands_exist(page: Path) -> None:
-    for block in re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```", page.read_text(), re.S | re.M):
-        for words in re.findall(r"^(?:[A-Z_]+=\S+ )*agentrig ([a-z]+)(?: |$)", block, re.M):
-            assert main.get_command(None, words) is not None, f"{page} shows `agentrig {words}`"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -61,15 +41,8 @@ def test_pages_that_are_linked_exist(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_of_the_site_stay_in_the_site(page: Path) -> None:
-    """`mkdocs build --strict` fails on a link that leaves docs/, and `make docs` with it."""
-    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).resolve().is_relative_to(ROOT / "docs"), f"{page.name} links to {target}"
-
-
 SAYS = """
-setup site:
+setup:
 \t@echo $@ has ended
 lint:
 \t@sleep 0.2; echo lint has ended; exit $(LINT)
@@ -88,16 +61,15 @@ def test_ci_fails_if_a_part_fails_and_prints_the_tests_last(tmp_path: Path, lint
     done = subprocess.run([tmp_path / ".ci" / "run"], env={**own, "LINT": str(lint)}, capture_output=True, text=True)
     lines = done.stdout.splitlines()
     assert lines[0] == "setup has ended"
-    assert set(lines[1:3]) == {"site has ended", "lint has ended"}
-    assert lines[3:] == ["the first test", "9 passed in 1 s"]
+    assert lines[1] == "lint has ended"
+    assert lines[2:] == ["the first test", "9 passed in 1 s"]
     assert (done.returncode != 0) is bool(lint)
 
 
-def test_ci_runs_lint_docs_and_the_readmes_test_command() -> None:
+def test_ci_runs_lint_and_the_readmes_test_command() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    made = {word for line in lines if line.startswith("make ") for word in line.split()[1:] if word[0] != "-"}
+    made = {word for line in lines if line.startswith("make ") for word in re.findall(r"(?<= )[a-z]+(?= |$)", line)}
     makefile = (ROOT / "Makefile").read_text()
-    assert made == {"setup", "lint", "site", "test"}
+    assert made == {"setup", "lint", "test"}  # tests/docs/test_site.py builds the site
     assert made <= set(re.findall(r"^([a-z]+):", makefile, re.M))
-    assert "\ndocs: site\n\t$(BIN)/python -m pytest -q tests/docs\n" in makefile  # by itself it checks them too
     assert "\nmake test " in (ROOT / "README.md").read_text()

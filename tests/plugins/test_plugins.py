@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def status(registry: Registry, name: str) -> str:
     return next(p.status for p in registry.plugins if p.name == name)
+
+
+def error(registry: Registry, name: str) -> str:
+    return next(p.error or p.status for p in registry.plugins if p.name == name)
 
 
 def test_a_distribution_is_found_by_its_entry_point(site: Path) -> None:
@@ -148,8 +153,8 @@ def test_two_plugins_of_one_name_are_distinguished(site: Path) -> None:
         message = str(caught.value)
         assert "toy-one 1.2" in message
         assert "toy-other 3.4" in message
-        assert "Say which: --reward toy-o" in message
-        assert "AGENTRIG_BLOCK=toy-o" in message
+        assert "Say which: --reward toy-one:twin or --reward toy-other:twin." in message
+        assert "AGENTRIG_BLOCK=toy-one or AGENTRIG_BLOCK=toy-other" in message
         assert "[run] in a run file" in message
 
 
@@ -176,7 +181,7 @@ def test_a_name_conflict_stops_only_runs_that_use_the_name(site: Path, toy_file:
         source = source.replace("import RewardSpec", "import RecipeSpec, RewardSpec")
         install(site, name, source + " summary='', settings={'run': {'seed': 7}})\n")
     given = {"files": [toy_file], "overrides": ["algorithm.endpoint=http://127.0.0.1:9/v1"]}
-    with pytest.raises(PluginError, match='two plugins bring a recipe called "toy"'):
+    with pytest.raises(PluginError, match='3 plugins bring a recipe called "toy"'):
         resolve("toy", **given)  # type: ignore[arg-type]
     plan = resolve("toy_plugin:toy", **given)  # type: ignore[arg-type]
     assert (plan.recipe, plan.components["reward"].spec.name) == ("toy", "toy-parity")
@@ -194,6 +199,71 @@ def test_a_name_conflict_stops_only_runs_that_use_the_name(site: Path, toy_file:
     done = CliRunner().invoke(main, ["eval", *words, "--reward", "toy-one:twin"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["accuracy"] == 1.0
+
+
+def test_a_recipes_names_resolve_to_its_own_package_first(site: Path, toy_file: str) -> None:
+    """Another package's components of the same names don't break it, and a user's choice of them drops its keys."""
+    from agentrig.plan import resolve, to_toml
+
+    names = """
+import attrs
+from agentrig import ObserverSpec, RecipeSpec, RewardSpec, Score, hookimpl, setting
+
+@attrs.frozen(kw_only=True)
+class Config:
+    most: float = setting(1.0, help="the value of a right answer")
+
+@hookimpl
+def register_rewards():
+    for name in ("twin", "second"):
+        yield RewardSpec(name=name, summary="", config=Config, build=lambda c: lambda t, o, b: Score.ok(c.most))
+
+class Watcher:
+    def on_run_end(self, event):
+        pass
+
+@hookimpl
+def register_observers():
+    yield ObserverSpec(name="watcher", summary="", build=lambda c: Watcher())
+    yield ObserverSpec(name="tracker", summary="", tracker=True, build=lambda c: Watcher())
+"""
+    recipes = """
+@hookimpl
+def register_recipes():
+    more = {
+        "run": {"audit": ["second"]}, "audit": {"second": {"most": 3.0}}, "observer": {"use": "watcher"},
+        "trackers": {"use": ["tracker"]}, "tasks": {"use": "toy-tasks"}, "agent": {"use": "toy"},
+        "adapter": {"use": "toy-match"}, "algorithm": {"use": "toy-number", "endpoint": "http://127.0.0.1:9/v1"},
+    }
+    yield RecipeSpec(name="mine", summary="", settings={"reward": {"use": "twin", "most": 2.0}, **more})
+    parts = {"twin": 0.5, "other": {"use": "second", "weight": 0.5}, "toy-parity": 1.0}
+    yield RecipeSpec(name="sum", summary="", settings={"reward": {"use": "weighted", "parts": parts}, **more})
+"""
+    install(site, "toy-one", names + recipes)
+    install(site, "toy-other", names)
+    plan = resolve("mine", files=[toy_file])
+    chosen = [plan.components["reward"], *(c for c, _ in plan.audits), *(c for c, _ in plan.observers)]
+    assert [(c.spec.name, c.distribution) for c in chosen] == [
+        (name, "toy-one") for name in ("twin", "second", "watcher", "tracker")
+    ]
+    assert (plan.config("reward").most, plan.audits[0][1].most) == (2.0, 3.0)
+    (site / "config.toml").write_text(to_toml(plan.as_dict()))
+    again = resolve(str(site / "config.toml"))
+    assert again.as_dict() == plan.as_dict()
+
+    weighted = resolve("sum", files=[toy_file]).config("reward").parts
+    assert weighted == {
+        "twin": {"use": "toy-one:twin", "weight": 0.5},
+        "other": {"use": "toy-one:second", "weight": 0.5},
+        "toy-parity": 1.0,
+    }
+
+    same = resolve("mine", files=[toy_file], uses={"reward": "toy-one:twin"})
+    other = resolve("mine", files=[toy_file], uses={"reward": "toy-other:twin"})
+    assert (same.config("reward").most, other.config("reward").most) == (2.0, 1.0)
+    assert other.components["reward"].distribution == "toy-other"
+    with pytest.raises(PluginError, match="--reward toy-one:twin or --reward toy-other:twin"):
+        resolve("mine", files=[toy_file], uses={"reward": "twin"})
 
 
 def test_an_agent_of_a_shared_name_reaches_the_runners(site: Path, toy_file: str, model: ModelServer) -> None:
@@ -245,10 +315,11 @@ def test_task_sets_that_share_a_name_have_data_commands(site: Path) -> None:
 def test_the_advice_for_a_conflict_works(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, "toy-one", reward_source("twin"))
     install(site, "toy-other", reward_source("twin"))
-    monkeypatch.setenv("AGENTRIG_BLOCK", "toy-other")
-    registry = load()
-    registry.check()
-    assert registry.find("reward", "twin").distribution == "toy-one"
+    for blocked, left in (("toy-other", "toy-one"), ("toy-one", "toy-other")):
+        monkeypatch.setenv("AGENTRIG_BLOCK", blocked)
+        registry = load()
+        registry.check()
+        assert registry.find("reward", "twin").distribution == left
 
 
 @pytest.mark.parametrize("how", ["variable", "argument", "distribution"])
@@ -412,3 +483,147 @@ def test_two_entry_points_of_one_name_do_not_hide_each_other(site: Path) -> None
     error = next(p.error for p in registry.plugins if p.name == "same" and p.status == "failed")
     assert error == 'another plugin is also called "same"; rename one of the entry points'
     assert len([c for c in registry.components("reward") if c.spec.name in ("first", "second")]) == 1
+
+
+HANGS = """
+import sys
+from agentrig.plugins import loading
+loading.SLOW_S = 0.5
+loading.load()"""
+
+
+def test_a_plugin_that_hangs_shows_where_and_ctrl_c_names_it(site: Path) -> None:
+    """Its stack is printed once; the command goes on waiting, for the plugin may only be slow."""
+    install(site, "toy-sleep", "import time\n\ntime.sleep(600)\n")
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    command = [sys.executable, "-c", HANGS]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stderr is not None
+            stack = ""
+            while f'"{site}/toy_sleep.py", line 3 in <module>' not in stack:
+                line = child.stderr.readline()
+                assert line, stack
+                stack += line
+            assert child.poll() is None
+            child.send_signal(signal.SIGINT)
+            rest = child.stderr.read()
+        finally:
+            child.kill()
+    assert stack.startswith("Timeout (0:00:00.5")
+    assert (
+        "KeyboardInterrupt: interrupted while plugin toy-sleep was loading (toy_sleep.py:3 in <module>); "
+        "AGENTRIG_BLOCK=toy-sleep leaves it out"
+    ) in rest
+
+
+def test_a_plugin_that_is_slow_is_loaded_and_later_code_is_not_interrupted(site: Path) -> None:
+    install(site, "toy-slow", "import time\ntime.sleep(1)\n" + reward_source("slow"))
+    code = f"{HANGS}.find('reward', 'slow')\nprint('LOADED', file=sys.stderr, flush=True)\nimport time; time.sleep(1)\n"
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    loading, _, later = done.stderr.partition("LOADED")
+    assert "toy_slow.py" in loading
+    assert "Timeout" not in later
+
+
+def test_a_plugin_that_crashes_the_interpreter_shows_where(site: Path) -> None:
+    install(site, "toy-crash", "import os\n\nos.abort()\n")
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    command = [sys.executable, "-m", "agentrig", "plugins"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGABRT
+    assert f'"{site}/toy_crash.py", line 3 in <module>' in done.stderr
+    blocked = {**environment, "AGENTRIG_BLOCK": "toy-crash"}
+    assert subprocess.run(command, env=blocked, capture_output=True).returncode == 0
+
+
+def test_a_plugin_that_prints_leaves_a_commands_output_alone(site: Path) -> None:
+    install(site, "toy-loud", "print('at import')\n" + reward_source("loud", more="print('again')\n"))
+    done = CliRunner().invoke(main, ["plugins", "--json"])
+    assert "toy-loud" in {p["name"] for p in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize(
+    ("point", "source", "said"),
+    [
+        (
+            "toy_module:plugin",
+            "",
+            "AttributeError: module 'toy_module' has no attribute 'plugin'. The entry point says "
+            '"toy_module:plugin", and the package lacks it',
+        ),
+        (
+            "toy_modul",
+            "",
+            "ModuleNotFoundError: No module named 'toy_modul'. The entry point says \"toy_modul\", and the package",
+        ),
+        ("toy_module", "import toy_lost\n", "ModuleNotFoundError: No module named 'toy_lost' (toy_module.py:1 in <mod"),
+        ("toy_module", "def f():\n    {}['x']\nf()\n", "KeyError: 'x' (toy_module.py:2 in f)"),
+    ],
+)
+def test_an_entry_point_and_a_module_that_disagree(site: Path, point: str, source: str, said: str) -> None:
+    install(site, "toy-module", source)
+    (site / "toy_module-1.2.dist-info" / "entry_points.txt").write_text(f"[agentrig]\ntoy-module = {point}\n")
+    found = error(load(), "toy-module")
+    assert found.startswith(said)
+    assert ("The entry point says" in found) == ("The entry point says" in said)
+
+
+def test_two_entry_points_of_one_module(site: Path) -> None:
+    install(site, "toy-twice", reward_source("twice"))
+    points = "[agentrig]\ntoy-again = toy_twice\ntoy-twice = toy_twice\n"
+    (site / "toy_twice-1.2.dist-info" / "entry_points.txt").write_text(points)
+    registry = load()
+    assert registry.find("reward", "twice").plugin == "toy-again"
+    assert error(registry, "toy-twice") == (
+        'it is the same object as plugin "toy-again" (toy_twice); leave one entry point out'
+    )
+
+
+def test_a_package_without_an_entry_point_is_named_when_its_component_is_missed(site: Path) -> None:
+    install(site, "toy-plain", reward_source("plain"), plugin=False, requires=["agentrig>=0.2"])
+    with pytest.raises(LookupFailed) as caught:
+        load().find("reward", "plain")
+    assert (
+        'package toy-plain 1.2 requires agentrig, and is no plugin: it has no entry point in the group "agentrig". '
+        "Add [project.entry-points.agentrig] to its pyproject.toml, and install it again"
+    ) in str(caught.value)
+
+
+def test_a_hook_without_an_end_and_a_summary_that_is_no_text(site: Path) -> None:
+    forever = (
+        "    i = 0\n    while True:\n        i += 1\n        yield RewardSpec(name=f'r{i}', summary='', build=print)\n"
+    )
+    head = "from agentrig import RewardSpec, hookimpl\n@hookimpl\ndef register_rewards():\n"
+    install(site, "toy-endless", head + forever)
+    install(site, "toy-rubbish", head + "    yield RewardSpec(name='x', summary=b'\\0', build=print)\n")
+    registry = load()
+    said = "register_rewards gave more than 1000 components: does it ever end? (toy_endless.py:2)"
+    assert error(registry, "toy-endless") == said
+    assert "summary must be text, not b'\\x00'" in error(registry, "toy-rubbish")
+
+
+def test_show_names_keys_ranges_and_origin(site: Path) -> None:
+    source = reward_source("shown").replace("summary='One.'", "summary='One.', config=Config")
+    more = (
+        "import attrs\nfrom agentrig import setting\n\n@attrs.frozen(kw_only=True)\nclass Config:\n"
+        "    share: float = setting(0.5, help='the share', gt=0, le=1)\n"
+        "    how: str = setting('a', help='how', choices=('a', 'b'))\n"
+        "    path: str = setting(help='where')\n"
+    )
+    install(site, "toy-shown", more + source)
+    printed = CliRunner().invoke(main, ["plugins", "show", "shown"]).stdout.splitlines()
+    assert printed == [
+        "reward shown  (toy-shown 1.2)",
+        "  One.",
+        "  from plugin toy-shown (toy_shown)",
+        "    share = 0.5  (float, > 0, <= 1)  the share",
+        '    how = "a"  (str, one of a, b)  how',
+        "    path = required  (str)  where",
+    ]
+    (shown,) = json.loads(CliRunner().invoke(main, ["plugins", "show", "shown", "--json"]).stdout)
+    assert (shown["plugin"], shown["origin"]) == ("toy-shown", "toy_shown")
+    assert shown["settings"]["share"]["range"] == "> 0, <= 1"
+    plugin = CliRunner().invoke(main, ["plugins", "show", "toy-shown"]).stdout
+    assert "reward     shown" in plugin

@@ -1,8 +1,7 @@
-"""Which server a run gets: by name, by `auto`, by its keys; former keys of `[algorithm]`; messages of errors."""
+"""Which server a run gets: by name, by `auto`, by its keys; messages of errors."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from agentrig import ServerSpec
 from agentrig.errors import AgentrigError, ConfigError, PluginError
-from agentrig.plan import Plan, resolve, to_toml
+from agentrig.plan import Plan, resolve
 from agentrig.run.setup import make_server, ready_hardware, ready_server
 from agentrig.servers import ServerPlan
 
@@ -90,10 +89,8 @@ def test_a_key_that_one_server_has_selects_it(fast: Callable[..., str]) -> None:
         cpu("server.batsh=3")
 
 
-def test_the_start_of_a_run_names_the_server_and_the_reason(
-    fast: Callable[..., str], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="agentrig")
+def test_verbose_names_the_server_and_the_reason(fast: Callable[..., str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", logger="agentrig")
     plan = cpu(files=(fast("it needs a GPU"),))
     ready_server(plan, ready_hardware(plan))
     assert "the model's server is embedded (fast: it needs a GPU); another one: --server NAME" in caplog.text
@@ -136,55 +133,6 @@ def test_another_algorithm_drops_the_servers_settings(tmp_path: Path, fast: Call
         plan = resolve(str(file), overrides=words, files=[fast()])
         assert (plan.components["server"].spec.name, plan.configs["server"].batch) == ("embedded", 5)
         assert (plan.configs["algorithm"].server_threads, plan.configs["server"].threads) == (7, 0), "its own key"
-
-
-MOVED = {
-    "server_batch": ("batch", 3),
-    "server_threads": ("threads", 2),
-    "server_host": ("host", "127.0.0.2"),
-    "server_port": ("port", 4711),
-    "kv_cache_mb": ("kv_cache_mb", 5),
-    "prompt_cache_mb": ("prompt_cache_mb", 6),
-}
-
-
-@pytest.mark.parametrize("former", MOVED)
-def test_a_former_key_of_the_algorithm_is_accepted_with_a_warning(
-    former: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    name, value = MOVED[former]
-    path = tmp_path / "old.toml"
-    path.write_text(f'recipe = "mini"\n[algorithm]\n{former} = {json.dumps(value)}\n')
-    plan = resolve(str(path), overrides=["hardware.use=cpu"])
-    assert getattr(plan.configs["server"], name) == value
-    assert f"[algorithm] {former} is now called {name}, in [server]: write server.{name}" in caplog.text
-    overridden = cpu(f"algorithm.{former}={json.dumps(value)}")
-    assert getattr(overridden.configs["server"], name) == value
-    written = tmp_path / "config.toml"
-    written.write_text(to_toml(plan.as_dict()))
-    caplog.clear()
-    resumed = resolve(str(written))
-    assert resumed.configs["server"] == plan.configs["server"]
-    assert "is now called" not in caplog.text, "what a run writes has the new names"
-    later = resolve(str(written), overrides=[f"algorithm.{former}={json.dumps(MOVED[former][1])}"])
-    assert getattr(later.configs["server"], name) == value
-
-
-def test_a_former_key_is_checked_like_the_current_one() -> None:
-    with pytest.raises(ConfigError, match=r"\[server\] .*'batch' must be >= 1"):
-        server_of(cpu("algorithm.server_batch=0"))
-
-
-def test_a_run_of_an_earlier_version_resumes_with_embedded(tmp_path: Path, fast: Callable[..., str]) -> None:
-    """Its configuration has no [server], and all of the former keys, whatever else is installed by now."""
-    old = cpu().as_dict()
-    del old["server"]
-    old["algorithm"] |= {former: value for former, (_, value) in MOVED.items()}
-    file = tmp_path / "config.toml"
-    file.write_text(to_toml(old))
-    plan = resolve(str(file), files=[fast()])
-    assert plan.components["server"].spec.name == "embedded"
-    assert plan.configs["server"].port == 4711
 
 
 def test_an_algorithm_whose_spec_does_not_declare_it_gets_a_server_with_a_warning(

@@ -150,6 +150,7 @@ def test_an_entry_without_a_reason_and_one_for_a_call_that_was_not_kept_do_not_c
     assert re.search(r"1 x a call was trained that the adapter did not keep: .*\(left-out-by-adapter\)", wrong)
 
 
+@pytest.mark.slow
 def test_a_whole_run_that_loses_a_call_ends_with_its_name_and_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,11 +115,12 @@ def test_the_checkpoint_is_a_model_that_transformers_loads_and_eval_measures(fin
 
 
 def test_dev_shows_the_spans_of_the_embedded_model() -> None:
-    text = in_this_process("dev", "mini", "--tasks-n", "1").stdout
+    text = in_this_process("dev", "mini", "--limit", "1").stdout
     for word in ("write_query", "execute_query", "check_query", "SELECT"):
         assert word in text
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_a_checkpoint_and_the_run_resumes(tmp_path: Path) -> None:
     words = command("train", "mini", "algorithm.steps=4", "run.name=c", *TINY)
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -178,6 +179,7 @@ def children_of_session(session: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_gradients_that_are_not_finite_end_a_run_at_the_second_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

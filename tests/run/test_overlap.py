@@ -19,6 +19,8 @@ from agentrig.run.replay import replay
 from agentrig.run.resume import recorded_plan, resume_plan
 from agentrig.run.training import train
 
+pytestmark = pytest.mark.slow  # two runs; tests/run/test_session.py lets rollouts run ahead in the default run
+
 PLUGIN = """
 import json
 import os

@@ -133,6 +133,7 @@ def test_every_step_is_the_same_bit_for_bit_before_and_after_a_resume(full: Path
         assert found.stages[-1].detail == "6 groups of tensors, the same bit for bit"
 
 
+@pytest.mark.slow
 def test_another_process_gets_the_same_bits(full: Path) -> None:
     words = [sys.executable, "-m", "agentrig", "replay", str(full), "--step", "4", "--json"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=280)
@@ -142,6 +143,7 @@ def test_another_process_gets_the_same_bits(full: Path) -> None:
     assert {stage["result"] for stage in found["stages"]} == {"ok"}
 
 
+@pytest.mark.slow
 def test_lora_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     run = trained(tmp_path, "algorithm.steps=2", "algorithm.lora_rank=4", "algorithm.kl_loss_coef=0.01")
     for step in (1, 2):
@@ -223,6 +225,7 @@ def test_other_weights_are_named_by_their_groups(run: Path) -> None:
     assert detail.startswith("1 of 6 groups of tensors differ: model.layers.1")
 
 
+@pytest.mark.slow
 def test_an_algorithm_without_a_replay_of_its_own_is_run_for_one_step(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +245,7 @@ def test_a_missing_starting_model_is_named(run: Path) -> None:
         repeated(run, 1, "algorithm.model=/nowhere")
 
 
+@pytest.mark.slow
 def test_another_number_of_threads_is_reported_and_compared_within_a_bound(run: Path) -> None:
     found = repeated(run, 3, "hardware.threads=2")
     assert found.inexact == ["threads was 1 and is 2"]

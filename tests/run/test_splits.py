@@ -88,16 +88,20 @@ def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan
         ("return []", 'there is nothing to learn from: split "train" has no tasks.\n  Name another: run.train=SPLIT'),
     ],
 )
-def test_a_wrong_row_ends_the_run_before_it_begins(
-    own: Callable[..., Plan], tmp_path: Path, model: ModelServer, body: str, said: str
-) -> None:
-    plan = own(body)
+def test_the_error_of_a_wrong_row_says_what_to_write(own: Callable[..., Plan], body: str, said: str) -> None:
     with pytest.raises(AgentrigError) as caught:
-        train(plan)
+        load_splits(own(body))
     assert said in str(caught.value)
     if "get the rows" not in body:  # the task set's own message is not changed
         assert "task set own" in str(caught.value)
         assert "split train" in str(caught.value) or 'split "train"' in str(caught.value)
+
+
+def test_a_wrong_row_ends_the_run_before_it_begins(
+    own: Callable[..., Plan], tmp_path: Path, model: ModelServer
+) -> None:
+    with pytest.raises(AgentrigError, match="which row 0 has too"):
+        train(own("return [row(0), row(0)]"))
     assert not (tmp_path / "runs").exists()
     assert model.requests == []
 

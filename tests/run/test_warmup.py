@@ -155,7 +155,7 @@ def measured(values: list[float], accuracy: float | None) -> Evaluation:
     rollouts: Any = [SimpleNamespace(value=v) for v in values]
     return Evaluation(
         accuracy=accuracy, ci95=None, reward=None, n=len(values), failures={"deadline": 2}, wall_s=1.0,
-        rollouts_per_s=1.0, databases={}, rollouts=rollouts,
+        rollouts_per_s=1.0, databases={}, rollouts=rollouts, reasons={"deadline": "no answer after 9 s"},
     )  # fmt: skip
 
 
@@ -169,10 +169,21 @@ def test_a_start_without_reward_and_one_without_room_are_named() -> None:
     assert "already solves" in verdict(measured([1.0, 1.0], 1.0))[1]
     ready, message = verdict(measured([], None))
     assert not ready
-    assert "2 x deadline" in message
+    assert message.splitlines()[1:] == ["  2 x deadline: for example no answer after 9 s"]
     check_unsolved(measured([0.0, 1.0], 0.5), "mini")
     with pytest.raises(ConfigError, match="mini already solves these tasks: 100"):
         check_unsolved(measured([1.0, 1.0], 1.0), "mini")
+
+
+def test_a_start_with_hardly_any_reward_is_not_recommended() -> None:
+    """A step learns from groups whose rewards differ; nearly none do at a mean reward of 0.009."""
+    rare = [1.0] + [0.0] * 110
+    ready, message = verdict(measured(rare, 1 / 111), group=8)
+    assert not ready
+    assert "7% of groups of 8 rollouts would have rewards that differ" in message
+    assert "--labels" in message
+    assert verdict(measured(rare, 1 / 111), group=64)[0], "larger groups find one"
+    assert verdict(measured([0.1, 0.2, 0.3, 0.0] * 16, 0.0), group=8)[0], "partial credit is something to begin with"
 
 
 @pytest.mark.parametrize(("reached", "passes"), [(0.15, 4), (0.9, 6)])
@@ -185,7 +196,7 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     plan, said = colors(), list[Evaluation]()
     labels = choose_labels(plan, 4, seed=0)
     until = Until(plan, labels, tmp_path / "model", reached, said.append)
-    wanted = WarmUpPlan(directory=tmp_path / "model", parameters=50_000, tokenizer="bytes", passes=6.0, enough=until)
+    wanted = WarmUpPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0, enough=until)
     made = warm_up(plan, wanted, [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))])
     assert len(made.losses) == passes
     assert [f.accuracy for f in said] == [0.1, 0.2, 0.3][: passes - 2]  # the first try is after three passes
@@ -199,7 +210,7 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
 def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Path) -> None:
     """Two steps at a rate of nearly zero leave random weights: the model's check finds it."""
     words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "2", "--lr", "1e-9", "--until", "0.3"]
-    words += ["--parameters", "5e4", "--tokenizer", "bytes", "--json"]
+    words += ["--parameters", "6e4", "--tokenizer", "bytes", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "agentrig", *words], capture_output=True, text=True, cwd=tmp_path, timeout=120
     )

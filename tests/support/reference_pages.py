@@ -165,7 +165,7 @@ def configuration() -> str:
         "keys of any component, those of other people's plugins included.",
         "",
     ]
-    for name in ("run", "gateway", "plugins"):
+    for name in ("run", "gateway"):
         lines += [f"## `[{name}]`", "", *rows(head, keys(OWN_SECTIONS[name]))]
     found = components()
     trackers = [c for c in found["observer"] if section_of(c) == TRACKERS]

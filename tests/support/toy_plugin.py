@@ -241,7 +241,16 @@ def toy_agent(task_input, endpoint):
     if do == "cold":
         endpoint = endpoint.with_sampling(temperature=0.1)
     with agentrig.span("write_query"):
-        return ask(endpoint, f"Is {task_input['number']} odd? {task_input.get('wish', '')}")
+        answer = ask(endpoint, f"Is {task_input['number']} odd? {task_input.get('wish', '')}")
+    if do != "alternate":
+        return answer
+    mark = Path(task_input["marker"]) / f"said-{task_input['number']}"
+    try:
+        mark.touch(exist_ok=False)
+        return "odd"
+    except FileExistsError:
+        mark.unlink()
+        return "even"
 
 
 def spy(task_input, endpoint):

@@ -117,6 +117,9 @@ class FakeSession:
         self.reports[when] = self.mean(endpoint, step, "report")
         return self.reports[when]
 
+    def sketch(self, step):
+        return None
+
     def end_step(self, step, *, metrics, time_s, calls, digests=None):
         assert sum(e.tokens for e in calls) == self.sampled, "every sampled token is trained or dropped"
         self.calls.append(("end", step))
@@ -178,6 +181,7 @@ BANDIT = {"lr": 1e-2, "tasks_per_step": 4, "group_size": 6, "max_tokens": 2, "va
 COSTLY = ("keys-read", "serves", "solves")
 
 
+@pytest.mark.slow
 def test_the_kit():
     names = [check.name for check in checks("algorithm", "grpo")]
     only = [name for name in names if name.partition(".")[2] not in COSTLY]
@@ -275,6 +279,7 @@ def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_p
     assert all(torch.equal(held[name], tensor) for name, tensor in first.items())
 
 
+@pytest.mark.slow
 def test_the_last_step_is_a_candidate_for_the_best(model_dir, tmp_path, caplog):
     class Steady(FakeSession):
         def validate(self, endpoint, *, step):
@@ -291,6 +296,7 @@ def test_the_last_step_is_a_candidate_for_the_best(model_dir, tmp_path, caplog):
         Grpo(config_of(model_dir, validate_every=0, final="best")).run(session)
 
 
+@pytest.mark.slow
 def test_among_equal_accuracies_the_mean_reward_decides_what_is_best(model_dir, tmp_path):
     class Graded(FakeSession):
         def validate(self, endpoint, *, step):
@@ -330,7 +336,7 @@ def cmdline(process):
         return []
 
 
-@pytest.mark.parametrize("lost", ["rollouts", "weights"])
+@pytest.mark.parametrize("lost", [pytest.param("rollouts", marks=pytest.mark.slow), "weights"])
 def test_a_server_that_dies_in_a_step_is_named_with_the_way_to_go_on(model_dir, tmp_path, lost):
     """It dies before the second step's rollouts, or before it gets the second step's weights."""
 

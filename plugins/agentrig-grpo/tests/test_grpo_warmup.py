@@ -4,6 +4,7 @@ import copy
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -97,6 +98,21 @@ def test_enough_ends_the_training_between_epochs_from_half_of_them_on(tokenizer,
     assert all(torch.equal(a, b) for a, b in zip(asked[1][1], model.parameters(), strict=True))
     assert not model.training
     assert len(warm_up(make_model(), tokenizer, DATA, epochs=1, enough=lambda: True, log=None).losses) == 1
+
+
+@pytest.mark.parametrize("max_seconds", [0.0, 0.5])
+def test_the_end_of_the_time_ends_the_questions_too(tokenizer, make_model, max_seconds):
+    """A model that is not trained any more gives the same answer again."""
+    asked = []
+
+    def enough():
+        asked.append(1)
+        time.sleep(0.05)
+
+    data = DATA * 40
+    stats = warm_up(make_model(), tokenizer, data, epochs=40, max_seconds=max_seconds, enough=enough, log=None)
+    assert len(stats.losses) < 40
+    assert len(asked) <= max(0, len(stats.losses) - 19)
 
 
 def test_the_command_makes_a_model_that_others_load(tokenizer, model_dir, tmp_path):

@@ -88,6 +88,7 @@ def waiting(address: str) -> list[dict[str, float]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_node_that_joins_takes_work_and_one_that_leaves_loses_none(
     start: Callable[..., RayPool], nodes: Any, endpoint: Endpoint, tmp_path: Path
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_node_that_joins_takes_work_and_one_that_leaves_loses_none(
     assert pool.pending == 0
 
 
+@pytest.mark.slow
 def test_failures_are_typed_and_a_dead_or_stuck_runner_is_replaced(
     start: Callable[..., RayPool], endpoint: Endpoint, tmp_path: Path
 ) -> None:
@@ -128,6 +130,7 @@ def test_failures_are_typed_and_a_dead_or_stuck_runner_is_replaced(
     assert pool.replaced >= 4, "more if Ray puts one on the node that the test before has removed"
 
 
+@pytest.mark.slow
 def test_what_an_agent_started_ends_with_its_runner(start: Callable[..., RayPool]) -> None:
     pool = start("children", files=(CHILDREN,), n=1)
     pool.submit(Job(id="a", input={}, endpoint=NOWHERE))
@@ -140,6 +143,7 @@ def test_what_an_agent_started_ends_with_its_runner(start: Callable[..., RayPool
     pool.close()
 
 
+@pytest.mark.slow
 def test_an_agent_that_cannot_be_built_says_so_at_once(start: Callable[..., RayPool]) -> None:
     pool = start("toy-broken", config={"how": "raise"}, n=1)
     with pytest.raises(AgentrigError, match="toy-broken cannot be built"):
@@ -157,6 +161,7 @@ def test_a_node_without_the_plugins_file_gets_it(
     assert [r.outcome.answer for r in drain(pool, 1)] == ["odd"]
 
 
+@pytest.mark.slow
 def test_a_loopback_address_is_not_given_to_another_node(start: Callable[..., RayPool], endpoint: Endpoint) -> None:
     pool = start(n=1)
     assert pool.build_first(60)
@@ -171,12 +176,14 @@ def test_a_loopback_address_is_not_given_to_another_node(start: Callable[..., Ra
         pool.poll(0.1)
 
 
+@pytest.mark.slow
 def test_a_cluster_without_room_is_explained(start: Callable[..., RayPool]) -> None:
     pool = start(n=1, cpus=64.0, resources={"runner": 1.0}, wait_s=0.5)
     with pytest.raises(AgentrigError, match=r"no runner has had a place \(64 CPUs, 1 runner\) .* within 0.5 s"):
         drain(pool, 1)
 
 
+@pytest.mark.slow
 def test_a_rollout_that_takes_nodes_down_fails_at_last(start: Callable[..., RayPool]) -> None:
     from ray.exceptions import NodeDiedError
 
@@ -191,7 +198,7 @@ def test_a_rollout_that_takes_nodes_down_fails_at_last(start: Callable[..., RayP
         pool._waiting.clear()
 
 
-def test_the_keys_reach_ray(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_keys_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """`address`, `logs` and `runtime_env`, in what Ray is called with; the others have tests of their own."""
     import ray
 
@@ -222,6 +229,7 @@ def test_the_keys_reach_ray(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert (asked["num_cpus"], asked["resources"], pool._wait_s) == (2.0, {"a": 1.0}, 9.0)
 
 
+@pytest.mark.slow
 def test_the_kit_finds_nothing(nodes: Any) -> None:
     report = check_runners("ray", settings={"address": nodes.address, "cpus": 0.25}, ends_s=40.0)
     assert [r.check for r in report.results if r.status != "passed"] == [], report

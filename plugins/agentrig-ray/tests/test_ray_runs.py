@@ -101,6 +101,7 @@ def plays_the_same(nodes: Any, tmp_path: Path, *keys: str, joining: Mapping[str,
     assert [{k: line[k] for k in SAME} for line in ray] == [{k: line[k] for k in SAME} for line in processes]
 
 
+@pytest.mark.slow
 def test_a_node_joins_at_step_3_and_one_is_killed_at_step_5(nodes: Any, tmp_path: Path) -> None:
     plays_the_same(nodes, tmp_path, n=3)
 

@@ -210,6 +210,16 @@ def test_messages_name_what_was_given(tmp_path: Path, how: str) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_an_empty_cell_is_named_with_file_row_and_column(tmp_path: Path) -> None:
+    root = bundle(tmp_path)
+    rows = read_rows(root / "test_dev.parquet")
+    for column in ("query", "db_id"):
+        pq.write_table(pa.Table.from_pylist([*rows, {**rows[0], column: None}]), root / "test_dev.parquet")
+        with pytest.raises(AgentrigError) as caught:
+            Spider(SpiderConfig(dir=str(root))).load("test_dev")
+        assert f"test_dev.parquet, row {len(rows)} (the first is 0), column {column} is empty" in str(caught.value)
+
+
 def test_a_damaged_official_file_is_named(tmp_path: Path) -> None:
     root = official(tmp_path)
     (root / "dev.json").write_text('[{"db_id": "band"')

@@ -318,6 +318,7 @@ def test_a_dead_runner_is_replaced_and_a_hung_rollout_is_typed(run_with, compose
     assert any("past their deadline" in line for line in caplog.messages)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_stops_the_run_with_a_clear_message(run_with, composed):
     from agentrig_verl.manager import LoopManager, ManagerContext
     from model_server import model_server
@@ -393,6 +394,7 @@ def test_secrets_that_a_cluster_lacks_are_reported_per_node(ray_cluster):
     assert ("--yes" in named, "RAY_ADDRESS" in named) == (False, True)
 
 
+@pytest.mark.slow
 def test_actors_get_the_variables_that_their_agent_declares(ray_cluster, monkeypatch):
     from agentrig_verl.pool import PlacedPool
 
@@ -417,6 +419,7 @@ def test_actors_get_the_variables_that_their_agent_declares(ray_cluster, monkeyp
     assert "secret-of" not in str(found)
 
 
+@pytest.mark.slow
 def test_the_keys_of_runners_place_them(ray_cluster):
     from agentrig_ray.pool import RayPool
     from agentrig_verl.algorithm import Verl
@@ -442,6 +445,7 @@ def test_the_keys_of_runners_place_them(ray_cluster):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_actor_takes_the_cpus_that_runner_cpus_says(ray_cluster):
     import ray
     from agentrig_verl.algorithm import Verl

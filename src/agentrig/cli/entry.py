@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
+import gc
 import io
 import logging
 import sys
 
 import click
 
-from agentrig.cli import last_words
 from agentrig.cli.groups import Group
-from agentrig.processes.garbage import leave_to_the_system
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,8 +25,11 @@ def main(verbose: bool) -> None:
     agentrig train mini --reward my-reward algorithm.lr=1e-4
     agentrig plugins                  list the components that you can choose from
     """
-    last_words.install()
-    leave_to_the_system()
+    if not faulthandler.is_enabled():
+        faulthandler.enable(2, all_threads=False)  # a crash in native code, or kill -ABRT, prints Python's stack
+    # Torch and what it needs make a million objects that stay: search them for cycles seldom, and not at the exit.
+    gc.set_threshold(10_000)
+    atexit.register(gc.freeze)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a model's output can be printed in any terminal encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -100,19 +100,14 @@ def make_plan(words: Sequence[str], options: dict[str, Any]) -> Plan:
 
     with stdout_to_stderr():
         plan = resolve(**asked(words, options))
-    warn_of_failures(plan.registry, plan.autos)
+    warn_of_failures(plan.registry)
     return plan
 
 
-def warn_of_failures(registry: Registry, autos: Collection[str] = ("hardware", "server")) -> None:
-    """Print one line for each plugin that failed to load and could matter, though the command names nothing of it.
-
-    `autos` are the kinds that are chosen automatically.
-    """
-    from agentrig.plugins.unnamed import acts_unnamed
-
+def warn_of_failures(registry: Registry) -> None:
+    """Print one line for each plugin that failed to load."""
     for plugin in registry.plugins:
-        if plugin.status == "failed" and acts_unnamed(plugin, autos):
+        if plugin.status == "failed":
             click.echo(f"agentrig: warning: plugin {plugin.name} failed to load: {plugin.error}", err=True)
 
 
@@ -139,19 +134,32 @@ def measured_server(endpoint: str | None, model: str | None, checkpoint: Path | 
 
 
 def find_checkpoint(path: Path | None) -> Path | None:
-    """Return the checkpoint directory for a path: the path itself, or the latest checkpoint of a run directory."""
-    from agentrig.errors import ConfigError
+    """Return the checkpoint directory for a path: the path itself, or the latest checkpoint of a run directory.
+
+    Raises:
+        ConfigError: There is none.
+        CheckpointDamaged: It has changed since the run saved it.
+    """
+    from agentrig.errors import CheckpointDamaged, ConfigError
+    from agentrig.run.checkpoints import verify
     from agentrig.run.directory import RunDirectory
+    from agentrig.run.past import with_cure
 
     if path is None:
         return None
-    if (path / "config.json").is_file():
-        return path
-    if (path / "checkpoints").is_dir():
-        latest, _ = RunDirectory(path).latest_checkpoint()
-        if latest is not None:
-            return latest
-    raise ConfigError(f"{path} is neither a Hugging Face directory (config.json) nor a run directory with a checkpoint")
+    found: Path | None = path
+    if not (path / "config.json").is_file():
+        found = RunDirectory(path).latest_checkpoint()[0] if (path / "checkpoints").is_dir() else None
+    if found is None:
+        raise ConfigError(
+            f"{path} is neither a Hugging Face directory (config.json) nor a run directory with a checkpoint"
+        )
+    try:
+        verify(found)
+    except CheckpointDamaged as error:
+        run = found.absolute().parents[1]
+        raise (with_cure(error, RunDirectory(run)) if (run / "config.toml").is_file() else error) from None
+    return found
 
 
 def open_nothing() -> Any:

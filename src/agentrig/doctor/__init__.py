@@ -1,8 +1,6 @@
 """The doctor: finds what is wrong before a run does (docs/hardware.md has the known failures)."""
 
-from agentrig._moved import former
 from agentrig.doctor.examination import could_start, examine
 from agentrig.doctor.situation import Situation
 
 __all__ = ["Situation", "could_start", "examine"]
-__getattr__ = former(__name__)

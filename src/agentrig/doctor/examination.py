@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
@@ -86,12 +85,6 @@ def _own_checks(situation: Situation) -> Iterator[Check]:
     observers = [c for c, _ in situation.plan.observers] if situation.plan else []
     for component in (*hardware, *(c for kind, c in components.items() if kind != "hardware"), *observers):
         yield from getattr(component.spec, "checks", ())
-    for backend in situation.candidates:
-        former: Any = getattr(backend, "checks", None)
-        if former is not None:
-            place = f"{type(backend).__module__}.{type(backend).__qualname__}.checks()"
-            warnings.warn(f"{place} is now HardwareSpec.checks; it is read until 0.3", DeprecationWarning, stacklevel=2)
-            yield from former()
 
 
 def _run(check: Check, situation: Situation) -> list[Finding]:

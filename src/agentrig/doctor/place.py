@@ -10,7 +10,6 @@ from pathlib import Path
 
 import attrs
 
-from agentrig._moved import former
 from agentrig.doctor.devices import shape_of, workload
 from agentrig.endpoints import is_loopback, without_proxy
 from agentrig.findings import Finding, Result, Situation
@@ -180,6 +179,3 @@ def check_models(situation: Situation) -> Iterator[Finding]:
             elif status >= 500:
                 result, cure = "problem", "see the server's log"
         yield Finding(check=f"model {name}", result=result, evidence=said, cure=cure)
-
-
-__getattr__ = former(__name__)

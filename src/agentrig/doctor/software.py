@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from packaging.requirements import Requirement
 
-from agentrig._moved import former
 from agentrig.doctor.requirements import unmet
 from agentrig.findings import Finding, Situation
 from agentrig.hardware.versions import fits, nearest_stack
@@ -129,6 +128,3 @@ def check_stack(situation: Situation) -> Iterator[Finding]:
         yield Finding(check="stack", result="ok", evidence=f"{stack.name}, {stack.proof}: {stack.source}")
     for clash in stack.clashes:
         yield Finding(check="stack", result="warning", evidence=f"{stack.name}: {clash}")
-
-
-__getattr__ = former(__name__)

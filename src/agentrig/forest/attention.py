@@ -29,9 +29,6 @@ LEAST, BLOCK = 128, 512
 before them, within these bounds. Many short segments in one block would compute mostly what the mask hides; behind a
 long prompt that is little, beside copying the prompt's keys for each block."""
 
-Varlen = Levels
-"""The former name."""
-
 AREA = 1 << 24
 """Most mask entries in one call of sdpa, with padding."""
 

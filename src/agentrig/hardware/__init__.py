@@ -1,6 +1,5 @@
 """Hardware: what an algorithm runs on. `cpu` lives here; others are plugins (docs/hardware.md)."""
 
-from agentrig._moved import former
 from agentrig.hardware.choice import select
 from agentrig.hardware.contract import Context, Device, Hardware, HardwareError, Probe, Symptom
 from agentrig.hardware.cpu import Cpu, CpuConfig, host_memory, usable_cores
@@ -26,5 +25,3 @@ __all__ = [
     "select",
     "usable_cores",
 ]
-
-__getattr__ = former(__name__)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import attrs
 
-from agentrig._moved import former
 from agentrig.hardware.contract import Context, Device, Hardware, Probe
 from agentrig.hardware.versions import Stack
 from agentrig.settings import setting
@@ -74,6 +73,3 @@ class Cpu(Hardware):
                 source="the project's own tests",
             ),
         )
-
-
-__getattr__ = former(__name__)

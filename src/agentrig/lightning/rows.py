@@ -2,35 +2,67 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import re
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, nearest
 
 KINDS = "Parquet, JSON Lines, JSON, CSV or Arrow files, or a folder that Hugging Face datasets saved"
+NOT_UTF8 = "the byte {:#04x} is not UTF-8; save it as UTF-8, for example by: iconv -f latin1 -t utf-8 OLD > NEW"
+
+NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+"""A number in a CSV file; 007 is text, for example a code."""
+
+TRUTHS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+
+VALUES: Mapping[str, Callable[[str], Any]] = {
+    "text": str,
+    "true or false": TRUTHS.__getitem__,
+    "number": lambda cell: int(cell) if cell.lstrip("+-").isdigit() else float(cell),
+}
+"""Kind of a CSV file's column to the value of a cell."""
+
 SPLITS = "dataset_dict.json"
 """The file in a folder of several splits, each in a folder of its own."""
 
 
-def read_rows(source: Any) -> list[Any]:
-    """Return the rows of a source.
+Rows = tuple[list[Any], Callable[[int], str]]
+"""Rows, and what gives the place of the row of a number, for messages."""
+
+
+def read_rows(source: Any, *, text: Sequence[str] = ()) -> Rows:
+    """Return the rows of a source, and a function that gives the place of one of them.
 
     Args:
         source: A path, from the current folder; a list; a `datasets.Dataset`; a data frame; or any other iterable.
+        text: The columns of a CSV file that hold text, whatever their cells look like.
 
     Raises:
-        AgentrigError: The file does not exist, can't be read, or is of another kind; the message names it.
+        AgentrigError: The file does not exist, can't be read, or is of another kind; the message names the line.
     """
     if isinstance(source, str | Path):
-        return _of_path(Path(source).expanduser())
+        return _of_path(Path(source).expanduser(), text)
     records = getattr(source, "to_dict", None)
     if records is not None and hasattr(source, "columns"):  # a data frame of pandas
-        return [_plain(row) for row in records(orient="records")]
+        return [_plain(row) for row in records(orient="records")], _numbered()
     if isinstance(source, Iterable) and not isinstance(source, Mapping):
-        return [_plain(row) for row in source]
+        return [_plain(row) for row in source], _numbered()
     raise AgentrigError(f"lightning.tasks takes a list of rows, or a path to {KINDS}; this is {source!r:.100}")
+
+
+def _numbered(path: Path | None = None) -> Callable[[int], str]:
+    return lambda number: f"{f'{path}, ' if path else ''}row {number} (the first is 0)"
+
+
+def _at_lines(path: Path, lines: Sequence[int]) -> Callable[[int], str]:
+    return lambda number: f"{path}, line {lines[number]}"
 
 
 def splits_of(source: Any) -> Sequence[str]:
@@ -41,76 +73,152 @@ def splits_of(source: Any) -> Sequence[str]:
     return tuple(json.loads(file.read_text())["splits"]) if file.is_file() else ()
 
 
-def _of_path(path: Path) -> list[Any]:
+def _of_path(path: Path, text: Sequence[str]) -> Rows:
     if not path.exists():
         raise AgentrigError(f"there is no {path.absolute()}; a path of lightning.tasks starts in the current folder")
     read = _folder if path.is_dir() else READERS.get(path.suffix.lower())
     if read is None:
         raise AgentrigError(f"{path} has an unknown ending; lightning.tasks reads {KINDS}")
     try:
-        return read(path)
+        return _csv(path, text) if read is _csv else read(path)
     except AgentrigError:
         raise
     except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors are of these kinds
         raise AgentrigError(f"{path} can't be read: {error}") from error
 
 
-def _parquet(path: Path) -> list[Any]:
+def _utf8(path: Path) -> str:
+    """Return a file's text; bytes of another encoding are named by line and character."""
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        start = data.rfind(b"\n", 0, error.start) + 1
+        line, character = data.count(b"\n", 0, start) + 1, len(data[start : error.start].decode("utf-8-sig")) + 1
+        wrong = NOT_UTF8.format(data[error.start])
+        raise AgentrigError(f"{path}, line {line}, character {character}: {wrong}") from None
+
+
+def _parquet(path: Path) -> Rows:
     import pyarrow.parquet as pq
 
-    rows: list[Any] = pq.read_table(path).to_pylist()
-    return rows
+    return _of_table(pq.read_table(path), path)
 
 
-def _csv(path: Path) -> list[Any]:
-    from pyarrow import csv
+def _of_table(table: Any, path: Path) -> Rows:
+    """Return the rows of an Arrow table; a text of another encoding is named by row and column."""
+    place = _numbered(path)
+    try:
+        return table.to_pylist(), place
+    except UnicodeDecodeError:
+        for name in table.column_names:
+            for number, cell in enumerate(table[name]):
+                try:
+                    cell.as_py()
+                except UnicodeDecodeError as error:
+                    wrong = NOT_UTF8.format(error.object[error.start])
+                    raise AgentrigError(f"{place(number)}, column {name}: {wrong}") from None
+        raise
 
-    rows: list[Any] = csv.read_csv(path).to_pylist()
-    return rows
+
+def _csv(path: Path, text: Sequence[str] = ()) -> Rows:
+    """Read a CSV file with a header; a column whose cells are all numbers, or all true or false, gets such values."""
+    csv.field_size_limit(sys.maxsize)  # a cell may hold a whole document
+    reader = csv.reader(io.StringIO(_utf8(path), newline=""), strict=True)
+    cells: list[list[str]] = []
+    lines: list[int] = []
+    line = 1
+    try:
+        for row in reader:
+            if row:  # an empty line has none
+                cells.append(row)
+                lines.append(line)
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise AgentrigError(f"{path}, line {line}: {error}") from None
+    if not cells:
+        raise AgentrigError(f"{path} is empty; its first line must name the columns")
+    header, *cells = cells
+    place = _at_lines(path, lines[1:])
+    for name in header:
+        if header.count(name) > 1:
+            raise AgentrigError(f'{path}, line {lines[0]}: two columns are called "{name}"')
+    for name in text:
+        if name not in header:
+            raise AgentrigError(f"{path}: there is no column {name}, which text= names.{nearest(name, header)}")
+    for number, row in enumerate(cells):
+        if len(row) != len(header):
+            raise AgentrigError(
+                f"{place(number)} has {len(row)} cells, and the header has {len(header)}: put a cell with a comma in "
+                "quotes, and separate cells with commas"
+            )
+    columns = []
+    for name, column in zip(header, zip(*cells, strict=True), strict=False):
+        kinds = Counter(kind for kind in map(_kind, column) if kind)
+        kind = "text" if name in text or not kinds else kinds.most_common(1)[0][0]
+        if kind != "text" and len(kinds) > 1:
+            if 2 * kinds[kind] > kinds.total():
+                number = next(i for i, cell in enumerate(column) if _kind(cell) not in ("", kind))
+                raise AgentrigError(
+                    f"{place(number)}, column {name}: {column[number]!r:.80} is no {kind}, and {kinds[kind]} of "
+                    f"{kinds.total()} cells are.\n"
+                    f'  Mend it; or if {name} is a column of text, name it: lightning.tasks(..., text=["{name}"])'
+                )
+            kind = "text"
+        columns.append([VALUES[kind](cell) if kind == "text" or _kind(cell) else None for cell in column])
+    return [dict(zip(header, row, strict=True)) for row in zip(*columns, strict=True)], place
 
 
-def _lines(path: Path) -> list[Any]:
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
+def _kind(cell: str) -> str:
+    """Return what a cell of a CSV file holds; '' if nothing."""
+    if NUMBER.fullmatch(cell):
+        return "number"
+    return "true or false" if cell in TRUTHS else "text" if cell.strip() else ""
+
+
+def _lines(path: Path) -> Rows:
+    rows, lines = [], []
+    for number, line in enumerate(_utf8(path).split("\n"), 1):
         if line.strip():
             try:
                 rows.append(json.loads(line))
             except json.JSONDecodeError as error:
                 raise AgentrigError(f"{path}, line {number} is no JSON: {error.msg} at column {error.colno}") from None
-    return rows
+            lines.append(number)
+    return rows, _at_lines(path, lines)
 
 
-def _json(path: Path) -> list[Any]:
-    rows = json.loads(path.read_text(encoding="utf-8-sig"))
+def _json(path: Path) -> Rows:
+    rows = json.loads(_utf8(path))
     if not isinstance(rows, list):
         raise AgentrigError(f"{path} holds a {type(rows).__name__}; write a list of rows")
-    return rows
+    return rows, _numbered(path)
 
 
-def _arrow(path: Path) -> list[Any]:
+def _arrow(path: Path) -> Rows:
     """Read Arrow's stream format, which Hugging Face `datasets` writes, or its file format."""
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as data:
         try:
-            rows: list[Any] = pa.ipc.open_stream(data).read_all().to_pylist()
+            return _of_table(pa.ipc.open_stream(data).read_all(), path)
         except pa.ArrowInvalid:
             data.seek(0)
-            rows = pa.ipc.open_file(data).read_all().to_pylist()
-    return rows
+            return _of_table(pa.ipc.open_file(data).read_all(), path)
 
 
-def _folder(path: Path) -> list[Any]:
+def _folder(path: Path) -> Rows:
     """Read what `Dataset.save_to_disk` wrote: its state names the files in their order."""
     state = path / "state.json"
     if (path / SPLITS).is_file():
         raise AgentrigError(f"{path} has the splits {', '.join(splits_of(path))}; name one: {path}/SPLIT")
     if not state.is_file():
         raise AgentrigError(f"{path} is no folder that Dataset.save_to_disk wrote: it has no state.json")
-    return [row for part in json.loads(state.read_text())["_data_files"] for row in _arrow(path / part["filename"])]
+    files = [path / part["filename"] for part in json.loads(state.read_text())["_data_files"]]
+    return [row for file in files for row in _arrow(file)[0]], _numbered(path)
 
 
-READERS: Mapping[str, Callable[[Path], list[Any]]] = {
+READERS: Mapping[str, Callable[[Path], Rows]] = {
     ".parquet": _parquet,
     ".csv": _csv,
     ".jsonl": _lines,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
 
+from agentrig.errors import ConfigError
 from agentrig.lightning.adapters import adapter
 from agentrig.lightning.algorithms import algorithm
 from agentrig.lightning.sources import is_fast
-from agentrig.lightning.verl import is_verl
-from agentrig.plugins.specs import AdapterSpec, Spec, TasksSpec
+from agentrig.lightning.verl import is_verl, keys_for
+from agentrig.plugins.specs import AdapterSpec, AlgorithmSpec, Spec, TasksSpec
 from agentrig.tasks import Task
+
+log = logging.getLogger(__name__)
 
 
 class Trainer(Protocol):
@@ -66,16 +70,50 @@ def _task(task_id: str, row: Any) -> Task:
     return Task(id=task_id, input=plain if isinstance(plain, dict) else {"input": plain}, row=plain)
 
 
-def script_specs(trainer: Trainer, name: str, inner: Any, datasets: Datasets) -> Sequence[Spec]:
-    """Return the specs of a script's tasks, adapter and algorithm; the names of all begin with `name`."""
+def other_algorithm(use: str, inner: Any, datasets: Datasets) -> tuple[AlgorithmSpec, dict[str, Any]]:
+    """Return an algorithm of agentrig that runs in the place of a script's `agl.VERL`, and its keys for that.
+
+    Raises:
+        ConfigError: The script has another algorithm than `agl.VERL`.
+        LookupFailed: There is no algorithm of that name.
+    """
+    from agentrig.plugins.loading import load
+
+    if not is_verl(inner):
+        raise ConfigError(
+            f"--algorithm {use} takes the place of agl.VERL, and this script trains by {type(inner).__name__}: leave "
+            "--algorithm out"
+        )
+    spec: Any = load().find("algorithm", use).spec
+    keys, absent = keys_for(spec.config, inner.config, rows=len(datasets.train if datasets.train is not None else ()))
+    if absent:
+        log.warning("%s has no key for these settings of agl.VERL, and leaves them out: %s", use, "; ".join(absent))
+    return spec, keys
+
+
+def script_specs(
+    trainer: Trainer, name: str, inner: Any, datasets: Datasets, other: AlgorithmSpec | None = None
+) -> Sequence[Spec]:
+    """Return the specs of a script's tasks, adapter and algorithm; the names of all begin with `name`.
+
+    Args:
+        trainer: The script's.
+        name: The script's.
+        inner: Its algorithm.
+        datasets: What it gave to `fit` or `dev`.
+        other: An algorithm of agentrig that runs in the place of `inner`.
+    """
     tasks = TasksSpec(name=f"{name}-tasks", summary=f"The rows of {name}.", build=lambda config: ScriptTasks(datasets))
-    own: Any = inner if is_verl(inner) else lambda: scripted(trainer, inner, datasets)
-    found = algorithm(
-        own,
-        name=f"{name}-algorithm",
-        summary=f"{type(inner).__name__} of {name}.",
-        adapter=lambda: trainer.adapter,
-    )
+    if other is not None:
+        found = attrs.evolve(other, name=f"{name}-algorithm")
+    else:
+        own: Any = inner if is_verl(inner) else lambda: scripted(trainer, inner, datasets)
+        found = algorithm(
+            own,
+            name=f"{name}-algorithm",
+            summary=f"{type(inner).__name__} of {name}.",
+            adapter=lambda: trainer.adapter,
+        )
     build = found.build
     return (
         tasks,

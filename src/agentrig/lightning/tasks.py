@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrig.errors import ConfigError
 from agentrig.lightning.rows import read_rows, splits_of
 from agentrig.plugins.specs import TasksSpec
 from agentrig.run.splits import ROLES
-from agentrig.tasks import Task
+from agentrig.tasks import Task, check_same_kinds, tasks_of_rows
 
 NAMES: Mapping[str, Sequence[str]] = {
     "train": ("train", "training"),
@@ -28,6 +27,7 @@ def tasks(
     validation: Any = None,
     report: Any = None,
     gold: Sequence[str] | None = None,
+    text: Sequence[str] = (),
 ) -> TasksSpec:
     """Return the spec of a task set made of rows, as Agent Lightning's datasets are.
 
@@ -44,6 +44,7 @@ def tasks(
         validation: The rows to validate on, in the same forms.
         report: The rows to report on.
         gold: The gold columns. With None they are not known: only an agent that asks for whole rows can use the tasks.
+        text: The columns of CSV files that hold text even where a cell looks like a number, for example codes.
 
     Example:
         ```python
@@ -54,7 +55,7 @@ def tasks(
     given = {role: rows for role, rows in sources.items() if rows is not None}
 
     def build(config: Any) -> RowTasks:
-        return RowTasks(name, given, gold)
+        return RowTasks(given, gold, text)
 
     told = source if isinstance(source, str | Path) else f"a {type(source).__name__}"
     return TasksSpec(name=name, summary=summary or f"Rows of {told}.", build=build)
@@ -67,8 +68,9 @@ class RowTasks:
         whole_rows: Whether the gold columns are not known, so that only an agent that may see them can be used.
     """
 
-    def __init__(self, name: str, given: Mapping[str, Any], gold: Sequence[str] | None) -> None:
-        self._name, self._gold = name, tuple(gold or ())
+    def __init__(self, given: Mapping[str, Any], gold: Sequence[str] | None, text: Sequence[str]) -> None:
+        self._gold, self._text = tuple(gold or ()), tuple(text)
+        self._loaded: dict[str, Sequence[Task]] = {}
         self.whole_rows = gold is None
         self.roles: Mapping[str, str] = {role: role for role in given}
         self._sources: Mapping[str, Any] = given
@@ -85,24 +87,13 @@ class RowTasks:
 
         Raises:
             AgentrigError: The file does not exist, or can't be read.
-            ConfigError: A row lacks a gold column.
+            ConfigError: A row is wrong, or a column is text here and holds numbers in a split that was loaded before.
         """
-        return [self._task(split, i, row) for i, row in enumerate(read_rows(self._sources[split]))]
-
-    def _task(self, split: str, number: int, row: Any) -> Task:
-        columns: Mapping[str, Any] = row if isinstance(row, Mapping) else {"input": row}
-        absent = [column for column in self._gold if column not in columns]
-        if absent:
-            raise ConfigError(
-                f"task set {self._name}, split {split}, row {number} (the first is 0): there is no gold column "
-                f"{', '.join(absent)}; its columns are {', '.join(map(str, columns))}"
-            )
-        return Task(
-            id=f"{split}-{number:05d}",
-            input={key: value for key, value in columns.items() if key not in self._gold},
-            private={key: columns[key] for key in self._gold},
-            row=row,
-        )
+        rows, place = read_rows(self._sources[split], text=self._text)
+        tasks = tasks_of_rows(rows, place, split=split, gold=self._gold)
+        check_same_kinds({**self._loaded, split: tasks})
+        self._loaded[split] = tasks
+        return tasks
 
 
 def _named(role: str, folder: Sequence[str], given: Mapping[str, Any]) -> str:

@@ -9,13 +9,15 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from agentrig import hookimpl
 from agentrig.errors import ConfigError
 from agentrig.lightning.script import AgentParts, script_plugin
-from agentrig.lightning.script_run import Datasets, script_specs
+from agentrig.lightning.script_run import Datasets, other_algorithm, script_specs
 from agentrig.lightning.sources import check_form
 from agentrig.lightning.verl import is_verl
+from agentrig.rollouts import Rollout
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +30,14 @@ ABSENT: Mapping[str, str] = {
 }
 """Arguments that have no counterpart here, and what to do instead."""
 
+DEV_ROWS = 10
+"""Most rows of each dataset that `dev` plays."""
+
 
 class Trainer:
-    """A `Trainer` of Agent Lightning that runs on agentrig: change a script's import, and nothing else.
+    """A `Trainer` of Agent Lightning that runs on agentrig: `agentrig run` gives it to a script instead of upstream's.
 
-    ```python
-    from agentrig.lightning import Trainer
-    ```
+    A script can also import it itself: `from agentrig.lightning import Trainer`.
 
     The agent runs in agentrig's runner processes, each of which runs one rollout at a time, as in Agent Lightning. The
     run has a run directory with its rollouts, metrics and report; a failed rollout has a kind; guards stop a run that
@@ -71,6 +74,15 @@ class Trainer:
         ConfigError: An argument, or a variable of the environment, asks for something that is not available here. The
             message names all of them and what to use instead.
     """
+
+    other: ClassVar[str] = ""
+    """An algorithm of agentrig that runs instead of `agl.VERL`; '' for none. `agentrig run` sets it."""
+
+    more: ClassVar[Sequence[str]] = ()
+    """Further settings of the run, which hold before `settings`. `agentrig run` sets it."""
+
+    shows: ClassVar[bool] = False
+    """Whether a run is displayed while it goes on. `agentrig run` sets it."""
 
     def __init__(
         self,
@@ -162,19 +174,30 @@ class Trainer:
             )
         self._run(agent, self.algorithm, Datasets(train_dataset, val_dataset))
 
-    def dev(self, agent: Any, train_dataset: Any = None, *, val_dataset: Any = None) -> None:
-        """Run every row once, with `Baseline` or the `FastAlgorithm` that the trainer has; arguments as for `fit`.
+    def dev(self, agent: Any, train_dataset: Any = None, *, val_dataset: Any = None, dev_dataset: Any = None) -> None:
+        """Run the first ten rows of each dataset once, and print every span; nothing is learned.
+
+        It uses `Baseline`, or the `FastAlgorithm` that the trainer has.
+
+        Args:
+            agent: As for `fit`.
+            train_dataset: Rows that are played in the mode `train`.
+            val_dataset: Rows that are played in the mode `val`.
+            dev_dataset: Another name of `train_dataset`.
 
         Raises:
-            TypeError: The trainer's algorithm is not a `FastAlgorithm`.
+            TypeError: The trainer's algorithm is not a `FastAlgorithm`; or both names of the rows are given.
             AgentrigError: As for `fit`.
         """
         from agentlightning.algorithm import Baseline, FastAlgorithm
 
+        if train_dataset is not None and dev_dataset is not None:
+            raise TypeError("Trainer.dev() takes train_dataset or dev_dataset, not both: they name the same rows")
         algorithm = self.algorithm if self.algorithm is not None else Baseline()
         if not isinstance(algorithm, FastAlgorithm):
             raise TypeError(f"Trainer.dev() needs a FastAlgorithm; this one is {type(algorithm).__name__}. Call fit")
-        self._run(agent, algorithm, Datasets(train_dataset, val_dataset))
+        given = train_dataset if dev_dataset is None else dev_dataset
+        self._run(agent, algorithm, Datasets(_first_rows(given), _first_rows(val_dataset)), _Spans())
 
     def fit_v0(self, *arguments: Any, **named: Any) -> None:
         """Raise: the client and server of Agent Lightning 0.1 are not available here.
@@ -184,8 +207,9 @@ class Trainer:
         """
         raise ConfigError("fit_v0, the client of Agent Lightning 0.1, is not available here: write fit(agent, rows)")
 
-    def _run(self, agent: Any, algorithm: Any, datasets: Datasets) -> None:
-        from agentrig.plan import resolve
+    def _run(self, agent: Any, algorithm: Any, datasets: Datasets, display: Any = None) -> None:
+        from agentrig.display import LiveDisplay
+        from agentrig.plan import resolve, to_toml
         from agentrig.run.training import train
 
         name = re.sub(r"[^a-z0-9]+", "-", Path(sys.argv[0]).stem.lower()).strip("-") or "script"
@@ -201,21 +225,49 @@ class Trainer:
                 "initial_resources": self.initial_resources if is_verl(algorithm) else None,
             },
         )
-        specs = script_specs(self, name, algorithm, datasets)
+        used = {kind: {"use": f"{name}-{kind}"} for kind in ("tasks", "agent", "adapter", "algorithm")}
+        run_file: dict[str, dict[str, Any]] = {
+            **used,
+            "reward": {"use": "own"},
+            "runners": {"n": self.n_runners, "threads": 1},
+        }
+        other = None
+        if self.other and display is None:
+            other, keys = other_algorithm(self.other, algorithm, datasets)
+            run_file["algorithm"] |= keys
+        specs = script_specs(self, name, algorithm, datasets, other)
         with script_plugin(parts, specs) as file:
             recipe = file.parent / f"{name}.toml"
-            recipe.write_text(_run_file(name, self.n_runners))
-            train(resolve(str(recipe), overrides=self.settings, files=[str(file)]))
+            recipe.write_text(to_toml(run_file))
+            plan = resolve(str(recipe), overrides=[*self.more, *self.settings], files=[str(file)])
+            if display is not None or self.shows:
+                plan.registry.add_observer(display or LiveDisplay(), "display")
+            train(plan)
 
     def joined(self, session: Any) -> None:
         """Keep what the run has and its script may read; called when the run starts."""
         self._store, self.directory = session.runtime.store, Path(session.directory)
 
 
-def _run_file(name: str, runners: int) -> str:
-    used = {kind: f"{name}-{kind}" for kind in ("tasks", "agent", "adapter", "algorithm")}
-    lines = [f'[{kind}]\nuse = "{component}"\n' for kind, component in {**used, "reward": "own"}.items()]
-    return "\n".join([*lines, f"[runners]\nn = {runners}\nthreads = 1\n"])
+class _Spans:
+    """An observer that prints every span of a rollout when it ends."""
+
+    @hookimpl
+    def on_rollout_end(self, rollout: Rollout) -> None:
+        """Print the rollout."""
+        from rich.console import Console
+
+        from agentrig.display import span_tree
+
+        Console().print(span_tree(rollout))
+
+
+def _first_rows(dataset: Any) -> Any:
+    """Return at most `DEV_ROWS` rows of a dataset, and say how many are left out."""
+    if dataset is None or len(dataset) <= DEV_ROWS:
+        return dataset
+    log.warning("dev plays the first %d of %d rows; fit with algorithm=Baseline() plays all", DEV_ROWS, len(dataset))
+    return [dataset[i] for i in range(DEV_ROWS)]
 
 
 def _deprecated(old: str, new: str) -> None:

@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import AgentrigError, PluginError, place_of, short_path
-from agentrig.plugins.guard import VARIABLE, build_limit_s
-from agentrig.plugins.waiting import waiting_for
 
 if TYPE_CHECKING:
-    from agentrig.plugins.components import Component
+    from agentrig.plugins.registry import Component
 
 
 def _has(*names: str) -> Callable[[Any], bool]:
@@ -44,9 +42,6 @@ MADE: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 """What `build` must return for each kind: a description and a check."""
 
 
-CURE = "Ctrl-C ends the command; a build should only import and make things ready"
-
-
 def built(component: Component, config: Any, **more: Any) -> Any:
     """Build a component; `more` are further arguments of its `build`.
 
@@ -57,13 +52,7 @@ def built(component: Component, config: Any, **more: Any) -> Any:
     who = f"the {component.kind} {spec.name}"
     plugin = f"\n  it comes from plugin {component.plugin} ({component.distribution} {component.version})"
     try:
-        what = f"the build of {who} ({component.distribution} {component.version})"
-        mend = (
-            f"Mend its `build`{defined_at(spec.build)}, use another {component.kind}, or block the plugin "
-            f"(AGENTRIG_BLOCK={component.plugin}). A build may take {VARIABLE} seconds, 0 for no limit"
-        )
-        with waiting_for(what, cure=CURE, mend=mend, limit_s=build_limit_s()):
-            made = spec.build(config, **more)
+        made = spec.build(config, **more)
     except AgentrigError:
         raise
     except (Exception, SystemExit) as error:

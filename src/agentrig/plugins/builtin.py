@@ -21,14 +21,14 @@ from agentrig import (
 from agentrig.errors import AgentrigError
 from agentrig.lightning_v1.config import LightningV1Config
 from agentrig.otlp.exporting import OtlpConfig
-from agentrig.plugins import own_runners
-from agentrig.plugins.auto_server import OWN
+from agentrig.plugins.auto import OWN, PROCESSES
 from agentrig.programs.config import ENVIRONMENT, CommandConfig
 from agentrig.services.checks import check_service
 from agentrig.services.config import HttpConfig
+from agentrig.traces import LLM_CALL, Trace
 from agentrig.trackers.own import OWN as OWN_TRACKERS
 
-PROCESSES = "agentrig.runners.processes:Pool"
+POOL = "agentrig.runners.processes:Pool"
 """By name, as an entry point has it: runners load plugins, so no plugin is imported together with them."""
 
 
@@ -93,12 +93,16 @@ def register_agents() -> Iterable[AgentSpec]:
     )
 
 
-def own(task: Task, outcome: Outcome, budget_s: float) -> Score:
+def own(task: Task, outcome: Outcome, budget_s: float, trace: Trace) -> Score:
     """Use the number that the agent itself returned."""
     answer = outcome.answer if outcome.own_reward is None else outcome.own_reward
     if isinstance(answer, int | float):
         return Score.ok(float(answer))
-    return Score.invalid(f"the reward `own` needs an agent that returns a number; this one returned {answer!r:.200}")
+    failed = [span.error for span in trace.spans if span.name == LLM_CALL and span.error]  # an agent may hide these
+    after = f", after a call to the model that failed: {failed[-1]:.300}" if failed else ""
+    return Score.invalid(
+        f"the reward `own` needs an agent that returns a number; this one returned {answer!r:.200}{after}"
+    )
 
 
 own.takes_own_reward = True  # type: ignore[attr-defined]  # an outcome without an answer is scored too
@@ -111,7 +115,7 @@ def register_rewards() -> Iterable[RewardSpec]:
     def build(config: Any) -> Any:
         return own
 
-    yield RewardSpec(name="own", summary="The number that the agent itself returned.", build=build)
+    yield RewardSpec(name="own", summary="The number that the agent itself returned.", build=build, sees_trace=True)
 
 
 @hookimpl
@@ -143,12 +147,10 @@ def register_runners() -> Iterable[RunnersSpec]:
     """Register `processes` and `own`."""
 
     def processes(config: Any) -> Any:
-        return pkgutil.resolve_name(PROCESSES)
+        return pkgutil.resolve_name(POOL)
 
     def build(config: Any) -> Any:
-        raise AgentrigError(
-            f"the runners `{own_runners.OWN}` are the algorithm's own: an algorithm that has none can't use them"
-        )
+        raise AgentrigError(f"the runners `{OWN}` are the algorithm's own: an algorithm that has none can't use them")
 
-    yield RunnersSpec(name=own_runners.PROCESSES, summary="Processes of this machine.", build=processes)
-    yield RunnersSpec(name=own_runners.OWN, summary="Those that the algorithm brings itself.", build=build)
+    yield RunnersSpec(name=PROCESSES, summary="Processes of this machine.", build=processes)
+    yield RunnersSpec(name=OWN, summary="Those that the algorithm brings itself.", build=build)

@@ -12,8 +12,7 @@ from agentrig.rewards import Part
 from agentrig.settings import structure
 
 if TYPE_CHECKING:
-    from agentrig.plugins.components import Component
-    from agentrig.plugins.registry import Registry
+    from agentrig.plugins.registry import Component, Registry
     from agentrig.rewards import Reward
 
 KIND = RewardSpec.kind
@@ -50,7 +49,6 @@ def parts_of(component: Component, config: Any, registry: Registry, *, section: 
         where = f"{section}.parts.{name}"
         keys = dict(keys)
         inner = registry.find(KIND, keys.pop("use", name))
-        registry.use(inner)
         settings: Any = structure(
             inner.spec.config, keys, owner=f"{inner.spec.name} ({inner.distribution} {inner.version})", section=where
         )
@@ -99,7 +97,6 @@ def audits(
         reference = registry.reference(component)
         if reference in found:
             raise ConfigError(f"run.audit names {reference} twice; leave one of them out")
-        registry.use(component)
         keys = left.pop(name, left.pop(reference, left.pop(component.spec.name, {})))
         section = f"{AUDIT}.{component.spec.name}"
         if not isinstance(keys, Mapping):

@@ -2,82 +2,47 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.metadata
+import importlib.util
+import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any
 
+import attrs
 import pluggy
 
 from agentrig.errors import PluginError, place_of
 from agentrig.lightning_import import skip_litellm
-from agentrig.plugins import hookspecs, trial
-from agentrig.plugins.components import Component, PluginInfo
-from agentrig.plugins.files import load_file as load_file
-from agentrig.plugins.ranges import declared as declared_range
-from agentrig.plugins.ranges import other_version, outside
-from agentrig.plugins.registry import BLOCK_VARIABLE, Registry, _misspelled, _specs
-from agentrig.plugins.specs import KINDS
+from agentrig.plugins import hookspecs
+from agentrig.plugins.building import defined_at
+from agentrig.plugins.registry import BLOCK_VARIABLE, Component, PluginInfo, Registry, misspelled
+from agentrig.plugins.specs import KINDS, Spec
 
 GROUP = "agentrig"
+
+SLOW_S = 30.0
+"""Seconds after which Python's stack is printed, once, if a plugin is still loading."""
+
+MOST = 1000
+"""Components that one hook may give."""
 
 log = logging.getLogger(__name__)
 
 
-def _collect(manager: pluggy.PluginManager, name: str, distribution: str, version: str) -> list[Component]:
-    """Call the `register_*` hooks of a single plugin, so that its errors do not affect the others."""
-    found: list[Component] = []
-    for kind, cls in KINDS.items():
-        for impl in getattr(manager.hook, cls.hook).get_hookimpls():
-            if impl.plugin_name != name:
-                continue
-            for spec in _specs(impl.function, kind, cls.hook):
-                if any(c.kind == kind and c.spec.name == spec.name for c in found):
-                    raise PluginError(f'{cls.hook} brings two components called "{spec.name}"; rename one of them')
-                found.append(Component(kind=kind, spec=spec, plugin=name, distribution=distribution, version=version))
-    return found
-
-
-def blocked_names(block: Iterable[str] = ()) -> set[str]:
-    """Return the names to block: `block` and the names in the variable `AGENTRIG_BLOCK`."""
-    return {n.strip() for n in (*os.environ.get(BLOCK_VARIABLE, "").split(","), *block) if n.strip()}
-
-
-def _cure(name: str, distribution: str) -> str:
-    """Return what to do about a plugin that a trial refused."""
-    gone = "" if distribution in ("file", "unknown") else f", uninstall it (pip uninstall {distribution})"
-    again = "" if distribution == "file" else "; `agentrig plugins` tries it again"
-    return f"It was not imported. Mend it{gone} or block it ({BLOCK_VARIABLE}={name}){again}"
-
-
-def _disagreement(origin: str, error: BaseException) -> str:
-    """Return what to do if an entry point names a module, or an object in it, that its package lacks; else ''."""
-    module, _, attribute = origin.partition(":")
-    lacks = isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}.")
-    if lacks or (isinstance(error, AttributeError) and attribute and not place_of(error, installed=True)):
-        return f'. The entry point says "{origin}", and the package lacks it: mend one of them, and reinstall it'
-    return ""
-
-
-def load(
-    *,
-    block: Iterable[str] = (),
-    files: Iterable[str | Path] = (),
-    strict: bool = False,
-    tries: bool = True,
-    retry: bool = False,
-) -> Registry:
+def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict: bool = False) -> Registry:
     """Find and load all plugins.
 
     Args:
         block: Plugin or distribution names that are not imported; `AGENTRIG_BLOCK` adds to them.
         files: Python files that are plugins too (a user's own agent in one file).
-        strict: Raise for the first plugin that fails, or that is made for another agentrig, instead of continuing.
-        tries: Whether new plugins are first tried in a process of their own (`agentrig.plugins.trial`).
-        retry: Whether plugins that a trial refused before are tried again.
+        strict: Raise for the first plugin that fails, instead of continuing.
 
     Raises:
         PluginError: With `strict`, or when one of `files` cannot be loaded.
@@ -87,86 +52,157 @@ def load(
     manager.add_hookspecs(hookspecs)
     blocked = blocked_names(block)
     plugins: list[PluginInfo] = []
-
-    def add(
-        name: str,
-        dist: str,
-        version: str,
-        origin: str,
-        importer: Callable[[], Any],
-        *,
-        required: bool,
-        made_for: Callable[[], str] = str,
-    ) -> None:
-        declared = disagrees = ""
-
-        def info(status: Literal["ok", "failed", "blocked"], **more: Any) -> PluginInfo:
-            about: dict[str, Any] = {
-                "name": name,
-                "distribution": dist,
-                "version": version,
-                "origin": origin,
-                "declared": declared,
-                "disagrees": disagrees,
-            }
-            return PluginInfo(status=status, **about, **more)
-
-        if name in blocked or dist in blocked:
-            plugins.append(info("blocked"))
-            return
-        lethal = origin in refused
+    for plugin, importer in (*_installed(), *map(_in_file, files)):
+        if plugin.name in blocked or plugin.distribution in blocked:
+            plugins.append(attrs.evolve(plugin, status="blocked"))
+            continue
+        faulthandler.dump_traceback_later(SLOW_S, file=2)  # if it hangs, its stack shows the file and the line
         try:
-            if lethal:
-                raise PluginError(f"{refused[origin]}. {_cure(name, dist)}")
-            if manager.has_plugin(name):
-                raise PluginError(f'another plugin is also called "{name}"; rename one of the entry points')
-            declared = made_for()
-            if strict and (unsuited := info("ok").unsuited):
-                raise PluginError(f"{unsuited}, or leave --strict-plugins out")
-            module = importer()
-            disagrees = "" if required else other_version(origin, dist, version)
-            if strict and disagrees:
-                raise PluginError(f"{disagrees}, or leave --strict-plugins out")
-            twin = manager.get_name(module)
-            if twin is not None:
-                raise PluginError(f'it is the same object as plugin "{twin}" ({origin}); leave one entry point out')
-            manager.register(module, name=name)
-            unknown = _misspelled(manager, name)
-            if unknown:
-                raise PluginError(unknown)
-            hooks = [caller.name for caller in manager.get_hookcallers(manager.get_plugin(name)) or ()]
-            components = tuple(_collect(manager, name, dist, version))
-            plugins.append(info("ok", components=components, observes=sorted(h for h in hooks if h.startswith("on_"))))
+            plugins.append(_loaded(plugin, importer, manager))
         except (Exception, SystemExit) as error:  # SystemExit: a script without a main guard exits on import
-            if manager.get_plugin(name) is not None and not any(p.name == name for p in plugins):
-                manager.unregister(name=name)
-            place = place_of(error, installed=True)
-            text = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}{place}"
-            text += _disagreement(origin, error)
-            if strict or required:
-                raise PluginError(f"plugin {name} ({dist} {version}, {origin}) failed to load: {text}") from error
-            log.debug("plugin %s failed to load", name, exc_info=True)
-            if outside(declared):
-                text += f" (it is made for agentrig{declared}, and this is {outside(declared)})"
-            plugins.append(info("failed", error=text, lethal=lethal))
-
-    points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda e: (e.name != "core", e.name))
-    files = list(files)
-    places = [(p.name, p.value) for p in points if not {p.name, p.dist.name if p.dist else ""} & blocked]
-    places += [(Path(f).stem, str(Path(f))) for f in files if Path(f).stem not in blocked]
-    refused = trial.refused(places, retry=retry) if tries else {}
-    for point in points:
-        dist = point.dist
-        add(
-            point.name,
-            dist.name if dist else "unknown",
-            dist.version if dist else "unknown",
-            point.value,
-            point.load,
-            required=False,
-            made_for=partial(declared_range, dist) if dist else str,
-        )
-    for file in files:
-        path = Path(file)
-        add(path.stem, "file", "-", str(path), lambda path=path: load_file(path), required=True)  # type: ignore[misc]
+            text = str(error) if isinstance(error, PluginError) else _text_of(error)
+            text += _disagreement(plugin.origin, error)
+            if strict or plugin.distribution == "file":
+                about = f"{plugin.distribution} {plugin.version}, {plugin.origin}"
+                raise PluginError(f"plugin {plugin.name} ({about}) failed to load: {text}") from error
+            log.debug("plugin %s failed to load", plugin.name, exc_info=True)
+            plugins.append(attrs.evolve(plugin, status="failed", error=text))
+        except KeyboardInterrupt as error:
+            where = f"while plugin {plugin.name} was loading{place_of(error, installed=True)}"
+            cure = f"{BLOCK_VARIABLE}={plugin.name} leaves it out"
+            error.args = (f"{str(error) or 'interrupted'} {where}; {cure}",)
+            raise
+        finally:
+            faulthandler.cancel_dump_traceback_later()
     return Registry(manager, plugins)
+
+
+def blocked_names(block: Iterable[str] = ()) -> set[str]:
+    """Return the names to block: `block` and the names in the variable `AGENTRIG_BLOCK`."""
+    return {n.strip() for n in (*os.environ.get(BLOCK_VARIABLE, "").split(","), *block) if n.strip()}
+
+
+def _installed() -> Iterator[tuple[PluginInfo, Callable[[], Any]]]:
+    """Yield the plugins that have an entry point, agentrig's own first, each with the function that imports it."""
+    points = importlib.metadata.entry_points(group=GROUP)
+    for point in sorted(points, key=lambda point: (point.name != "core", point.name)):
+        dist = point.dist
+        name, version = (dist.name, dist.version) if dist else ("unknown", "unknown")
+        yield PluginInfo(name=point.name, distribution=name, version=version, origin=point.value), point.load
+
+
+def _in_file(file: str | Path) -> tuple[PluginInfo, Callable[[], Any]]:
+    path = Path(file)
+    return PluginInfo(name=path.stem, distribution="file", version="-", origin=str(path)), partial(load_file, path)
+
+
+def load_file(path: Path) -> ModuleType:
+    """Import a Python file as a plugin module; the same file is imported once per process.
+
+    Raises:
+        PluginError: There is no such file.
+    """
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise PluginError(f"there is no file {path}")
+    name = f"agentrig_file_{path.stem}"
+    loaded = sys.modules.get(name)
+    if loaded is not None and loaded.__file__ == str(path):
+        return loaded
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for modules beside it; last, so that they do not hide standard modules
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _loaded(plugin: PluginInfo, importer: Callable[[], Any], manager: pluggy.PluginManager) -> PluginInfo:
+    """Import and register a plugin, and collect its components; one that fails is not registered."""
+    if manager.has_plugin(plugin.name):
+        raise PluginError(f'another plugin is also called "{plugin.name}"; rename one of the entry points')
+    module = importer()
+    twin = manager.get_name(module)
+    if twin is not None:
+        raise PluginError(f'it is the same object as plugin "{twin}" ({plugin.origin}); leave one entry point out')
+    manager.register(module, name=plugin.name)
+    try:
+        if wrong := misspelled(manager, plugin.name):
+            raise PluginError(wrong)
+        hooks = [caller.name for caller in manager.get_hookcallers(module) or ()]
+        observes = sorted(hook for hook in hooks if hook.startswith("on_"))
+        return attrs.evolve(plugin, components=_collect(plugin, manager), observes=observes)
+    except BaseException:
+        manager.unregister(name=plugin.name)
+        raise
+
+
+def _collect(plugin: PluginInfo, manager: pluggy.PluginManager) -> list[Component]:
+    """Call the `register_*` hooks of a single plugin, so that its errors do not affect the others."""
+    owner = {"plugin": plugin.name, "distribution": plugin.distribution, "version": plugin.version}
+    found: list[Component] = []
+    for kind, cls in KINDS.items():
+        for impl in getattr(manager.hook, cls.hook).get_hookimpls():
+            if impl.plugin_name != plugin.name:
+                continue
+            for spec in _specs(impl.function, kind, cls.hook):
+                if any(c.kind == kind and c.spec.name == spec.name for c in found):
+                    raise PluginError(f'{cls.hook} brings two components called "{spec.name}"; rename one of them')
+                found.append(Component(kind=kind, spec=spec, **owner))
+    return found
+
+
+def _specs(function: Callable[[], Any], kind: str, hook: str) -> list[Spec]:
+    """Return the specs that a hook returns.
+
+    Raises:
+        PluginError: It is not an iterable of valid specs of this kind; the message says what to write instead.
+    """
+    wanted = KINDS[kind].__name__
+    where = f"{hook}{defined_at(function)}"
+    cure = f"write `yield {wanted}(...)`, or `return [{wanted}(...)]`"
+    try:
+        given = function()
+        several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+        specs = list(itertools.islice(given, MOST + 1)) if several else None
+    except Exception as error:
+        place = place_of(error, installed=True)
+        raise PluginError(f"{hook if place else where} raised {type(error).__name__}: {error}{place}") from error
+    if specs is None:
+        got = f"one {type(given).__name__} by itself" if isinstance(given, Spec) else repr(given)[:80]
+        raise PluginError(f"{where} returned {got}; {cure}")
+    if len(specs) > MOST:
+        raise PluginError(f"{hook} gave more than {MOST} components: does it ever end?{defined_at(function)}")
+    for spec in specs:
+        if not isinstance(spec, KINDS[kind]):
+            own = spec.hook if isinstance(spec, Spec) else None
+            hint = f"; that belongs into {own}" if own else f"; {cure}"
+            got = f"gave a {type(spec).__name__}; it must give {wanted} objects"
+            raise PluginError(f"{hook} {got}{hint}{defined_at(function)}")
+        if not attrs.has(spec.config):
+            raise PluginError(f"{kind} {spec.name}: config must be an attrs class, not {spec.config!r}")
+        if not isinstance(spec.summary, str):
+            raise PluginError(f"{kind} {spec.name}: summary must be text, not {spec.summary!r:.80}")
+        if not callable(getattr(spec, "build", print)):  # a recipe has none
+            raise PluginError(f"{kind} {spec.name}: build must be a function that takes the config")
+    return specs
+
+
+def _text_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}{place_of(error, installed=True)}"
+
+
+def _disagreement(origin: str, error: BaseException) -> str:
+    """Return what to do if an entry point names a module, or an object in it, that its package lacks; else ''."""
+    module, _, attribute = origin.partition(":")
+    lacks = isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}.")
+    if lacks or (isinstance(error, AttributeError) and attribute and not place_of(error, installed=True)):
+        return f'. The entry point says "{origin}", and the package lacks it: mend one of them, and reinstall it'
+    return ""

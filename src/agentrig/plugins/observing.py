@@ -19,8 +19,7 @@ from agentrig.secrets import sources
 from agentrig.settings import structure
 
 if TYPE_CHECKING:
-    from agentrig.plugins.components import Component
-    from agentrig.plugins.registry import Registry
+    from agentrig.plugins.registry import Component, Registry
 
 SECTION = ObserverSpec.kind
 
@@ -86,7 +85,6 @@ def selected(
     found: dict[str, tuple[Component, Any]] = {}
     for name in names:
         component = _found(name, section, registry)
-        registry.use(component)
         reference = registry.reference(component)
         if reference in found:
             raise ConfigError(f"[{section}] use names {reference} twice; leave one of them out")

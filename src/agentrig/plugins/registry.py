@@ -3,33 +3,74 @@
 from __future__ import annotations
 
 import importlib.metadata
-import itertools
 import logging
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import attrs
 import pluggy
 
-from agentrig.errors import LookupFailed, PluginError, nearest, place_of
+from agentrig.errors import LookupFailed, PluginError, nearest
 from agentrig.plugins import hookspecs
-from agentrig.plugins.building import defined_at
-from agentrig.plugins.components import Component, PluginInfo
-from agentrig.plugins.ranges import OURS
 from agentrig.plugins.specs import KINDS, Spec
-from agentrig.plugins.waiting import waiting_for
 
 BLOCK_VARIABLE = "AGENTRIG_BLOCK"
 
-CURE = "The run waits for it: do slow work in a thread of its own, or leave this observer out"
-
-MOST = 1000
-"""Components that one hook may give."""
-
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Spec)
+
+
+@attrs.frozen(kw_only=True)
+class Component:
+    """A spec and the plugin that registered it."""
+
+    kind: str
+    spec: Spec
+    plugin: str
+    distribution: str
+    version: str
+
+    def answers_to(self, name: str) -> bool:
+        """Whether `name` means this component: `name`, `distribution:name` or `plugin:name`."""
+        owner, qualified, own = name.rpartition(":")
+        return own == self.spec.name and (not qualified or owner in (self.distribution, self.plugin))
+
+
+@attrs.frozen(kw_only=True)
+class PluginInfo:
+    """The status of one plugin.
+
+    Attributes:
+        name: The entry point's name, or the file's stem; what `AGENTRIG_BLOCK` blocks (so does `distribution`).
+        status: `ok`, `failed` (see `error`; other plugins still work) or `blocked` (never imported).
+        origin: The module, or the file, that it was loaded from.
+        observes: The hooks `on_*` that it implements itself: every run calls them.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    origin: str
+    status: Literal["ok", "failed", "blocked"] = "ok"
+    error: str | None = None
+    components: Sequence[Component] = ()
+    observes: Sequence[str] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entry of `agentrig plugins --json`."""
+        return {
+            "distribution": self.distribution,
+            "version": self.version,
+            "name": self.name,
+            "status": self.status,
+            "origin": self.origin,
+            "error": self.error,
+            "observes": list(self.observes),
+            "components": [{"kind": c.kind, "name": c.spec.name, "summary": c.spec.summary} for c in self.components],
+        }
 
 
 class Registry:
@@ -39,7 +80,6 @@ class Registry:
         self._manager = manager
         self.plugins = tuple(plugins)
         self.observer_errors: Counter[str] = Counter()
-        self._warned: set[str] = set()
         self._watchers: dict[str, object] = {}
         self._watched = True
 
@@ -64,7 +104,7 @@ class Registry:
         known = self.components(kind)
         hits = [c for c in known if c.answers_to(name)]
         if len(hits) > 1:
-            raise PluginError(_conflict(hits))
+            raise PluginError(_conflict(hits, [self.reference(c) for c in hits]))
         if hits:
             return hits[0]
         names, plain = [self.reference(c) for c in known], [c.spec.name for c in known]
@@ -91,12 +131,13 @@ class Registry:
                 return name
         return f"{component.plugin}:{component.spec.name}"
 
-    def use(self, component: Component) -> None:
-        """Warn, once, if a component that is about to be used comes from a plugin that has a warning."""
-        plugin = next((p for p in self.plugins if p.name == component.plugin), None)
-        if plugin is not None and plugin.name not in self._warned and plugin.warning:
-            self._warned.add(plugin.name)
-            log.warning("%s", plugin.warning)
+    def nearby(self, kind: str, name: str, recipe: Component) -> str:
+        """Return the name under which `find` finds what a recipe means by `name`: its own package's component first."""
+        alike = [c for c in self.components(kind) if c.answers_to(name)]
+        own = [c for c in alike if c.plugin == recipe.plugin] or [
+            c for c in alike if c.distribution == recipe.distribution
+        ]
+        return self.reference(own[0]) if len(own) == 1 < len(alike) else name
 
     def get(self, kind: type[S], name: str) -> S:
         """Return the spec of that class and name; see `find` for the errors."""
@@ -109,14 +150,15 @@ class Registry:
             counts = Counter(c.spec.name for c in self.components(kind))
             for name, count in counts.items():
                 if count > 1:
-                    conflicts.append(_conflict([c for c in self.components(kind) if c.spec.name == name]))
+                    hits = [c for c in self.components(kind) if c.spec.name == name]
+                    conflicts.append(_conflict(hits, [self.reference(c) for c in hits]))
         if conflicts:
             raise PluginError("\n".join(conflicts))
 
     def add_observer(self, observer: object, name: str) -> None:
         """Register an object with `on_*` hook implementations as an observer of every run of this registry."""
         self._manager.register(observer, name=name)
-        unknown = _misspelled(self._manager, name)
+        unknown = misspelled(self._manager, name)
         if unknown:
             self._manager.unregister(name=name)
             raise PluginError(f"observer {name}: {unknown}")
@@ -135,8 +177,7 @@ class Registry:
         if not late or not self._watched:
             return {}
         found = {}
-        cure = "The run waits a bounded time"
-        with ThreadPoolExecutor(len(late)) as together, waiting_for(", ".join(late), cure=cure):
+        with ThreadPoolExecutor(len(late)) as together:
             for name, settled in [(name, together.submit(settle)) for name, settle in late.items()]:
                 try:
                     found[name] = settled.result()
@@ -159,8 +200,7 @@ class Registry:
         copies = {name: frozen(value) for name, value in arguments.items()}
         for name, function, argnames in watching:
             try:
-                with waiting_for(f"{hook} of observer {name}", cure=CURE, mend="Mend it, or leave it out of the run"):
-                    function(*(copies[a] for a in argnames))
+                function(*(copies[a] for a in argnames))
             except (Exception, SystemExit):  # sys.exit in an observer does not end the run either
                 self.observer_errors[name] += 1
                 level = logging.ERROR if self.observer_errors[name] == 1 else logging.DEBUG
@@ -171,7 +211,9 @@ def _without_entry_point(plugins: Collection[str]) -> Iterator[str]:
     """Yield a line for each installed package that requires agentrig and is no plugin, though its name is not known."""
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
-        if name not in plugins and OURS.search((distribution.read_text("METADATA") or "").partition("\n\n")[0]):
+        if name not in plugins and any(
+            re.match(r"agentrig(?![\w.-])", line, re.I) for line in distribution.requires or ()
+        ):
             yield (
                 f"package {name} {distribution.version} requires agentrig, and is no plugin: it has no entry point in "
                 'the group "agentrig". Add [project.entry-points.agentrig] to its pyproject.toml, and install it again'
@@ -189,19 +231,20 @@ def _a(kind: str) -> str:
     return f"{'an' if kind[0] in 'ao' else 'a'} {noun_of(kind)}"
 
 
-def _conflict(hits: Sequence[Component]) -> str:
-    first, second = hits[0], hits[1]
-    owner = first.distribution if first.distribution != second.distribution else first.plugin
-    say = f"agentrig train {owner}:" if first.kind == "recipe" else f"--{first.kind} {owner}:"
+def _conflict(hits: Sequence[Component], names: Sequence[str]) -> str:
+    """Return the message for components of one name; `names` are those with which `find` finds each of them."""
+    kind, plugins = hits[0].kind, [c.plugin for c in hits]
+    say = "agentrig train " if kind == "recipe" else f"--{kind} "
     return (
-        f'two plugins bring {_a(first.kind)} called "{first.spec.name}": {first.plugin} ({first.distribution} '
-        f"{first.version}) and {second.plugin} ({second.distribution} {second.version}).\n"
-        f"  Say which: {say}{first.spec.name}. Or block one of them: {BLOCK_VARIABLE}={second.plugin}, or "
-        f'block = ["{second.plugin}"] under [run] in a run file.'
+        f'{"two" if len(hits) == 2 else len(hits)} plugins bring {_a(kind)} called "{hits[0].spec.name}": '
+        f"{' and '.join(f'{c.plugin} ({c.distribution} {c.version})' for c in hits)}.\n"
+        f"  Say which: {' or '.join(f'{say}{name}' for name in names)}.\n"
+        f"  Or block what you do not want: {' or '.join(f'{BLOCK_VARIABLE}={p}' for p in plugins)} "
+        f'(block = ["{plugins[-1]}"] under [run] in a run file).'
     )
 
 
-def _misspelled(manager: pluggy.PluginManager, name: str) -> str | None:
+def misspelled(manager: pluggy.PluginManager, name: str) -> str | None:
     """Return an error message about the hooks of a registered plugin, or None."""
     plugin = manager.get_plugin(name)
     known = [h for h in dir(hookspecs) if h.startswith(("register_", "on_"))]
@@ -212,39 +255,3 @@ def _misspelled(manager: pluggy.PluginManager, name: str) -> str | None:
         if not caller.has_spec():
             return f'unknown hook "{caller.name}".{nearest(caller.name, known)} The hooks are: {", ".join(known)}'
     return None
-
-
-def _specs(function: Callable[[], Any], kind: str, hook: str) -> list[Spec]:
-    """Return the specs that a hook returns.
-
-    Raises:
-        PluginError: It is not an iterable of valid specs of this kind; the message says what to write instead.
-    """
-    wanted = KINDS[kind].__name__
-    where = f"{hook}{defined_at(function)}"
-    cure = f"write `yield {wanted}(...)`, or `return [{wanted}(...)]`"
-    try:
-        given = function()
-        several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
-        specs = list(itertools.islice(given, MOST + 1)) if several else None
-    except Exception as error:
-        place = place_of(error, installed=True)
-        raise PluginError(f"{hook if place else where} raised {type(error).__name__}: {error}{place}") from error
-    if specs is None:
-        got = f"one {type(given).__name__} by itself" if isinstance(given, Spec) else repr(given)[:80]
-        raise PluginError(f"{where} returned {got}; {cure}")
-    if len(specs) > MOST:
-        raise PluginError(f"{hook} gave more than {MOST} components: does it ever end?{defined_at(function)}")
-    for spec in specs:
-        if not isinstance(spec, KINDS[kind]):
-            own = spec.hook if isinstance(spec, Spec) else None
-            hint = f"; that belongs into {own}" if own else f"; {cure}"
-            got = f"gave a {type(spec).__name__}; it must give {wanted} objects"
-            raise PluginError(f"{hook} {got}{hint}{defined_at(function)}")
-        if not attrs.has(spec.config):
-            raise PluginError(f"{kind} {spec.name}: config must be an attrs class, not {spec.config!r}")
-        if not isinstance(spec.summary, str):
-            raise PluginError(f"{kind} {spec.name}: summary must be text, not {spec.summary!r:.80}")
-        if not callable(getattr(spec, "build", print)):  # a recipe has none
-            raise PluginError(f"{kind} {spec.name}: build must be a function that takes the config")
-    return specs

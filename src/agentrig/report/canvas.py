@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig._moved import former
 from agentrig.report.reading import RunData
 
 if TYPE_CHECKING:
@@ -111,6 +110,3 @@ def finish(axes: Axes, colors: Colors, *, ylabel: str = "", xlabel: str = "step"
             columnspacing=1.4,
             handlelength=1.6,
         )
-
-
-__getattr__ = former(__name__)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import attrs
 
-from agentrig._moved import former
 from agentrig.report import figures
 from agentrig.report.causes.finding import Finding as Finding
 from agentrig.report.causes.groups import ZERO_VARIANCE_LIMIT as ZERO_VARIANCE_LIMIT
@@ -71,6 +70,3 @@ def failures_of_steps(run: RunData) -> Failures:
         kinds=[Failed(kind=k, counts={"train": counts[k]}, example="") for k in order],
         rollouts={"train": rollouts} if run.steps else {},
     )
-
-
-__getattr__ = former(__name__)

@@ -14,7 +14,6 @@ import attrs
 
 from agentrig.correctness import CORRECT_AT
 from agentrig.errors import AgentrigError
-from agentrig.figures import canonical
 from agentrig.traces import Span
 
 FIGURES = ("id", "task_id", "failure", "message", "status", "value", "correct", "details", "audit")
@@ -275,7 +274,7 @@ def _steps(lines: str, missing: list[str]) -> list[dict[str, Any]]:
             broken += 1
             continue
         if isinstance(row, dict) and isinstance(row.get("step"), int):
-            by_step[row["step"]] = {**canonical(row), "algorithm": canonical(mapping(row.get("algorithm")))}
+            by_step[row["step"]] = {**row, "algorithm": mapping(row.get("algorithm"))}
         else:
             broken += 1
     if broken:

@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 
-from agentrig._moved import former
 from agentrig.report.reading import RolloutFile, RunData, is_correct, mapping, number, rollout_rows
 from agentrig.report.sample_traces import SAMPLE_COLUMNS, TEXT_LIMIT, SampleTrace, cut, question, sample_trace
 
@@ -207,6 +206,3 @@ def _verdict(score: Mapping[str, Any]) -> str:
     value = number(score.get("value"))
     reason = mapping(score.get("details")).get("reason")
     return ("invalid" if value is None else f"{value:g}") + (f" ({reason})" if reason else "")
-
-
-__getattr__ = former(__name__)

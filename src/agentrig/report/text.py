@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrig._moved import former
 from agentrig.figures import NOTHING
 from agentrig.report.reading import number
 
@@ -37,6 +36,3 @@ def figure(value: float | None) -> str:
     if value is None:
         return NOTHING
     return count(round(value)) if abs(value) >= 1000 else f"{value:.3g}"
-
-
-__getattr__ = former(__name__)

@@ -1,5 +1,1 @@
 """A run, from start to end."""
-
-from agentrig._moved import former
-
-__getattr__ = former(__name__)

@@ -258,6 +258,7 @@ def _repeat(
         report_tasks=(),
         audits={},
         past=attrs.evolve(past, ended=True),  # its guards check this step only
+        audited=False,
     )
     difference, refused = None, ""
     try:

@@ -13,10 +13,11 @@ from typing import Any, Literal
 import attrs
 
 from agentrig.algorithms import Measurement
+from agentrig.audit.sketch import Sketch
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
-from agentrig.figures import canonical, mean
+from agentrig.figures import mean
 from agentrig.hardware import Hardware
 from agentrig.ledger import Entry
 from agentrig.observers import RunStart, StepEnd
@@ -24,6 +25,8 @@ from agentrig.plan import Plan
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run.ahead import RolloutsAhead
+from agentrig.run.auditing import Auditing
+from agentrig.run.checkpoints import SAVED
 from agentrig.run.digests import rollout_digests
 from agentrig.run.directory import RunDirectory
 from agentrig.run.foreign import ForeignBooks
@@ -32,13 +35,13 @@ from agentrig.run.guards import (
     check_sampling,
     check_triplets,
     warn_of_constraints,
+    warn_of_ignored,
     warn_of_sampling,
     warn_of_unseen,
 )
 from agentrig.run.ledger import Books, Ledger, totals
-from agentrig.run.lines import Lines
 from agentrig.run.metrics import audit_figures, component_means, count_failures, count_nodes
-from agentrig.run.past import SAVED, Past
+from agentrig.run.past import Past
 from agentrig.run.setup import make_server
 from agentrig.run.trends import SOLVED, Guards
 from agentrig.runners.engine import RolloutEngine
@@ -66,6 +69,7 @@ class RunSession:
         audits: The rewards that are only logged, by name.
         past: The state that a resumed run continues from.
         begin: Called once the run has actually started.
+        audited: Whether the auditor looks at steps.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class RunSession:
         audits: Mapping[str, Scorer],
         past: Past | None = None,
         begin: Callable[[], None] = lambda: None,
+        audited: bool = True,
     ) -> None:
         past = past or Past()
         self.train_tasks = train_tasks
@@ -93,12 +98,13 @@ class RunSession:
         self.stopping = False
         self.plan, self.engine, self.runtime = plan, engine, runtime
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
+        self.auditing = Auditing(run.path, plan, first=self.first_step, on=audited and plan.run.auditor)
         self._run = run
         self.validation_tasks, self._report_tasks = validation_tasks, report_tasks
         self._audits = audits
         self._begin_run, self.begun = begin, False
         self._progress: dict[str, Any] = dict(past.progress)
-        self.lines = Lines(past.lines)
+        self.lines: list[Mapping[str, Any]] = list(past.lines)
         self._step_rollouts: list[Rollout] = []
         self._step_audits: dict[str, dict[str, Score]] = {}
         self._step_time: dict[str, float] = defaultdict(float)
@@ -110,7 +116,7 @@ class RunSession:
             adapter_name=plan.components["adapter"].spec.name,
             algorithm_name=plan.components["algorithm"].spec.name,
         )
-        self._guards = Guards.after(() if past.ended else past.lines)
+        self._guards = Guards.after(past.lines, ended=past.ended)
         self.solved = self._guards.solved
         self._failures: Counter[str] = Counter()
         for line in past.lines:
@@ -119,7 +125,7 @@ class RunSession:
         self._measured = sum(past.measured.values())
         self._warnings: list[str] = []
         self._notes: list[str] = []
-        self._warned = self._constrained = self._unseen = False
+        self._warned = self._constrained = self._unseen = self._ignored = False
         self._ahead: RolloutsAhead | None = None
         self._rollouts_s = 0.0  # of the step's training rollouts, whether the run waited for them or not
         self._overlap_s: float | None = None  # of these, while the step before was learned
@@ -127,12 +133,14 @@ class RunSession:
     def begin(self, steps: int | None = None) -> None:
         """Note that the run has actually started, and notify the observers; only the first call has an effect.
 
-        `plan_steps` calls it; algorithms call that once the checkpoint is read and the model is served. Otherwise the
-        first rollouts or the end of the algorithm call it. A resumed run changes its directory only then.
+        `plan_steps` calls it; algorithms call that once the checkpoint is read and the model is served, and serves the
+        learner's weights. Otherwise the first rollouts or the end of the algorithm call it.
         """
         if self.begun:
             return
-        self._begin_run()
+        if self.first_step > 1:
+            self.delivery.settle()  # a transfer that failed must not cost what the run has so far
+        self._begin_run()  # from here on, a resumed run rewrites its directory
         self.begun = True
         self.plan.registry.notify(
             "on_run_start",
@@ -279,6 +287,7 @@ class RunSession:
         self.delivery.offer(rollouts)
         self.delivery.settle()  # what was sampled counts only if the weights had arrived
         check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
+        self._ignored = self._ignored or warn_of_ignored(rollouts)
         if mode != "train":
             self._measured += len(rollouts)
             self._warned = self._warned or warn_of_sampling(rollouts, sampling, mode=mode)
@@ -360,6 +369,10 @@ class RunSession:
         self._step_start = time.perf_counter()
         return found.accuracy
 
+    def sketch(self, step: int) -> Sketch | None:
+        """Return what the learner fills in a step that is audited; None in other steps."""
+        return self.auditing.sketch(step)
+
     def end_step(
         self,
         step: int,
@@ -377,6 +390,8 @@ class RunSession:
         if books.wrong:
             raise RunStopped(books.wrong, cause="lost-calls")
         self._guards.check(line)
+        self.auditing.end(step, line)
+        self._step_start = time.perf_counter()  # an audit is no part of the next step
 
     def foreign(
         self,
@@ -423,11 +438,13 @@ class RunSession:
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
         """Save a checkpoint, atomically."""
-        saved = self._run.save_checkpoint(step, write, keep=keep)
-        if not self._progress.get(SAVED):
-            self._progress[SAVED] = True
+        saved, name = self._progress.setdefault(SAVED, {}), self._run.checkpoints.path(step).name
+
+        def record(digest: str) -> None:
+            saved[name] = [*saved.get(name, []), digest]  # until it has its name, the one before it counts too
             self._run.write_json("progress.json", self._progress)
-        return saved
+
+        return self._run.save_checkpoint(step, write, keep=keep, record=record)
 
     def note(self, text: str) -> None:
         """Implement `Session.note`."""
@@ -439,7 +456,7 @@ class RunSession:
     def summary(self, *, wall_s: float) -> dict[str, Any]:
         """Return the content of `summary.json`."""
         before, after = self._progress.get("before", {}), self._progress.get("after", {})
-        lines = list(self.lines)
+        lines = self.lines
         times: Counter[str] = Counter()
         for line in lines:
             times.update(line["time_s"])
@@ -472,6 +489,7 @@ class RunSession:
             ],
             "notes": list(self._notes),
             "delivery": self.delivery.summary(),
+            "audited": self.auditing.summary(),
             **_writes(self.plan.registry.settle()),
             "observer_errors": dict(self.plan.registry.observer_errors),
         }
@@ -515,6 +533,7 @@ class RunSession:
             "accuracy": Measurement.of(rollouts).accuracy,
             "rollouts": len(rollouts),
             "failures": count_failures(rollouts),
+            "groups": len(groups),
             "zero_variance_groups": mean([float(len(v) == 1) for v in groups.values()]),
             "step_s": step_s,
             "time_s": parts,
@@ -524,7 +543,7 @@ class RunSession:
             "prompt_tokens": mean([len(t.prompt_ids) for t in triplets]),
             "response_tokens": mean([len(t.response_ids) for t in triplets]),
             "nodes": count_nodes(rollouts),
-            "algorithm": canonical(metrics),
+            "algorithm": dict(metrics),
         }
         if behind:
             line["max_staleness"] = max(behind)

@@ -18,8 +18,7 @@ from agentrig.errors import ConfigError
 from agentrig.gateway.process import Gateway
 from agentrig.hardware import Hardware, select
 from agentrig.plan import Plan
-from agentrig.plugins import own_runners
-from agentrig.plugins.auto_server import OWN, auto_server, refusal
+from agentrig.plugins.auto import OWN, PROCESSES, auto_server, refusal
 from agentrig.plugins.building import built
 from agentrig.pools import MakePool, RunnerPool
 from agentrig.run.splits import sees_gold
@@ -63,7 +62,7 @@ def ready_hardware(plan: Plan) -> Hardware:
 
 
 def ready_server(plan: Plan, hardware: Hardware) -> None:
-    """Make sure that the plan's server can serve on this hardware; log which one `auto` chose, and why.
+    """Make sure that the plan's server can serve on this hardware; `--verbose` says which one `auto` chose, and why.
 
     Raises:
         ConfigError: It can't.
@@ -71,7 +70,7 @@ def ready_server(plan: Plan, hardware: Hardware) -> None:
     component = plan.components["server"]
     name = component.spec.name
     if "server" in plan.reasons:
-        log.info("the model's server is %s (%s); another one: --server NAME", name, plan.reasons["server"])
+        log.debug("the model's server is %s (%s); another one: --server NAME", name, plan.reasons["server"])
         return
     why = refusal(component, hardware)
     if why:
@@ -154,8 +153,8 @@ def own_pool(plan: Plan, algorithm: Algorithm | None) -> MakePool | None:
         return None
     spec, name = plan.components["algorithm"].spec, plan.components["runners"].spec.name
     if getattr(spec, "runners", False):
-        return functools.partial(own, make=None if name == own_runners.OWN else plan.build("runners"))
-    if name != own_runners.PROCESSES:
+        return functools.partial(own, make=None if name == OWN else plan.build("runners"))
+    if name != PROCESSES:
         raise ConfigError(
             f'[runners] use = "{name}": algorithm {spec.name} brings its own runners, so these would not be used. '
             "Leave --runners out; an algorithm that can place them says so in its spec, AlgorithmSpec(runners=True)"
@@ -168,7 +167,7 @@ def make_pool(plan: Plan, make: MakePool | None = None) -> RunnerPool:
     """Return the pool of a plan's runners, without starting any; `make` instead of what `[runners] use` names."""
     spec: Any = plan.components["agent"].spec
     if make is None:
-        make = plan.build("runners") if plan.components["runners"].spec.name != own_runners.OWN else Pool
+        make = plan.build("runners") if plan.components["runners"].spec.name != OWN else Pool
     pool: RunnerPool = make(
         agent_plan(plan),
         n=plan.runners.n,
@@ -257,6 +256,6 @@ def agent_plan(plan: Plan) -> AgentPlan:
         name=plan.registry.reference(plan.components["agent"]),
         config=attrs.asdict(plan.configs["agent"]),
         files=tuple(plan.run.plugins),
-        block=(*plan.run.block, *(p.name for p in plan.registry.plugins if p.lethal)),
+        block=tuple(plan.run.block),
         environment=(*spec.environment, *plan.runners.environment),
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, place_of
-from agentrig.tasks import Task, Tasks, overlap
+from agentrig.tasks import Task, Tasks, overlap, repeated
 
 if TYPE_CHECKING:
     from agentrig.plan import Plan
@@ -175,7 +175,16 @@ def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any)
     else:
         shared = overlap(splits["validation"][1], splits["report"][1])
         if shared:
-            warnings.append(f"{shared} of {len(splits['report'][1])} report tasks are in the validation split too")
+            warnings.append(_shared(shared, splits["report"][1], "report", "validation"))
+    for role, (_, rows) in splits.items():
+        again = repeated([task for task in rows if task.place])  # rows of data; other task sets may repeat on purpose
+        if again:
+            unlike = sum(first.private != task.private for first, task in again)
+            warnings.append(
+                f"{len(again)} of {len(rows)} {role} tasks have the input of another one"
+                f"{f', {unlike} of them with another private part' if unlike else ''}: "
+                f"{'; '.join(f'{task.place} repeats {first.place}' for first, task in again[:2])}"
+            )
     for role in ("validation", "report"):
         split, rows = splits[role]
         if not rows and role not in getattr(tasks, "optional", ()):
@@ -183,8 +192,15 @@ def split_warnings(splits: Mapping[str, tuple[str, Sequence[Task]]], tasks: Any)
             warnings.append(f"{named}: {WITHOUT[role]}; name another with run.{role}=SPLIT")
         shared = overlap(splits["train"][1], rows)
         if shared:
-            warnings.append(f"{shared} of {len(rows)} {role} tasks are in the training split too")
+            warnings.append(_shared(shared, rows, role, "training"))
     return warnings
+
+
+def _shared(shared: Sequence[tuple[Task, Task]], rows: Sequence[Task], role: str, other: str) -> str:
+    first = shared[0][1]
+    return (
+        f"{len(shared)} of {len(rows)} {role} tasks are in the {other} split too; the first: {first.place or first.id}"
+    )
 
 
 def _who(plan: Plan) -> str:
@@ -201,7 +217,8 @@ def _check_rows(rows: Any, where: str) -> None:
         if problem is None and (first := seen.setdefault(task.id, number)) != number:
             problem = f'id is "{task.id}", which row {first} has too; ids must be unique within a split'
         if problem is not None:
-            raise PluginError(f"{where}, row {number} (the first is 0): {problem}")
+            place = getattr(task, "place", "") or f"row {number} (the first is 0)"
+            raise PluginError(f"{where}, {place}: {problem}")
 
 
 def _problem(task: Any) -> str | None:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import attrs
 
 from agentrig.algorithms import WeightDifference
-from agentrig.figures import canonical
 from agentrig.rollouts import Rollout
 
 Result = Literal["ok", "differs", "not compared"]
@@ -145,7 +144,7 @@ def _off(recorded: Mapping[str, Any], repeated: Mapping[str, Any], names: Sequen
 
 
 def _figures(recorded: Mapping[str, Any], repeated: Mapping[str, Any], *, exact: bool) -> Stage:
-    was, now = canonical(recorded["algorithm"]), canonical(repeated["algorithm"])
+    was, now = recorded["algorithm"], repeated["algorithm"]
     names = [n for n in was if n in now and not n.endswith(MEASURED) and isinstance(was[n], int | float)]
     if not names:
         return Stage(name="figures", result="not compared", detail="the algorithm reports no figures")

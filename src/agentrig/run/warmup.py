@@ -6,6 +6,7 @@ Held-out tasks are read once, to make sure that no labelled task is one of them;
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from agentrig.plan import Plan
 from agentrig.rollouts import Rollout
 from agentrig.run.demonstration_server import Conversation, demonstrating
 from agentrig.run.evaluate import Evaluation, evaluate
+from agentrig.run.metrics import failure_lines, reason_of
 from agentrig.run.setup import ready_hardware
 from agentrig.run.splits import load_splits, task_set
-from agentrig.tasks import Task, fingerprint
+from agentrig.tasks import Task, overlap
 
 PAGE = "docs/how-to/laptop.md"
 MEASURED = 64
@@ -28,6 +30,9 @@ MEASURED = 64
 
 SOLVED = 0.95
 """Share of correct answers from which a model has nothing to learn."""
+
+DIFFER = 0.2
+"""Share of groups whose rewards must differ for a model that training is recommended for."""
 
 REJECTED = 0.1
 """Largest share of demonstrations that the reward may reject."""
@@ -86,7 +91,7 @@ def choose_labels(plan: Plan, n: int, *, seed: int) -> Labels:
     labels = [tasks[i] for i in chosen]
     for role in ("report", "validation"):
         name, held_out = splits[role]
-        shared = _shared(labels, held_out)
+        shared = [task.id for _, task in overlap(held_out, labels)]
         if shared:
             raise ConfigError(
                 f"{len(shared)} of {len(labels)} labelled tasks occur in the split {name} ({role}) too, for example "
@@ -95,11 +100,6 @@ def choose_labels(plan: Plan, n: int, *, seed: int) -> Labels:
             )
     others = [tasks[i] for i in places[len(chosen) : len(chosen) + MEASURED]]
     return Labels(tasks=labels, measured=others or labels[:MEASURED], split=split, fresh=bool(others))
-
-
-def _shared(labels: Sequence[Task], held_out: Sequence[Task]) -> list[str]:
-    known = {fingerprint([Task(id="", input=task.input)]) for task in held_out}
-    return [task.id for task in labels if fingerprint([Task(id="", input=task.input)]) in known]
 
 
 def demonstrator(plan: Plan, *, gold: str = "") -> tuple[Demonstrate, str]:
@@ -144,13 +144,15 @@ def demonstrate(
             gold_of(task, gold)
     work = [task for task in labels for _ in range(repeats)]
     with demonstrating(work, says, seed=seed) as (endpoints, conversations):
-        found = evaluate(plan, tasks=work, endpoint=endpoints, mode="dev", keep=True)
+        found = evaluate(plan, tasks=work, endpoint=endpoints, mode="dev", as_mode="train", keep=True)
     pairs = list(zip(found.rollouts, conversations, strict=True))
     _check_failures(plan, pairs, who)
     if not any(conversation.turns for _, conversation in pairs):
         raise ConfigError(
             f"agent {plan.components['agent'].spec.name} ended {len(pairs)} rollouts without a call to its endpoint: "
-            "there is nothing to demonstrate.\n  It must ask endpoint.base_url with endpoint.api_key (docs/agents.md)"
+            f"there is nothing to demonstrate. The first one: {_line(pairs[0][0])}\n"
+            "  Does it find its files? A runner has only the variables that the agent or runners.environment names "
+            "(docs/secrets.md). Does it ask endpoint.base_url? (docs/agents.md)"
         )
     wrong = [_line(rollout) for rollout, _ in pairs if not rollout.correct]
     if len(wrong) > REJECTED * len(pairs):
@@ -174,21 +176,16 @@ def _check_failures(plan: Plan, pairs: Sequence[tuple[Rollout, Conversation]], w
         return
     said = [(r, c.problem) for r, c in failed if c.problem]
     rollout, problem = said[0] if said else (failed[0][0], "")
-    message = problem or f"{rollout.failure}: {_message(rollout)}"
+    message = problem or f"{rollout.failure}: {reason_of(rollout)}"
     fault = who if problem else f"agent {plan.components['agent'].spec.name} or its reward"
     raise PluginError(
         f"{len(failed)} of {len(pairs)} demonstrations failed; {fault} on task {rollout.task.id}: {message}"
     )
 
 
-def _message(rollout: Rollout) -> str:
-    details = dict(rollout.score.details) if rollout.score else {}
-    return rollout.outcome.message or str(details.get("reason", ""))
-
-
 def _line(rollout: Rollout) -> str:
     if rollout.failure:
-        return f"{rollout.task.id}: failed: {rollout.failure}: {_message(rollout)[:200]}"
+        return f"{rollout.task.id}: failed: {rollout.failure}: {reason_of(rollout)[:200]}"
     details = dict(rollout.score.details) if rollout.score else {}
     return f"{rollout.task.id}: {str(rollout.outcome.answer)[:120]!r} -> {rollout.value:g} {str(details)[:200]}"
 
@@ -223,7 +220,15 @@ def measure(plan: Plan, labels: Labels, checkpoint: Path | None) -> Evaluation:
         checkpoint: A Hugging Face directory; None for the algorithm's model.
     """
     temperature = float(getattr(plan.configs["algorithm"], "temperature", 1.0))
-    return evaluate(plan, tasks=labels.measured, checkpoint=checkpoint, mode="dev", temperature=temperature, keep=True)
+    return evaluate(
+        plan,
+        tasks=labels.measured,
+        checkpoint=checkpoint,
+        mode="dev",
+        as_mode="train",
+        temperature=temperature,
+        keep=True,
+    )
 
 
 class Until:
@@ -273,23 +278,38 @@ def check_unsolved(measured: Evaluation, model: str) -> None:
         )
 
 
-def verdict(measured: Evaluation) -> tuple[bool, str]:
-    """Return whether a warmed-up model can be trained on by reward, and what to do."""
+def verdict(measured: Evaluation, group: int = 8) -> tuple[bool, str]:
+    """Return whether a model can be trained on by reward, and what to do.
+
+    Args:
+        measured: One sampled answer for each of some training tasks.
+        group: Rollouts of one task in a training step. A step learns from groups whose rewards differ; how many would
+            is estimated as if all tasks were equally hard.
+    """
     if not measured.n:
-        kinds = ", ".join(f"{n} x {kind}" for kind, n in measured.failures.items()) or "none ran"
-        return False, f"no rollout was scored ({kinds}): see one with agentrig dev"
-    values = {r.value for r in measured.rollouts if r.value is not None}
-    if len(values) == 1 and not measured.accuracy:
-        return False, (
-            f"every sampled answer has the reward {values.pop():g}, and none is correct: reinforcement learning would "
-            "start at zero and learn nothing. Give more labels (--labels), passes (--passes) or minutes, a larger "
-            "model (--parameters), or easier tasks"
-        )
-    if not measured.accuracy:
-        return True, "no sampled answer is correct yet; the rewards differ, so training has something to begin with"
-    if measured.accuracy >= SOLVED:
+        lines = failure_lines(measured.failures, measured.reasons) or ["none ran"]
+        return False, "no rollout was scored; see one with agentrig dev:\n" + "\n".join(f"  {line}" for line in lines)
+    values = Counter(r.value for r in measured.rollouts if r.value is not None)
+    if measured.accuracy and measured.accuracy >= SOLVED:
         return True, (
             "the model already solves nearly all training tasks: little is left for training. Use harder tasks, or "
             "fewer labels or passes"
         )
+    differ = 1 - sum((count / values.total()) ** group for count in values.values())
+    cure = (
+        "Give more labels (--labels), passes (--passes) or minutes, a larger model (--parameters), or easier tasks; "
+        "or a reward with partial credit"
+    )
+    if len(values) == 1 and not measured.accuracy:
+        return False, (
+            f"every sampled answer has the reward {next(iter(values)):g}, and none is correct: reinforcement learning "
+            f"would start at zero and learn nothing. {cure}"
+        )
+    if differ < DIFFER:
+        return False, (
+            f"about {differ:.0%} of groups of {group} rollouts would have rewards that differ, and training learns "
+            f"from these only. {cure}"
+        )
+    if not measured.accuracy:
+        return True, "no sampled answer is correct yet; the rewards differ, so training has something to begin with"
     return True, ""

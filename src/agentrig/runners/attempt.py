@@ -95,6 +95,7 @@ def _called(
         muted=muted,
         base_url=endpoint.base_url,
         gateway=visit is not None,
+        key="" if endpoint.api_key == "none" else endpoint.api_key,
     ) as recorder:
         try:
             whole = getattr(agent, "run_job", None)

@@ -46,7 +46,7 @@ class AgentPlan:
         from agentrig.plugins.loading import load
         from agentrig.settings import structure
 
-        registry = load(files=self.files, block=self.block, tries=False)
+        registry = load(files=self.files, block=self.block)
         component = registry.find(kind, self.name)
         config: Any = structure(component.spec.config, self.config, owner=self.name, section=kind)
         return registry, component, config

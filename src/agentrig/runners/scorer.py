@@ -9,7 +9,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import attrs
@@ -18,7 +17,6 @@ from agentrig.agents import Outcome
 from agentrig.correctness import Correctness
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, place_of
-from agentrig.plugins.guard import GUARD
 from agentrig.rewards import Reward, Score
 from agentrig.runners.jobs import Job, RewardPlan
 from agentrig.runners.processes import Pool
@@ -33,8 +31,6 @@ NOWHERE = Endpoint(base_url="http://127.0.0.1:9/v1", model="none")
 
 GRACE_S = 1.0
 """Seconds by which a reward may exceed its budget before its score is `invalid`."""
-
-CURE = "Mend it, use another reward, or let it judge in processes of its own (run.reward_process=true)"
 
 NO_ANSWER = Score.invalid(
     "the agent computed a reward itself and has no answer that another reward could judge: use --reward own, or let it "
@@ -87,7 +83,6 @@ class Scorer:
         sees_trace: Whether the reward is called with the rollout's trace too.
         plan: How a process builds the reward; None if it stays in threads.
         process: Whether it judges in processes from the start.
-        who: How a message calls the reward if its native code ends the command, or hangs; '' for no such message.
     """
 
     def __init__(
@@ -100,7 +95,6 @@ class Scorer:
         sees_trace: bool = False,
         plan: RewardPlan | None = None,
         process: bool = False,
-        who: str = "",
     ) -> None:
         self._plan, self._in_processes = plan, process and plan is not None
         self._pool: Pool | None = None
@@ -111,22 +105,14 @@ class Scorer:
         self._many: Callable[[Sequence[tuple[Any, ...]], float], Sequence[Score]] | None = getattr(
             reward, "score_many", None
         )
-        self._sees_trace, self._who = sees_trace, who
+        self._sees_trace = sees_trace
 
     def __call__(self, rollouts: Sequence[tuple[Task, Outcome, Trace]]) -> list[Score]:
         """Score a batch; returns a score for each item, in their order. Never raises."""
         items: list[tuple[Any, ...]] = [each if self._sees_trace else each[:2] for each in rollouts]
         judged = {i: item for i, item in enumerate(items) if self._own or _has_answer(item[1])}
-        with self._guarded(len(judged)):
-            scores = dict(zip(judged, self._scores(list(judged.values())), strict=True))
+        scores = dict(zip(judged, self._scores(list(judged.values())), strict=True))
         return [scores.get(i, NO_ANSWER).judged(self.correctness) for i in range(len(items))]
-
-    def _guarded(self, n: int) -> AbstractContextManager[None]:
-        """Let the guard speak where no thread of this process can; it waits longer than `_scores` ever does."""
-        if not (self._who and n):
-            return nullcontext()
-        limit_s = 60.0 + n * (self._budget_s + GRACE_S)
-        return GUARD.watching(f"{self._who} (judging {n} answers)", cure=CURE, limit_s=limit_s)
 
     def _scores(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         if not items:
@@ -182,9 +168,9 @@ class Scorer:
         if self._plan is not None and not self._in_processes:
             self._in_processes = True
             log.warning(
-                "%s did not end within its budget of %g s: it judges in processes from now on, which can be ended "
-                "(run.reward_process)",
-                self._who or f"the reward {self._plan.name}",
+                "the reward %s did not end within its budget of %g s: it judges in processes from now on, which can be "
+                "ended (run.reward_process)",
+                self._plan.name,
                 self._budget_s,
             )
 

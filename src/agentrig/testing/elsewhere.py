@@ -1,4 +1,4 @@
-"""Another process, with another hash seed and another folder: what a component does there, and whether it survives.
+"""Another process, with another hash seed: what a component does there, and whether it survives.
 
 One clean process is kept; each call runs in a fork of it, so that nothing of one call reaches the next.
 """
@@ -77,7 +77,7 @@ def elsewhere(function: Callable[..., R], *arguments: Any, deadline_s: float) ->
         BaseException: What the function raised.
     """
     global _other
-    request = pickle.dumps((sys.path, packed((function, arguments))))
+    request = pickle.dumps((os.getcwd(), sys.path, packed((function, arguments))))  # a path given here is right there
     with _lock:
         if _other is None or _other.process.poll() is not None:
             _other = _Other()
@@ -150,7 +150,8 @@ def _answer(pipe: Connection, request: bytes) -> NoReturn:
     """Do one request, send the answer, and end this process."""
     try:
         try:
-            sys.path[:], inner = pickle.loads(request)
+            folder, sys.path[:], inner = pickle.loads(request)
+            os.chdir(folder)
             function, arguments = cloudpickle.loads(inner)
             answer = cloudpickle.dumps(("returned", function(*arguments)))
         except (Exception, SystemExit) as error:

@@ -15,9 +15,8 @@ import cloudpickle
 from agentrig.errors import ConfigError, LookupFailed
 from agentrig.plugins import composing
 from agentrig.plugins.building import built
-from agentrig.plugins.components import Component
 from agentrig.plugins.loading import load
-from agentrig.plugins.registry import Registry
+from agentrig.plugins.registry import Component, Registry
 from agentrig.plugins.specs import KINDS, Spec
 from agentrig.settings import structure
 

@@ -157,11 +157,11 @@ def stable_ids(bench: TasksBench) -> None:
 @check(
     "other-process",
     why="Another machine, or the same command tomorrow, would train and measure on other tasks.",
-    cure="Sort sets and listings of folders; use no `hash()` of a text, and no path relative to the current folder.",
+    cure="Sort sets and listings of folders; use no `hash()` of a text.",
     needs=["same-twice"],
 )
 def other_process(bench: TasksBench) -> None:
-    """A process with another hash seed and another current folder loads the same tasks."""
+    """A process with another hash seed loads the same tasks."""
     _compare(bench, "here and in another process", bench.there)
 
 
@@ -176,9 +176,13 @@ def disjoint(bench: TasksBench) -> None:
     parts = {role: bench.part(role) for role in ROLES}
     for one, other in combinations(ROLES, 2):
         (first, mine), (second, theirs) = parts[one], parts[other]
-        shared = overlap(mine, theirs) if first != second else 0
+        shared = overlap(mine, theirs) if first != second else []
         if shared:
-            raise CheckFailed(f'{shared} of {len(theirs)} tasks of {other} ("{second}") are in {one} ("{first}") too')
+            task = shared[0][1]
+            raise CheckFailed(
+                f'{len(shared)} of {len(theirs)} tasks of {other} ("{second}") are in {one} ("{first}") too; '
+                f"the first: {task.place or task.id}"
+            )
 
 
 @check(

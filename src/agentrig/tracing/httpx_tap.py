@@ -1,6 +1,7 @@
 """The httpx tap: sees every call to the model, requests token ids, and keeps the exact ids that were sampled.
 
-The SDKs of OpenAI, Anthropic and others share httpx, so an agent needs no wrapper around its client.
+The SDKs of OpenAI, Anthropic and others share httpx, so an agent needs no wrapper around its client. Calls to the run's
+own server get the run's key, so an agent that reads a key from its environment needs no change either.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,9 +17,10 @@ import attrs
 
 from agentrig.text import words_of
 from agentrig.traces import LLM_CALL, PARENT, SERVER
+from agentrig.tracing.connections import marked
 from agentrig.tracing.recorder import Recorder, active, server_of
 from agentrig.tracing.streams import Streamed, async_tee, joined, tee
-from agentrig.tracing.tokens import token_attributes
+from agentrig.tracing.tokens import sampled_calls, token_attributes
 
 
 def install() -> None:
@@ -34,13 +37,17 @@ def install() -> None:
 def _tap(library: Any, *, is_async: bool) -> None:
     client = library.AsyncClient if is_async else library.Client
     copied = async_tee(library.AsyncByteStream) if is_async else tee(library.SyncByteStream)
-    send = client.send
+    send = marked(client.send) if is_async else client.send
 
     def prepare(request: Any) -> tuple[_Call, Any] | None:
         recorder = active.get()
-        if recorder is None or request.method != "POST":
+        if recorder is None:
             return None
         server = server_of(request.url)
+        if recorder.key and server == recorder.server:  # the client drops this header if it is redirected elsewhere
+            request.headers["Authorization"] = f"Bearer {recorder.key}"
+        if request.method != "POST":
+            return None
         if recorder.gateway and server == recorder.server:
             request.headers[PARENT] = recorder.parent()  # the gateway records the call under this span
             return None
@@ -137,22 +144,20 @@ class _Call:
         SDKs would create an object per token; for a few hundred tokens that takes more CPU time than all the rest.
         """
         content, status = answer.content, answer.status_code
-        try:
-            response = json.loads(content)
-            tokens = token_attributes(response)
-        except (
-            ValueError,
-            LookupError,
-            AttributeError,
-            TypeError,
-            RecursionError,
-        ):  # no JSON, or no completion: the agent handles it
-            response, tokens = {"text": content[:2000].decode("utf-8", "replace")}, {}
-        rewrites = self.recorder.token_ids and not self.recorder.muted  # another tracer reads the ids in the response
-        if rewrites and not self.own and tokens.get("response_token_ids"):
-            answer._content = json.dumps(response).encode()
         error = None if status < 400 else f"HTTP {status}: {content[:500].decode('utf-8', 'replace')}"
-        self.record({"response": response, **self._trainable(tokens)}, error=error)
+        try:
+            completion = json.loads(content)
+            calls = self._calls(completion)
+        except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+            # no JSON, or no completion: the agent handles it
+            self.record({"response": {"text": content[:2000].decode("utf-8", "replace")}}, error=error)
+            return
+        rewrites = self.recorder.token_ids and not self.recorder.muted  # another tracer reads the ids in the response
+        if rewrites and not self.own and calls[0][2].get("response_token_ids"):
+            choices = [choice for _, response, _ in calls for choice in response["choices"]]
+            answer._content = json.dumps({**calls[0][1], "choices": choices}).encode()
+        for request, response, tokens in calls:
+            self.record({"request": request, "response": response, **self._trainable(tokens)}, error=error)
 
     def follow(self, answer: Any, copied: Any) -> Any:
         """Return the response with a stream that is recorded when it is closed, or when the rollout ends."""
@@ -175,10 +180,18 @@ class _Call:
             return
         response, wrong = joined(text, whole=passed.whole)
         try:
-            tokens = token_attributes(response)
+            calls = self._calls(response)
         except (LookupError, AttributeError, TypeError) as broken:
-            tokens, wrong = {}, wrong or f"the stream's tokens cannot be read: {type(broken).__name__}: {broken}"
-        self.record({"response": response, **self._trainable(tokens)}, error=error or wrong)
+            calls = [(self.request, response, {})]
+            wrong = wrong or f"the stream's tokens cannot be read: {type(broken).__name__}: {broken}"
+        for request, response, tokens in calls:
+            self.record({"request": request, "response": response, **self._trainable(tokens)}, error=error or wrong)
+
+    def _calls(self, completion: dict[str, Any]) -> list[tuple[Mapping[str, Any], dict[str, Any], dict[str, Any]]]:
+        """Return the calls that it stands for; another tracer records one, with the first choice."""
+        if self.recorder.muted:
+            return [(self.request, completion, token_attributes(completion))]
+        return list(sampled_calls(self.request, completion))
 
     def _trainable(self, tokens: dict[str, Any]) -> dict[str, Any]:
         """Remove the tokens if they are another model's."""

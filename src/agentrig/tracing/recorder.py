@@ -33,18 +33,27 @@ class Recorder:
         muted: Request token ids, but record nothing, because another tracer does.
         base_url: The endpoint's URL. Calls to other servers are recorded, but not changed and never trained on.
             Empty: every server counts as the endpoint.
+        gateway: Whether this URL is the gateway's, which records the calls to it; see `join`.
+        key: The endpoint's key, sent with calls to it whatever key the agent's client has. Empty: the agent's is sent.
 
     Attributes:
         root: The id of the root span.
         outside_in: The id of the span to which calls from outside of this process belong: the program's, or the root.
-        gateway: Whether this URL is the gateway's, which records the calls to it; see `join`.
     """
 
     def __init__(
-        self, rollout_id: str, *, token_ids: bool, muted: bool = False, base_url: str = "", gateway: bool = False
+        self,
+        rollout_id: str,
+        *,
+        token_ids: bool,
+        muted: bool = False,
+        base_url: str = "",
+        gateway: bool = False,
+        key: str = "",
     ) -> None:
         self.rollout_id = rollout_id
         self.gateway = gateway
+        self.key = key
         self.token_ids = token_ids
         self.server = server_of(urlsplit(base_url)) if base_url else None
         self.muted = muted

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from agentrig.tracing import connections, httpx_tap, langchain_tap, threads
 from agentrig.tracing.recorder import Recorder, active, parent_span
@@ -30,10 +31,8 @@ def install() -> None:
 
 
 @contextmanager
-def recording(
-    rollout_id: str, *, token_ids: bool, muted: bool = False, base_url: str = "", gateway: bool = False
-) -> Iterator[Recorder]:
-    """Record everything that happens in this context (and in threads that copy it).
+def recording(rollout_id: str, *, token_ids: bool, muted: bool = False, **options: Any) -> Iterator[Recorder]:
+    """Record everything that happens in this context (and in threads that copy it); the arguments of `Recorder`.
 
     Example:
         ```python
@@ -43,7 +42,7 @@ def recording(
         ```
     """
     install()
-    recorder = Recorder(rollout_id, token_ids=token_ids, muted=muted, base_url=base_url, gateway=gateway)
+    recorder = Recorder(rollout_id, token_ids=token_ids, muted=muted, **options)
     now, parent = active.set(recorder), parent_span.set(recorder.root)
     try:
         with nullcontext() if muted else langchain_tap.attached(recorder):

@@ -75,10 +75,6 @@ def without_headers(task_input, endpoint):
     return ask(endpoint, task_input["word"], headers=dict.fromkeys(endpoint.headers, ""))
 
 
-def own_key(task_input, endpoint):
-    return ask(endpoint, task_input["word"], headers={"Authorization": "Bearer sk-mine"})
-
-
 def own_model(task_input, endpoint):
     return ask(endpoint, task_input["word"], body={"model": "gpt-5"})
 
@@ -162,7 +158,6 @@ BROKEN = {
     "recorded": by_urllib,
     "sampling": cold,
     "headers": without_headers,
-    "key": own_key,
     "model": own_model,
     "private": cheats,
     "same-twice": dated,

@@ -10,7 +10,6 @@ import torch  # noqa: TID253  (imported with the learner, the server or the warm
 
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware
-from agentrig.renamed import former_names
 from agentrig.run.checkpoints import copy_tokenizer
 from agentrig_grpo.lora import merged
 from agentrig_grpo.model_files import loading, model_files, weight_files
@@ -168,6 +167,3 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
     for name in tied:
         state.pop(name, None)
     return state
-
-
-__getattr__ = former_names(__name__, {"TOKENIZER_FILES": "agentrig.run.checkpoints.TOKENIZER_FILES"})

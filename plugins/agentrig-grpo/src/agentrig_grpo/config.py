@@ -42,19 +42,15 @@ class GrpoConfig:
     val_temperature: float = setting(0.0, help="temperature of validation and report rollouts", ge=0, le=2)
     clip_low: float = setting(0.2, help="how far the ratio may fall below 1", gt=0, lt=1)
     clip_high: float = setting(0.28, help="how far the ratio may rise above 1", gt=0)
-    kl_loss_coef: float = setting(
-        0.0, help="weight of the KL loss to the starting model; 0 for none", ge=0, former="kl_coef"
-    )
+    kl_loss_coef: float = setting(0.0, help="weight of the KL loss to the starting model; 0 for none", ge=0)
     scale_rewards: bool = setting(False, help="divide advantages by the group's standard deviation")
     negative_scale: float = setting(1.0, help="negative advantages are multiplied by this", ge=0)
     loss_agg_mode: str = setting(
         "token-mean",
         help="loss aggregation: mean over all tokens, or over each rollout's tokens and then over rollouts",
         choices=("token-mean", "seq-mean-token-mean"),
-        former="loss",
-        former_values={"token": "token-mean", "sequence": "seq-mean-token-mean"},
     )
-    ppo_epochs: int = setting(1, help="passes over a step's rollouts", ge=1, le=1000, former="inner_epochs")
+    ppo_epochs: int = setting(1, help="passes over a step's rollouts", ge=1, le=1000)
     mini_batches: int = setting(1, help="updates in one pass, each on its share of the groups", ge=1, le=1000)
     tokens_per_batch: int = setting(
         8192, help="tokens in one forward pass; gradients add up over passes", ge=64, le=1 << 24
@@ -113,27 +109,19 @@ class GrpoConfig:
 class EmbeddedConfig:
     """Settings of the server `embedded`."""
 
-    batch: int = setting(
-        64, help="most requests that it samples at once", ge=1, le=4096, former="algorithm.server_batch"
-    )
+    batch: int = setting(64, help="most requests that it samples at once", ge=1, le=4096)
     threads: int = setting(
         0,
         help="its torch threads on a CPU; 0 for half of hardware.threads",
         ge=0,
         le=1024,
-        former="algorithm.server_threads",
     )
-    host: str = setting("127.0.0.1", help="address that it listens on", former="algorithm.server_host")
-    port: int = setting(
-        0, help="port that it listens on; 0 for a free one", ge=0, le=65535, former="algorithm.server_port"
-    )
+    host: str = setting("127.0.0.1", help="address that it listens on")
+    port: int = setting(0, help="port that it listens on; 0 for a free one", ge=0, le=65535)
     kv_cache_mb: int = setting(
         0,
         help="MiB for keys and values of requests that run; others wait. 0 for a quarter of the device's",
         ge=0,
         le=1 << 24,
-        former="algorithm.kv_cache_mb",
     )
-    prompt_cache_mb: int = setting(
-        256, help="MiB for prompts that are kept for reuse", ge=0, le=1 << 24, former="algorithm.prompt_cache_mb"
-    )
+    prompt_cache_mb: int = setting(256, help="MiB for prompts that are kept for reuse", ge=0, le=1 << 24)

@@ -122,14 +122,3 @@ def _change(layer: Any, adapter: str) -> Any:
         return layer.get_delta_weight(adapter)
     change = (second @ first).T if layer.fan_in_fan_out else second @ first
     return change * layer.scaling[adapter]
-
-
-def merged_weights(model: Any) -> dict[str, torch.Tensor]:
-    """Return the state dict of `merged`, without names of tied weights. Deprecated: it works until agentrig 0.3."""
-    text = "merged_weights(model) is now merged(model).state_dict(); it works until agentrig 0.3"
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
-    plain = merged(model)
-    weights: dict[str, torch.Tensor] = plain.state_dict()
-    for tied in getattr(plain, "all_tied_weights_keys", None) or {}:
-        weights.pop(tied, None)
-    return weights

@@ -183,6 +183,8 @@ def warm_up(
     losses = []
     start = said = time.perf_counter()
     for number, epoch in enumerate(schedule):
+        if time.perf_counter() - start > max_seconds:
+            break
         if enough is not None and 2 * number >= len(schedule) > 1:
             asked = time.perf_counter()
             model.eval()

@@ -18,7 +18,6 @@ from agentrig.algorithms import Session
 from agentrig.errors import ConfigError
 from agentrig.hardware import Hardware
 from agentrig.pools import MakePool
-from agentrig.renamed import former_names
 from agentrig.runners.jobs import AgentPlan
 from agentrig_verl import schema, sharing, symbols
 from agentrig_verl.checks import check, check_loggers
@@ -230,6 +229,3 @@ def logging_into(directory: Path) -> Iterator[None]:
     finally:
         for name in own:
             os.environ.pop(name, None)
-
-
-__getattr__ = former_names(__name__, {"attention": "agentrig_verl.keys.attention"})

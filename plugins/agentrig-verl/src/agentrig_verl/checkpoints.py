@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.errors import ConfigError
-from agentrig.renamed import former_names
 from agentrig.run.checkpoints import copy_tokenizer
 
 
@@ -92,6 +91,3 @@ def _merged(weight: Any, a: Any, b: Any, *, alpha: float) -> Any:
     layer.load_state_dict({name: tensor.float() for name, tensor in factors.items()}, assign=True)
     layer.merge()
     return layer.get_base_layer().weight.detach().to(weight.dtype)
-
-
-__getattr__ = former_names(__name__, {"TOKENIZER": "agentrig.run.checkpoints.TOKENIZER_FILES"})

@@ -23,7 +23,6 @@ from agentrig.algorithms import Session
 from agentrig.credit import Weighting
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError, RunStopped
-from agentrig.renamed import former_names
 from agentrig.rollouts import Rollout
 from agentrig_verl.trajectories import PARTITION, Trajectory, digests_of, in_chunks, trajectories_of
 
@@ -66,9 +65,6 @@ def manager_context(context: ManagerContext) -> Iterator[None]:
         yield
     finally:
         _contexts.remove(context)
-
-
-__getattr__ = former_names(__name__, {"Loan": f"{__name__}.ManagerContext", "lend": f"{__name__}.manager_context"})
 
 
 class LoopManager:

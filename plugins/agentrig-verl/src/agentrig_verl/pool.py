@@ -9,7 +9,6 @@ from typing import Any
 
 from agentrig.errors import AgentrigError
 from agentrig.pools import AgentSource, Job, MakePool, Result, RunnerPool
-from agentrig.renamed import former_names
 from agentrig.runners.processes import Pool
 
 NEEDS_RAY = "runners on Ray come from agentrig-ray, which is not installed: pip install agentrig-ray"
@@ -133,13 +132,3 @@ class PlacedPool:
     def close(self) -> None:
         """End all runners."""
         self.withdraw()
-
-
-__getattr__ = former_names(
-    __name__,
-    {
-        "RayPool": "agentrig_ray.pool.RayPool",
-        "Runner": "agentrig_ray.actor.Runner",
-        "SLICE_S": "agentrig_ray.pool.SLICE_S",
-    },
-)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from agentrig.renamed import former_names
 from agentrig.tokenizers import disagreement
 
 log = logging.getLogger(__name__)
@@ -20,6 +19,3 @@ def warn(model: str, *, trust_remote_code: bool = False) -> None:
             model,
             found,
         )
-
-
-__getattr__ = former_names(__name__, {"SAMPLE": "agentrig.tokenizers.SAMPLE"})

@@ -13,8 +13,7 @@ from agentrig.cli.options import stdout_to_stderr
 from agentrig.errors import LookupFailed, nearest
 
 if TYPE_CHECKING:
-    from agentrig.plugins.components import PluginInfo
-    from agentrig.plugins.registry import Registry
+    from agentrig.plugins.registry import PluginInfo, Registry
 
 
 @click.group("plugins", cls=NearestGroup, invoke_without_command=True)
@@ -29,12 +28,11 @@ def plugins_(ctx: click.Context, as_json: bool, files: Sequence[str], strict_plu
     agentrig plugins
     agentrig plugins --json
     agentrig plugins show langgraph-sql --graph
-    agentrig plugins search reward
     """
     from agentrig.plugins.loading import load
 
     with stdout_to_stderr():
-        registry = load(files=files, strict=strict_plugins, retry=ctx.invoked_subcommand is None)
+        registry = load(files=files, strict=strict_plugins)
     ctx.obj = registry
     if ctx.invoked_subcommand is not None:
         return
@@ -50,49 +48,10 @@ def _print_plugin(plugin: PluginInfo) -> None:
     click.echo(f"{plugin.distribution} {plugin.version}  {plugin.status}  ({plugin.origin})")
     if plugin.error:
         click.echo(f"    {plugin.error}")
-    if plugin.warning:
-        click.echo(f"    warning: {plugin.warning}")
     if plugin.observes:
         click.echo(f"    {'hooks':<10} {', '.join(plugin.observes)}")
     for c in plugin.components:
         click.echo(f"    {c.kind:<10} {c.spec.name:<24} {c.spec.summary}")
-
-
-@plugins_.command("search")
-@click.argument("words", nargs=-1, required=True, metavar="WORD …")
-@click.option("--refresh", is_flag=True, help="Ask the package registry first, and keep the new index.")
-@click.option("--index", metavar="URL", help="With --refresh: another registry than https://pypi.org.")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-@click.pass_obj
-def search_(registry: Registry, words: Sequence[str], refresh: bool, index: str | None, as_json: bool) -> None:
-    """Search published plugins: those with every word in name, summary or keywords.
-
-    The index ships with agentrig. `--refresh` makes a new one of the packages that have `agentrig` in their name and
-    among their keywords. Exit status 1 if nothing is found.
-
-    \b
-    agentrig plugins search reward
-    agentrig plugins search sql --refresh
-    """
-    from packaging.utils import canonicalize_name
-
-    from agentrig.errors import ConfigError
-    from agentrig.plugins import index as published
-
-    if index is not None and not refresh:
-        raise ConfigError("--index needs --refresh: without it no registry is asked")
-    content = published.refresh(index or published.REGISTRY) if refresh else published.read()
-    installed = {canonicalize_name(p.distribution): p.version for p in registry.plugins}
-    found = [{**e, "installed": installed.get(canonicalize_name(e["name"]))} for e in published.search(content, words)]
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-    for entry in () if as_json else found:
-        have = f"  (installed: {entry['installed']})" if entry["installed"] else ""
-        click.echo(f"{entry['name']} {entry['version']}{have}\n    {entry['summary']}")
-        click.echo(f"    agentrig{entry['agentrig'] or ': no range declared'}  {entry['home']}".rstrip())
-    if not found:
-        newer = "" if refresh else "\n  --refresh asks the registry for plugins that are newer than this index"
-        raise LookupFailed(f'no plugin with "{" ".join(words)}" in the index of {content["made"]}.{newer}')
 
 
 @plugins_.command("show")
@@ -102,10 +61,10 @@ def search_(registry: Registry, words: Sequence[str], refresh: bool, index: str 
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.pass_obj
 def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: bool) -> None:
-    """Show a component, a section of a run file (run, runners, plugins), or a plugin.
+    """Show a component, a section of a run file (run, runners, gateway), or a plugin.
 
     Of a component or section: each key with its type, default, range and meaning; of a component also where it comes
-    from, and the range of agentrig that its distribution declares. Of a plugin: its status and its components.
+    from. Of a plugin: its status and its components.
 
     \b
     agentrig plugins show grpo
@@ -125,7 +84,6 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
             click.echo(json.dumps([p.as_dict() for p in plugins], indent=2))
         for plugin in () if as_json else plugins:
             _print_plugin(plugin)
-            click.echo(f"    made for agentrig{plugin.declared or ': no range declared'}")
         return
     if not hits and not sections:
         known = [*OWN_SECTIONS, *(c.spec.name for c in everything), *(p.distribution for p in registry.plugins)]
@@ -148,8 +106,7 @@ def show(registry: Registry, name: str, kind: str | None, graph: bool, as_json: 
     for d in described:
         click.echo(f"{d['kind']} {d['name']}  ({d['distribution']} {d['version']})\n  {d['summary']}")
         if d["plugin"]:
-            made_for = f"made for agentrig{d['agentrig']}" if d["agentrig"] else "declares no range of agentrig"
-            click.echo(f"  from plugin {d['plugin']} ({d['origin']}); {made_for}")
+            click.echo(f"  from plugin {d['plugin']} ({d['origin']})")
         if d["kind"] == "recipe":
             click.echo("\n" + to_toml(d["settings"]))
             continue
@@ -172,7 +129,6 @@ def _described(kind: str, name: str, summary: str, plugin: PluginInfo | None, se
         "version": version,
         "plugin": plugin.name if plugin else None,
         "origin": plugin.origin if plugin else None,
-        "agentrig": plugin.declared or None if plugin else None,
         "settings": settings,
     }
 

@@ -191,8 +191,10 @@ def _make(
         wanted = attrs.evolve(wanted, enough=enough)
     made = run.warm_up(plan, wanted, found.turns, lambda line: click.echo(f"  {line}"))
     if enough is not None and not enough.tries and wanted.passes > 1:
-        name = plan.components["algorithm"].spec.name
-        click.echo(f"warning: algorithm {name} never asked whether the model is good enough: --until had no effect")
+        why = f"algorithm {plan.components['algorithm'].spec.name} never asked whether the model is good enough"
+        if made.wall_s >= 60 * wanted.minutes:
+            why = f"the {wanted.minutes:g} minutes (--minutes) ended before half of the passes (--passes)"
+        click.echo(f"warning: {why}: --until had no effect")
     done |= {"rejected": len(found.rejected), "turns": len(found.turns)}
     done["model"] = {**attrs.asdict(made), "directory": str(made.directory)}
     click.echo(
@@ -209,7 +211,7 @@ def _make(
         after = (enough and enough.last) or run.measure(plan, labels, made.directory)
         done["after"] = after.as_dict()
         click.echo(_measured("now", after, labels))
-        done["ready"], message = run.verdict(after)
+        done["ready"], message = run.verdict(after, getattr(plan.configs["algorithm"], "group_size", 8))
         if message:
             click.echo(message)
     (wanted.directory / "warmup.json").write_text(json.dumps(done, indent=2) + "\n", "utf-8")
@@ -221,9 +223,12 @@ def _tried(labels: Any, found: Any) -> None:
 
 
 def _measured(when: str, found: Any, labels: Any) -> str:
+    from agentrig.run.metrics import failure_lines
+
     where = "training tasks without a label" if labels.fresh else "labelled tasks (no others are left)"
     if found.accuracy is None:
-        return f"{when}: no rollout on {where} was scored"
+        lines = [f"{when}: no rollout on {where} was scored", *failure_lines(found.failures, found.reasons)]
+        return "\n  ".join(lines)
     return f"{when}: {found.accuracy:.1%} of {found.n} {where} correct, mean reward {found.reward:.3g}, sampled"
 
 

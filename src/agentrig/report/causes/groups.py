@@ -78,7 +78,10 @@ def _constant(evidence: Evidence, groups: int, same: int) -> Finding:
         settings=settings,
         advice=advice,
         lost=same / groups,
-        explains=("learning-rate-too-small", "weights-unchanged", "constant-reward"),
+        explains=(
+            *("learning-rate-too-small", "weights-unchanged"),
+            *("constant-reward", "zero-variance-groups", "low-entropy"),
+        ),
     )
 
 

@@ -8,7 +8,6 @@ those of the test splits as `test_database/DB/DB.sqlite` or there too.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -135,12 +134,6 @@ def database_folders(split: str) -> Sequence[str]:
     return ("test_database", "database") if split.startswith("test") else ("database",)
 
 
-def database_folder(split: str) -> str:
-    """Return the first of `database_folders`. Deprecated: a split of tests may lie in the second one too."""
-    warnings.warn("database_folder is now database_folders; it works until agentrig 0.3", DeprecationWarning, 2)
-    return database_folders(split)[0]
-
-
 def database_of(folder: Path, split: str, name: str) -> Path:
     """Return the file of a split's database; if it does not exist, its path in the preferred folder."""
     places = [folder / databases / name / f"{name}.sqlite" for databases in database_folders(split)]
@@ -151,7 +144,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a split.
 
     Raises:
-        AgentrigError: The file does not exist, or has other columns.
+        AgentrigError: The file does not exist, or has other columns, or an empty cell.
     """
     import pyarrow.parquet as pq
 
@@ -168,4 +161,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             f"{path} has no column {', '.join(absent)}; its columns are {', '.join(table.column_names)}"
         )
     rows: list[dict[str, Any]] = table.select(list(COLUMNS)).to_pylist()
+    for number, row in enumerate(rows):
+        for column in COLUMNS:
+            if not row[column]:
+                raise AgentrigError(f"{path}, row {number} (the first is 0), column {column} is empty; {CURE}")
     return rows
