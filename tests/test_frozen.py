@@ -17,8 +17,9 @@ from model_server import ModelServer
 from agentrig import Score, Task, hookimpl
 from agentrig.errors import AgentFailure
 from agentrig.frozen import frozen
-from agentrig.observers import StepEnd
+from agentrig.observers import RunError, StepEnd
 from agentrig.plan import Plan
+from agentrig.processes.ends import Interrupted
 from agentrig.rollouts import Rollout
 from agentrig.run.training import train
 from agentrig.testing.run_directory import rollout_of
@@ -115,6 +116,8 @@ def test_values_other_than_json_are_copied() -> None:
     error = AgentFailure("no plan", kind="no-plan")
     found = frozen({"array": array, "lock": lock, "error": error, "path": Path("x")})
     found["array"].append(3)
+    stopped = frozen(RunError(directory=Path("x"), error=Interrupted(2, "interrupted by Ctrl-C"))).error
+    assert (type(stopped), str(stopped), stopped.exit_status) == (Interrupted, "interrupted by Ctrl-C", 130)
     found["error"].args = ("changed",)
     assert (array, str(error)) == (b"ab", "no plan")
     assert (found["lock"], found["path"], found["error"].kind) == (repr(lock), Path("x"), "no-plan")
@@ -170,7 +173,7 @@ def test_an_observer_cannot_change_a_run(model: ModelServer, toy_plan: MakePlan,
 
 
 def test_an_observer_cannot_change_what_ended_a_run(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
-    plan = toy_plan("algorithm.report=false", "reward.right=0")
+    plan = toy_plan("algorithm.report=false", "algorithm.steps=1", "reward.right=0")
     plan.registry.add_observer(Meddler(), "meddler")
     with pytest.raises(Exception, match="got the reward 0"):
         train(plan)

@@ -18,7 +18,7 @@ SMALL = ("algorithm.model=mini", "algorithm.max_length=0", "algorithm.max_tokens
 @pytest.mark.parametrize("server", ["embedded", pytest.param("vllm", marks=GPU)])
 def test_an_agent_without_the_runs_key_trains_on_our_servers(server: str, spider_dir: Path, tmp_path: Path) -> None:
     chosen = ["spider", "--plugin", str(PLUGIN), "--agent", "keyless", "--reward", "own", "--server", server, *SMALL]
-    tried = agentrig("dev", *chosen, "--split", "train", "--tasks-n", "2", "--json", folder=tmp_path, spider=spider_dir)
+    tried = agentrig("dev", *chosen, "--split", "train", "--limit", "2", "--json", folder=tmp_path, spider=spider_dir)
     assert all(row["value"] is not None for row in json.loads(tried))
 
     steps = ("steps=3", "tasks_per_step=2", "group_size=4", "lr=1e-4", "validate_every=3")

@@ -176,7 +176,7 @@ def test_rule_6_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.Monkey
         assert part in str(caught.value)  # what was asked, the nearest, what exists, what failed to load and why
     with pytest.raises(PluginError) as conflict:
         load().check()
-    cure = str(conflict.value).split("AGENTRIG_BLOCK=")[1].split(",")[0]
+    cure = str(conflict.value).split("AGENTRIG_BLOCK=")[1].split()[0]
     monkeypatch.setenv("AGENTRIG_BLOCK", cure)
     load().check()  # the advice works
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 import attrs
 
+from agentrig.audit.sketch import Sketch
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.hardware import Hardware
@@ -205,6 +206,14 @@ class Session(Protocol):
         """Measure the held-out accuracy that `summary.json` states; once before and once after training."""
         ...
 
+    def sketch(self, step: int) -> Sketch | None:
+        """Return what to fill during a step's updates if the run's auditor looks at this step; None if it does not.
+
+        Call `take` right before each `optimizer.step()` and `after` right behind it. An algorithm that does not ask
+        for it has fewer links audited; the report names them.
+        """
+        ...
+
     def end_step(
         self,
         step: int,
@@ -246,7 +255,8 @@ class Session(Protocol):
     def plan_steps(self, steps: int) -> None:
         """Set the number of training steps, for the display; call it once, before the first rollouts.
 
-        `on_run_start` is called then, or with the first rollouts if `plan_steps` is not called.
+        `on_run_start` is called then, or with the first rollouts if `plan_steps` is not called. A resumed run waits
+        here for the proof of the transfer that has begun, and then rewrites its directory: load everything before.
         """
         ...
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from agentrig import http_server
 from agentrig.agents import Judged
 from agentrig.callbacks import Answer, Callback, Listener, listener
 from agentrig.errors import AgentFailure, AgentrigError
@@ -43,7 +44,13 @@ def test_the_first_answer_counts_the_same_again_is_no_error_and_another_is_refus
         first = callback.wait(5.0)
     assert first is not None
     assert first.judged() == Judged(answer=[1, "é"], reward=1.0)
-    assert post(callback, {"answer": 1})[0] == 410
+    # The sender may not know that its answer has arrived, and the rollout has ended meanwhile.
+    assert post(callback, {"answer": [1, "é"], "reward": 1.0}) == (200, {"accepted": True})
+    assert post(callback, {"answer": 1})[0] == 409
+    assert post(callback, {"answer": [1, "é"], "reward": 1.0}, Authorization="Bearer other")[0] == 401
+    with Callback("r1", listener=here) as again:
+        assert post(callback, {"answer": 1})[0] == 401  # another rollout is under way there
+    assert post(again, {"answer": 1})[0] == 410
 
 
 def test_rollouts_have_keys_of_their_own(here: Listener) -> None:
@@ -105,7 +112,7 @@ def test_an_async_agent_waits_without_its_thread(here: Listener) -> None:
 def test_a_sender_that_drips_or_hangs_up_does_not_hold_up_others(
     here: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "ARRIVAL_S", 0.2)
+    monkeypatch.setattr(http_server, "ARRIVAL_S", 1)
     with Callback("slow", listener=here) as slow, Callback("quick", listener=here) as quick:
         at = urlsplit(slow.url)
         head = f"POST {at.path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {slow.key}\r\nContent-Length: 1000\r\n\r\n"

@@ -110,7 +110,9 @@ def toy(model: ModelServer, toy_file: str, *words: str, steps: int = 3, report: 
     return ["train", "toy", "--plugin", toy_file, "--json", *own, *words]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_all_of_a_run_lets_the_step_end(
     model: ModelServer, toy_file: str, tmp_path: Path, start: Start, number: int, status: int
 ) -> None:
@@ -131,7 +133,7 @@ def test_a_signal_to_all_of_a_run_lets_the_step_end(
     command.leaves_nothing()
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.7, 1.5, 2.5])
+@pytest.mark.parametrize("delay_s", [0.7, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.0, 1.5, 2.5))])
 def test_a_signal_while_a_run_starts_ends_it_with_a_message(
     model: ModelServer, toy_file: str, tmp_path: Path, start: Start, delay_s: float
 ) -> None:
@@ -152,6 +154,7 @@ def test_a_signal_while_a_run_starts_ends_it_with_a_message(
     command.leaves_nothing()
 
 
+@pytest.mark.slow
 def test_a_resume_that_is_interrupted_in_its_start_changes_nothing(
     ended_run: Callable[..., Path], start: Start
 ) -> None:
@@ -167,6 +170,7 @@ def test_a_resume_that_is_interrupted_in_its_start_changes_nothing(
     command.leaves_nothing()
 
 
+@pytest.mark.slow
 def test_a_stuck_body_does_not_keep_a_run_from_ending(
     model: ModelServer, toy_file: str, tmp_path: Path, start: Start
 ) -> None:
@@ -182,6 +186,7 @@ def test_a_stuck_body_does_not_keep_a_run_from_ending(
     command.leaves_nothing()
 
 
+@pytest.mark.slow
 def test_an_evaluation_ends_by_a_signal_too(model: ModelServer, toy_file: str, tmp_path: Path, start: Start) -> None:
     words = ["eval", "toy", "--plugin", toy_file, "--split", "train", f"tasks.marker={tmp_path}", 'tasks.do=["hang"]']
     command = start(*words, "--endpoint", model.url)
@@ -276,6 +281,7 @@ def test_a_killed_run_leaves_no_process_and_the_next_run_removes_its_files(
     again.leaves_nothing()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_killed_run_whose_agents_start_processes_all_the_time(
     model: ModelServer, toy_file: str, tmp_path: Path, start: Start
 ) -> None:

@@ -8,16 +8,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from planted_runs import ROOT, RUNS, make, recorded
 
 from agentrig.cli.entry import main
+from agentrig.ledger import UNMATCHED_NODE
 from agentrig.report.causes.evidence import Seen
-from agentrig.report.diagnosis import CAUSES, Diagnosis, diagnose, words
+from agentrig.report.diagnosis import CAUSES, NO_GAIN, NOTHING_WRONG, Diagnosis, diagnose, verdict, words
+from agentrig.report.notebook import LoadedRun
 from agentrig.report.page import render
 from agentrig.report.reading import read_run
 
@@ -120,3 +123,70 @@ def test_the_report_shows_the_same_text(runs: Mapping[str, Path]) -> None:
 def test_every_cause_is_on_the_page() -> None:
     page = (ROOT / "docs" / "how-to" / "debug-a-run.md").read_text("utf-8")
     assert [cause for cause in CAUSES if f"`{cause}`" not in page] == []
+
+
+# --- runs without a significant gain ---------------------------------------------------------------
+
+
+def changed(run: Path, place: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Copy a recorded run, and change each line of its metrics."""
+    shutil.copytree(run, place)
+    lines = [json.loads(text) for text in (place / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        change(line)
+    (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return place
+
+
+def test_nothing_held_learning_back_is_said_of_a_run_with_a_significant_gain_only(runs: Mapping[str, Path]) -> None:
+    for name in ("healthy: it learns", "healthy: solved"):
+        assert verdict(diagnose(runs[name])) == NOTHING_WRONG
+    run = runs["healthy: gains within noise"]
+    found = diagnose(run)
+    assert (found.problems, found.gained, verdict(found)) == ([], False, NO_GAIN)
+    for text in (words(found), render([read_run(run)]), LoadedRun(run)._repr_html_()):
+        assert NOTHING_WRONG not in text
+        assert "what the run gained may be chance" in text
+
+
+def test_a_low_entropy_from_the_start_is_named(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    run = changed(
+        runs["healthy: gains within noise"],
+        tmp_path / "run",
+        lambda line: line.update(zero_variance_groups=0.71, algorithm={**line["algorithm"], "entropy": 0.03}),
+    )
+    found = diagnose(run)
+    assert [f.cause for f in found.problems] == ["low-entropy"], found
+    assert "the entropy was 0.03 nats a token from the first steps on" in found.problems[0].text
+    assert "71% of the groups" in found.problems[0].text
+    learns = changed(
+        runs["healthy: it learns"],
+        tmp_path / "learns",
+        lambda line: line.update(zero_variance_groups=0.71, algorithm={**line["algorithm"], "entropy": 0.03}),
+    )
+    assert diagnose(learns).problems == [], "it learned all the same"
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [("learning rate too large", {"learning-rate-too-large"}), ("healthy: gains within noise", set())],
+)
+def test_an_adapter_that_leaves_out_most_calls_is_named_before_the_learning_rate(
+    runs: Mapping[str, Path], tmp_path: Path, name: str, after: set[str]
+) -> None:
+    def left_out(line: dict[str, Any]) -> None:
+        n = line["rollouts"]
+        line["calls"] = {"recorded": 3 * n, "trained": n, "dropped": {UNMATCHED_NODE: 2 * n}}
+        line["nodes"] = {
+            "seen": {"write_query": n, "check_query": n, "rewrite_query": n},
+            "trained": {"check_query": n},
+        }
+
+    found = diagnose(changed(runs[name], tmp_path / "run", left_out))
+    first, *others = found.problems
+    assert first.cause == "unmatched-calls"
+    assert after <= {f.cause for f in others}
+    assert "the adapter trains check_query, and left out 67% of the calls: rewrite_query, write_query" in first.text
+    assert "adapter.match" in first.settings
+    learned = diagnose(changed(runs["healthy: it learns"], tmp_path / "learned", left_out))
+    assert learned.problems == [], "to train some nodes only is no fault of a run that learns"

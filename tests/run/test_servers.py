@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROCESS = {"embedded": "agentrig_grpo.server", "file-server": "agentrig_file_server.serving"}
 DISTRIBUTION = {"embedded": "agentrig-grpo", "file-server": "agentrig-file-server"}
 NAME = {"embedded": "the LLM server", "file-server": "the file server"}
-SERVERS = [pytest.param("embedded", marks=pytest.mark.slow), "file-server"]
+SERVERS = ("embedded", "file-server")
 TINY = (
     "algorithm.tasks_per_step=2",
     "algorithm.group_size=4",
@@ -139,6 +139,7 @@ def wait_for(file: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow  # tests/test_rules.py kills and resumes a run
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_run_is_killed_resumed_exported_and_evaluated(server: str, place: Place) -> None:
     named = set(os.listdir("/dev/shm"))
@@ -196,7 +197,6 @@ def test_a_run_whose_server_dies_names_it(server: str, place: Place) -> None:
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.slow
 def test_the_file_server_passes_the_kit() -> None:
     report = check_server("file-server")
     assert not [r for r in report.results if r.status != "passed"]

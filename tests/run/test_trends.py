@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from rollouts import rollout
 
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan
+from agentrig.rollouts import Rollout
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
-from agentrig.run.trends import Guards
+from agentrig.run.trends import Guards, Signal
 
 MakePlan = Callable[..., Plan]
 
@@ -30,6 +32,8 @@ def line(step: int, reward: float = 0.5, std: float = 0.5, **figures: float) -> 
         "accuracy": float(reward >= 1),
         "rollouts": 8,
         "failures": {},
+        "groups": 4,
+        "zero_variance_groups": 1.0 if std == 0 else 0.5,
         "algorithm": {"weight_change": 0.1, **figures},
     }
 
@@ -55,13 +59,35 @@ def test_guards_rebuilt_from_lines_equal_those_of_an_uninterrupted_run() -> None
     for done in range(len(lines)):
         written = [json.loads(json.dumps(each)) for each in lines[:done]]
         assert Guards.after(written) == followed(lines[:done])
-    assert followed(lines[:5]) == Guards(same_rewards=3, all_correct=2, unchanged=(2,))
+    found = followed(lines[:5])
+    assert (found.silent, found.one_value, found.agreeing) == (3, 4, 4), "those that are right don't count"
+    assert (found.varied, found.recent, found.all_correct, found.unchanged) == (True, ((4, 0.5),) * 2, 2, (2,))
+    assert Guards.after(lines[:5], ended=True) == Guards(varied=True, recent=found.recent)
 
 
-def test_older_lines_are_understood() -> None:
-    old = line(1, reward=1.0, std=0.0, grad_norm=math.inf)
-    del old["accuracy"]
-    assert Guards.after([old]) == Guards(same_rewards=1, all_correct=1, not_finite=1)
+def test_rollouts_and_their_line_say_the_same() -> None:
+    for values in (
+        [(0, 0), (1, 1)],
+        [(0, 1), (1, 1)],
+        [(0, 0), (0, 0)],
+        [(0,), (1,)],
+        [(1,), (1,)],
+        [(0, 0), (None, 1)],
+    ):
+        rollouts = [rollout(v, group=str(g)) for g, group in enumerate(values) for v in group]
+        scored = [r.value for r in rollouts if r.value is not None]
+        groups = [{v for v in group if v is not None} for group in values]
+        of_line = Signal.of_line(
+            {
+                "rollouts": len(rollouts),
+                "failures": {"reward-invalid": len(rollouts) - len(scored)},
+                "reward_std": statistics.pstdev(scored),
+                "accuracy": sum(scored) / len(rollouts),
+                "groups": len(groups),
+                "zero_variance_groups": statistics.fmean(len(found) == 1 for found in groups),
+            }
+        )
+        assert Signal.of(rollouts) == of_line, values
 
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm"])
@@ -82,7 +108,10 @@ def test_weights_that_are_not_finite(change: float) -> None:
 
 
 def test_weights_that_do_not_change() -> None:
-    with pytest.raises(RunStopped, match=r"^steps 4 and 5 changed no weight. Is the learning rate 0"):
+    with pytest.raises(
+        RunStopped,
+        match=r"^steps 4 and 5 changed no weight, although rewards differ within groups. Is the learning rate 0",
+    ):
         followed([line(3), line(4, weight_change=0.0), line(5, weight_change=0.0)])
     followed([line(1, weight_change=0.0), line(2), line(3, weight_change=0.0)])
     followed([line(1, weight_change=0.0), line(2, weight_change=0.0, std=0.0), line(3)])
@@ -90,17 +119,36 @@ def test_weights_that_do_not_change() -> None:
         followed([line(1, weight_change=0.0), line(2, weight_change=0.0, std=0.0), line(3, weight_change=0.0)])
 
 
+def test_steps_without_a_signal_are_not_steps_that_change_no_weight() -> None:
+    """The run of issue 37: two steps in a row whose groups had no variance, at 25 to 50% accuracy."""
+    agreed = {**line(2, weight_change=0.0), "zero_variance_groups": 1.0, "accuracy": 0.25}
+    followed([line(1), agreed, {**agreed, "step": 3}, {**agreed, "step": 4}, line(5)])
+    left_out = line(2, weight_change=0.0, trained_tokens=0.0)  # no call of the groups that differ is trained
+    followed([line(1), left_out, {**left_out, "step": 3}])
+
+
+def groups_of(value: float | None, groups: int, **more: Any) -> list[Rollout]:
+    return [rollout(value, group=str(g), **more) for g in range(groups) for _ in range(2)]
+
+
 def test_equal_rewards_end_a_run_in_its_first_step_or_if_repeated() -> None:
-    wrong, right, mixed = [rollout(0.0)] * 4, [rollout(1.0)] * 4, [rollout(0.0), rollout(1.0)]
-    for same in (wrong, right):
-        with pytest.raises(RunStopped, match="step 1: all 4 rollouts got the reward"):
-            Guards().judge(same, step=1)
-    assert not Guards().judge(wrong, step=2)
-    assert not Guards(same_rewards=2, all_correct=1).judge(right, step=4)  # on its way
-    assert not Guards(same_rewards=2, all_correct=2).judge(mixed, step=4)
-    assert Guards(same_rewards=2, all_correct=2).judge(right, step=4)
-    with pytest.raises(RunStopped, match="step 4: all 4 rollouts got the reward 0"):
-        Guards(same_rewards=2, all_correct=2).judge(wrong, step=4)
+    with pytest.raises(RunStopped, match="step 1: all 70 rollouts got the reward 0"):
+        Guards().judge(groups_of(0.0, 35), step=1)
+    assert not Guards().judge(groups_of(0.0, 34), step=1)
+    with pytest.raises(RunStopped, match="All correct: use harder tasks"):
+        Guards().judge(groups_of(1.0, 50), step=1)
+    with pytest.raises(RunStopped, match=r"step 1: all 4 rollouts (.|\n)* No rollout has an answer"):
+        Guards().judge(groups_of(0.0, 2, answer=None), step=1)
+    known = Guards(varied=True, one_value=30, silent=3, all_correct=1)
+    assert not known.judge(groups_of(0.0, 4), step=9)
+    with pytest.raises(RunStopped, match=r"step 9: all 10 rollouts got the reward 0.*\n  It is the step 4 in a row"):
+        known.judge(groups_of(0.0, 5), step=9)
+    easy = Guards(varied=True, one_value=30, recent=((100, 0.9),))
+    assert not easy.judge(groups_of(0.0, 50), step=9), "groups of this run often agree"
+    solved = Guards(varied=True, all_correct=2)
+    assert solved.judge(groups_of(1.0, 4), step=4)
+    assert not solved.judge([rollout(0.0), rollout(1.0)], step=4)
+    assert not Guards(all_correct=2).judge(groups_of(1.0, 4), step=3), "a reward may ignore the answer"
 
 
 # --- whole runs -----------------------------------------------------------------------------------
@@ -138,20 +186,29 @@ def test_a_resumed_run_tolerates_a_step_of_equal_rewards(model: ModelServer, toy
 @pytest.mark.parametrize(
     ("steps", "more", "said"),
     [
-        ((MIXED, WRONG, WRONG, WRONG), [], "step 4: all 12 rollouts got the reward 0"),
-        ((MIXED,) * 4, ["algorithm.change=0.0"], "steps 1 and 2 changed no weight"),
+        ((WRONG,) * 4, [], "step 6: all 12 rollouts got the reward 0"),
+        ((("alternate",) * 2,) * 4, ["algorithm.change=0.0"], "steps 1 and 2 changed no weight"),
         ((MIXED,) * 4, ["algorithm.figures.grad_norm=nan"], "steps 1 and 2: grad_norm nan"),
         ((MIXED,) * 4, ["algorithm.figures.grad_norm=inf"], "steps 1 and 2: grad_norm inf"),
     ],
 )
 def test_a_resumed_run_stops_where_an_uninterrupted_one_does(
-    model: ModelServer, toy_plan: MakePlan, steps: Sequence[tuple[str, str]], more: list[str], said: str
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, steps: Sequence[tuple[str, str]], more: list[str], said: str
 ) -> None:
-    setting = ["algorithm.steps=4", tasks_of(*steps), *SMALL, *more]
+    setting = ["algorithm.steps=6", tasks_of(*steps), f"tasks.marker={tmp_path}", *SMALL, *more]
     with pytest.raises(RunStopped, match=said):
         train(toy_plan(*setting, "run.name=whole"))
     with pytest.raises(RunStopped, match=said):
-        resumed_after(toy_plan, 3 if "step 4" in said else 1, *setting)
+        resumed_after(toy_plan, 3 if "step 6" in said else 1, *setting)
+
+
+@pytest.mark.parametrize(("reward", "said"), [("reward.right=0", "All wrong"), ("reward.wrong=1", "All correct")])
+def test_a_run_that_was_too_short_for_its_guards_does_not_end_well(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, reward: str, said: str
+) -> None:
+    with pytest.raises(RunStopped, match=rf"step 2: all 12 rollouts got the reward(.|\n)*{said}"):
+        train(toy_plan("algorithm.steps=2", reward, *SMALL))
+    assert json.loads((tmp_path / "runs" / "toy" / "summary.json").read_text())["complete"] is False
 
 
 def test_a_run_that_has_solved_its_tasks_ends_normally(

@@ -18,13 +18,13 @@ from openai import BadRequestError, OpenAI
 
 from agentrig import Task
 from agentrig.cli.entry import main
-from agentrig.demonstrations import Reply, Turn, WarmUpPlan, gold_of
+from agentrig.demonstrations import Reply, StartPlan, Turn, gold_of
 from agentrig.errors import ConfigError, PluginError
 from agentrig.plan import Plan, resolve
 from agentrig.run import warmup
 from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.evaluate import Evaluation
-from agentrig.run.warmup import Until, check_unsolved, choose_labels, demonstrate, verdict, warm_up
+from agentrig.run.warmup import Until, check_unsolved, choose_labels, demonstrate, make_start, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = str(ROOT / "tests" / "support" / "warmup_plugin.py")
@@ -143,7 +143,7 @@ def test_mistakes_are_named(colors: Callable[..., Plan], toy_plan: Callable[...,
     with pytest.raises(ConfigError, match=r"does not count 4 of 4 demonstrations by the tasks' gold as correct"):
         demonstrate(toy, choose_labels(toy, 4, seed=0).tasks)
     with pytest.raises(ConfigError, match=r"makes no starting models.*--algorithm grpo"):
-        warm_up(toy, WarmUpPlan(directory=tmp_path), [])
+        make_start(toy, StartPlan(directory=tmp_path), [])
 
 
 # --- the verdict ---
@@ -155,7 +155,7 @@ def measured(values: list[float], accuracy: float | None) -> Evaluation:
     rollouts: Any = [SimpleNamespace(value=v) for v in values]
     return Evaluation(
         accuracy=accuracy, ci95=None, reward=None, n=len(values), failures={"deadline": 2}, wall_s=1.0,
-        rollouts_per_s=1.0, databases={}, rollouts=rollouts,
+        rollouts_per_s=1.0, databases={}, rollouts=rollouts, reasons={"deadline": "no answer after 9 s"},
     )  # fmt: skip
 
 
@@ -169,10 +169,23 @@ def test_a_start_without_reward_and_one_without_room_are_named() -> None:
     assert "already solves" in verdict(measured([1.0, 1.0], 1.0))[1]
     ready, message = verdict(measured([], None))
     assert not ready
-    assert "2 x deadline" in message
+    assert message.splitlines()[1:] == ["  2 x deadline: for example no answer after 9 s"]
     check_unsolved(measured([0.0, 1.0], 0.5), "mini")
     with pytest.raises(ConfigError, match="mini already solves these tasks: 100"):
         check_unsolved(measured([1.0, 1.0], 1.0), "mini")
+
+
+def test_a_start_with_hardly_any_reward_is_not_recommended() -> None:
+    """A step learns from groups whose rewards differ; nearly none do at a mean reward of 0.009."""
+    rare = [1.0] + [0.0] * 110
+    ready, message = verdict(measured(rare, 1 / 111), group=8)
+    assert not ready
+    assert "7% of groups of 8 rollouts would have rewards that differ" in message
+    assert "--labels" in message
+    assert verdict(measured(rare, 1 / 111), group=64)[0], "larger groups find one"
+    assert verdict(measured([0.1, 0.2, 0.3, 0.0] * 16, 0.0), group=8)[0], "partial credit is something to begin with"
+    ready, message = verdict(measured([0.1] * 6 + [0.0] * 58, 0.0), group=8)
+    assert (ready, "the mean reward is 0.00938, hardly more than the least" in message) == (False, True)
 
 
 @pytest.mark.parametrize(("reached", "passes"), [(0.15, 4), (0.9, 6)])
@@ -185,8 +198,8 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     plan, said = colors(), list[Evaluation]()
     labels = choose_labels(plan, 4, seed=0)
     until = Until(plan, labels, tmp_path / "model", reached, said.append)
-    wanted = WarmUpPlan(directory=tmp_path / "model", parameters=50_000, tokenizer="bytes", passes=6.0, enough=until)
-    made = warm_up(plan, wanted, [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))])
+    wanted = StartPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0, enough=until)
+    made = make_start(plan, wanted, [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))])
     assert len(made.losses) == passes
     assert [f.accuracy for f in said] == [0.1, 0.2, 0.3][: passes - 2]  # the first try is after three passes
     assert until.tries == len(said)
@@ -199,7 +212,7 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
 def test_the_command_makes_a_model_and_says_that_it_starts_at_zero(tmp_path: Path) -> None:
     """Two steps at a rate of nearly zero leave random weights: the model's check finds it."""
     words = ["warmup", "colors", "--plugin", FILE, "--labels", "4", "--passes", "2", "--lr", "1e-9", "--until", "0.3"]
-    words += ["--parameters", "5e4", "--tokenizer", "bytes", "--json"]
+    words += ["--parameters", "6e4", "--tokenizer", "bytes", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "agentrig", *words], capture_output=True, text=True, cwd=tmp_path, timeout=120
     )

@@ -150,6 +150,7 @@ def test_one_joins_late_one_is_killed_and_one_leaves(
     assert TOKEN not in said
 
 
+@pytest.mark.slow
 def test_agent_lightnings_own_runner_joins_by_hand(
     model: ModelServer,
     tmp_path: Path,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from agentrig import __version__
 from agentrig.endpoints import is_loopback
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.runners.joining import JOIN, Joining, address_of, checked_token
@@ -72,6 +72,31 @@ def test_every_route_asks_for_the_token(
     assert printed.out + printed.err == ""  # the link was printed before, once
 
 
+@pytest.mark.parametrize("body", [b"", b"\x80\x05", b"[" * 100_000, b"3", b'{"worker": 1}', b'{"worker": "w"}'])
+def test_a_message_that_no_runner_sends_is_refused(body: bytes, served: ServedStore) -> None:
+    with httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False) as runner:
+        assert runner.post("/v1/agentrig/report", content=body).status_code == 400
+        result = {"worker": "w", "rollout_id": "x", "attempt_id": "y", "result": '{"outcome": [], "spans": {}}'}
+        assert runner.post("/v1/agentrig/report", json=result).status_code == 400
+
+
+def test_a_runner_of_another_version_is_named(served: ServedStore, caplog: pytest.LogCaptureFixture) -> None:
+    with httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False) as runner:
+        runner.post(JOIN, json={"worker": "agentrig-host-1", "version": __version__})
+        assert served.warnings == []
+        for _ in range(2):
+            runner.post(JOIN, json={"worker": "agentrig-host-2", "version": "0.1.9"})
+        runner.post(JOIN, json={"worker": "agentrig-host-3"})
+        for worker in ("1", "2", "3"):
+            runner.post("/v1/agentrig/leave", json={"worker": f"agentrig-host-{worker}"})
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said == served.warnings
+    assert said == [
+        f"the runner agentrig-host-2 has agentrig 0.1.9, this run {__version__}: use the same version",
+        f"the runner agentrig-host-3 has agentrig of an unknown version, this run {__version__}: use the same version",
+    ]
+
+
 def test_an_address_in_use_is_named(served: ServedStore) -> None:
     port = int(served.url.rpartition(":")[2])
     with pytest.raises(AgentrigError, match=rf"cannot listen on 127.0.0.1:{port} \(runners.store\): Address already"):
@@ -80,7 +105,7 @@ def test_an_address_in_use_is_named(served: ServedStore) -> None:
 
 def test_a_dead_server_ends_the_run(served: ServedStore) -> None:
     served.check()
-    asyncio.run(served._server.stop())
+    served._server.stop()  # type: ignore[union-attr]
     served._next_check = 0.0
     with pytest.raises(AgentrigError, match="has died"):
         served.check()
@@ -138,7 +163,7 @@ def test_a_runner_says_that_its_store_is_dead(served: ServedStore, toy_file: str
     with subprocess.Popen([*words, served.url], env=environment, stderr=subprocess.PIPE, text=True) as runner:
         assert runner.stderr is not None
         assert "joined the run r" in runner.stderr.readline()
-        asyncio.run(served._server.stop())
+        served._server.stop()  # type: ignore[union-attr]
         served._server = None
         said = runner.communicate(timeout=60)[1]
     assert runner.returncode == 1

@@ -100,7 +100,7 @@ def test_a_copy_in_one_file_is_a_plugin(kind: str, tmp_path: Path, monkeypatch: 
     assert f"agentrig validate {file}" in printed
 
 
-LONG = ("tasks", "agent", "reward", "algorithm", "server", "runners")
+LONG = ("tasks", "agent", "reward", "algorithm", "server", "runners", "hardware")
 """Kinds whose checks make data, or start runs, servers or processes."""
 
 

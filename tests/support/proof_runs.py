@@ -65,6 +65,9 @@ class ProofSession:
     def note(self, text: str) -> None:
         """Do nothing."""
 
+    def sketch(self, step: int) -> None:
+        """Audit nothing."""
+
     def plan_steps(self, steps: int) -> None:
         """Do nothing."""
 

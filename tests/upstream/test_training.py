@@ -73,7 +73,7 @@ def test_the_agent_answers_in_dev(example: Path, model: Path, spider_dir: Path) 
         *keys,
         "--split",
         "train",
-        "--tasks-n",
+        "--limit",
         "2",
         "--json",
         folder=example,

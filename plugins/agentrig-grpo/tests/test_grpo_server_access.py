@@ -12,8 +12,10 @@ import time
 
 import httpx
 import pytest
-from agentrig_grpo.server.connections import ARRIVAL_S, HEAD_LIMIT, Waiting
 from agentrig_grpo.server.handle import LLMServer, ServerSettings
+from doors import Door, problems
+
+from agentrig.http_server import ARRIVAL_S, HEAD_LIMIT, Connections
 
 ROUTES = [
     ("POST", "/v1/chat/completions"),
@@ -152,6 +154,12 @@ def closed(line):
     return got
 
 
+def test_the_door_is_closed_to_what_is_no_request(server):
+    key = f"Authorization: Bearer {server.api_key}"
+    assert problems(Door(port=server.port, path="/v1/chat/completions", header=key)) == []
+    assert send(server)[0] == 200
+
+
 def test_a_head_without_end_is_refused(server):
     line = raw(server, b"GET /health HTTP/1.1\r\nX-Long: ")
     for _ in range(HEAD_LIMIT // 4096 - 1):
@@ -177,10 +185,10 @@ def test_incomplete_requests_are_closed(server):
     (idle,) = kept._transport._pool.connections
     start = time.monotonic()
     while time.monotonic() - start < ARRIVAL_S - 10:  # single bytes do not extend the time limit
-        for line in lines[1:3]:
+        for line in lines[1:]:
             line.sendall(b"x")
         time.sleep(1)
-    assert [closed(line) for line in lines] == [b""] * 4
+    assert [closed(line)[:12] for line in lines] == [b"", *[b"HTTP/1.1 408"] * 3]
     assert time.monotonic() - start < ARRIVAL_S + 15
     assert kept.post(f"{server.base_url}/chat/completions", json=BODY).status_code == 200
     assert kept._transport._pool.connections == [idle], "an agent's connection stays between its calls"
@@ -198,7 +206,7 @@ class Line:
 
 
 def test_too_many_connections_close_unauthenticated_ones_first():
-    waiting, agent, strangers = Waiting(4), Line(), [Line() for _ in range(4)]
+    waiting, agent, strangers = Connections(4), Line(), [Line() for _ in range(4)]
     waiting.came(agent)
     waiting.prove(agent)
     for stranger in strangers:

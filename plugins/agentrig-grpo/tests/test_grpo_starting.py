@@ -14,8 +14,9 @@ from agentrig_grpo.naming import model_directory
 from agentrig_grpo.own_tokenizer import save_trained
 from agentrig_grpo.server.chat import Chat
 from agentrig_grpo.starting import affordable, architecture, encode, make_start, parameters_of
+from agentrig_grpo.warmup import new_model
 
-from agentrig.demonstrations import Reply, Turn, WarmedUp, WarmUpPlan
+from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn
 from agentrig.errors import ConfigError
 
 
@@ -26,8 +27,8 @@ def turn(i: int) -> Turn:
 TURNS = [turn(i) for i in range(4, 10)]
 
 
-def made(folder: Path, turns: Any = TURNS, **more: Any) -> WarmedUp:
-    plan = WarmUpPlan(directory=folder, parameters=50_000, **more)
+def made(folder: Path, turns: Any = TURNS, **more: Any) -> StartingModel:
+    plan = StartPlan(directory=folder, **{"parameters": 215_000, **more})
     return make_start(GrpoConfig(max_tokens=16), plan, turns, lambda line: None)
 
 
@@ -101,13 +102,30 @@ def test_tokenizers_write_any_text_and_calls_of_tools(tmp_path: Path) -> None:
     assert len(tokenizer("sort 312")["input_ids"]) < len("sort 312")
 
 
-def test_the_size_follows_the_budget() -> None:
+def test_the_size_follows_the_budget(tmp_path: Path) -> None:
     assert affordable(minutes=3, tokens=1e5) == 1_000_000
     assert affordable(minutes=1, tokens=1e6) == 360_000
-    for wanted in (300_000, 1_000_000, 5_000_000):
-        config = architecture(wanted, 1024, 512)
-        assert 0.5 * wanted < parameters_of(config) <= 1.1 * wanted
-    assert architecture(1, 1024, 512).hidden_size == 64
+    for vocabulary, wanted in (
+        (265, 6e4),
+        (265, 4e5),
+        (1024, 4e5),
+        (1024, 1e6),
+        (1024, 2.5e6),
+        (8192, 1e6),
+        (8192, 2e7),
+    ):
+        assert parameters_of(architecture(wanted, vocabulary, 512)) == pytest.approx(wanted, rel=0.03)
+    assert architecture(1, 1024, 512).hidden_size == 32
+    model = new_model(
+        architecture(4e5, 1024, 512), save_trained(tmp_path, texts=["a"], vocabulary=0, context=0), seed=0
+    )
+    assert parameters_of(model.config) == sum(p.numel() for p in model.parameters())
+
+
+def test_a_size_that_no_new_model_has_is_refused(tmp_path: Path) -> None:
+    for wanted in (1000, 10**9):
+        with pytest.raises(ConfigError, match=r"--parameters 1,.* with 265 tokens can have 31,680 to 49,761,792 p"):
+            made(tmp_path / str(wanted), tokenizer="bytes", parameters=wanted)
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:

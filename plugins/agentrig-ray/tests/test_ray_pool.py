@@ -198,7 +198,7 @@ def test_a_rollout_that_takes_nodes_down_fails_at_last(start: Callable[..., RayP
         pool._waiting.clear()
 
 
-def test_the_keys_reach_ray(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_keys_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """`address`, `logs` and `runtime_env`, in what Ray is called with; the others have tests of their own."""
     import ray
 

@@ -14,7 +14,6 @@ import torch
 from agentrig_verl import schema
 
 from agentrig.delivery import Delivery
-from agentrig.errors import RunStopped
 from agentrig.plan import resolve
 from agentrig.run.directory import RunDirectory
 
@@ -166,38 +165,6 @@ def test_a_resumed_run_whose_tasks_are_solved_only_measures(train: Any) -> None:
     assert session.calls == ["before", "after"]
 
 
-def test_steps_without_any_advantage_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentrig_verl import trainer as ours
-    from agentrig_verl.trajectories import ADVANTAGE
-
-    trainer: Any = ours.Trainer.__new__(ours.Trainer)
-    monkeypatch.setattr(ours.PPOTrainerSync, "__init__", lambda self, config: None)
-    lines = [{"algorithm": {"steps_without_advantage": 1.0}}]
-    session: Any = SimpleNamespace(solved=False, lines=lines, directory=Path())
-    ours.Trainer.__init__(trainer, None, session)
-    trainer.config = SimpleNamespace(algorithm=SimpleNamespace(adv_estimator="grpo"))
-    trainer.global_steps = 7
-    monkeypatch.setattr(ours.PPOTrainerSync, "_compute_advantage", lambda self, batch, metrics: batch)
-    masks = {"response_mask": torch.nested.as_nested_tensor([torch.ones(2)], layout=torch.jagged)}
-    queue = SimpleNamespace(kv_batch_get=lambda **_: masks, kv_batch_put=lambda **_: None)
-    monkeypatch.setattr(ours, "tq", queue)
-
-    def step(advantage: float) -> None:
-        trainer._compute_advantage(SimpleNamespace(keys=["a"], tags=[{ADVANTAGE: advantage}], partition_id="train"), {})
-
-    expected = r"step 7: for 3 steps, all rollouts of each task had the same reward"
-    step(0.0)
-    with pytest.raises(RunStopped, match=expected):  # a resumed run continues counting
-        step(0.0)
-    for advantage in (0.5, 0.0, 0.0):
-        step(advantage)
-    session.solved = True
-    step(0.0)
-    session.solved = False
-    with pytest.raises(RunStopped, match=expected):
-        step(0.0)
-
-
 @pytest.mark.parametrize("save_freq", [-1, 2])
 def test_a_run_that_is_asked_to_stop_saves_once(train: Any, save_freq: int) -> None:
     session, run = train(save_freq, stop_after=2)
@@ -245,7 +212,6 @@ def test_the_gradient_norm_has_the_name_of_grpo() -> None:
 
 def test_the_kl_metric_has_the_name_of_its_estimate() -> None:
     """`kl` is k3 in every algorithm; verl's `ppo_kl` is k1: the mean of old minus new log-probabilities."""
-    import torch
     from agentrig_verl.trainer import step_figures
     from verl.trainer.ppo.core_algos import compute_policy_loss
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import attrs
 import httpx
@@ -19,9 +20,18 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from doors import Door, problems
 
 from agentrig.delivery.digests import digests
 from agentrig.processes.servers import ServerError
+
+
+def test_the_door_is_closed_to_what_is_no_request(server):
+    with server() as running:
+        endpoint = running.endpoints[0]
+        port, key = urlsplit(endpoint.base_url).port, f"Authorization: Bearer {endpoint.api_key}"
+        assert problems(Door(port=port, path="/v1/chat/completions", header=key)) == []
+        assert ask(running, key="wrong").status_code == 401
 
 
 def weights(model):
@@ -274,6 +284,7 @@ def test_the_end_of_the_block_ends_all_of_it(server):
 RUN = """
 import sys, time
 from pathlib import Path
+from urllib.parse import urlsplit
 from agentrig.hardware.cpu import Cpu
 from agentrig.servers import ServerPlan
 from agentrig_vllm.config import VllmConfig

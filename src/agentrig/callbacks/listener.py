@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import json
 import os
 import secrets
 import socket
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import attrs
 
 from agentrig.errors import AgentrigError
 
+if TYPE_CHECKING:
+    from agentrig.http_server import Receive, Scope, Send
+
 BODY_LIMIT = 16 << 20
 """Most bytes of a request's body."""
 
-ARRIVAL_S = 60.0
-"""Longest time in seconds that a request's body may take to arrive."""
-
 MOST = 1024
-"""Most requests at once."""
+"""Most connections."""
 
 ANY_HOST = ("0.0.0.0", "::")
 
@@ -46,9 +46,18 @@ class Door:
     _path: str = attrs.field(repr=False)
     _listener: Listener = attrs.field(repr=False)
 
-    def close(self) -> None:
-        """Refuse whatever comes from now on with status 410."""
+    def close(self, late: Take | None = None) -> None:
+        """Refuse whatever comes from now on with status 410.
+
+        Args:
+            late: Gets what comes later with the right key, for as long as few others are closed after it.
+        """
         self._listener._doors.pop(self._path, None)
+        if late is not None:
+            ended = self._listener._ended
+            ended[self._path] = (self.key, late)
+            while len(ended) > MOST:
+                ended.popitem(last=False)
 
 
 class Listener:
@@ -66,30 +75,21 @@ class Listener:
     _starting = threading.Lock()
 
     def __init__(self, host: str = "127.0.0.1", name: str = "") -> None:
-        import uvicorn
-        from starlette.applications import Starlette
-        from starlette.routing import Route
+        from agentrig.http_server import ServerThread
 
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._socket = socket.create_server((host, 0), family=family)
+            listener = socket.create_server((host, 0), family=family)
         except OSError as error:
             raise AgentrigError(
                 f"no callbacks can be taken: this machine cannot listen on {host} ({error.strerror or error}); name "
                 "an address of this machine"
             ) from None
         reached = name or (socket.gethostname() if host in ANY_HOST else host)
-        self.url = f"http://{f'[{reached}]' if ':' in reached else reached}:{self._socket.getsockname()[1]}"
+        self.url = f"http://{f'[{reached}]' if ':' in reached else reached}:{listener.getsockname()[1]}"
         self._doors: dict[str, tuple[str, Take]] = {}
-        app = Starlette(routes=[Route("/{path:path}", self._post, methods=["POST"])])
-        config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", ws="none", limit_concurrency=MOST
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, name="callbacks", daemon=True
-        )
-        self._thread.start()
+        self._ended: OrderedDict[str, tuple[str, Take]] = OrderedDict()
+        self._server = ServerThread(self._app, listener, "callbacks", most=MOST)
 
     @classmethod
     def shared(cls, host: str = "127.0.0.1", name: str = "") -> Listener:
@@ -114,40 +114,39 @@ class Listener:
         if path in self._doors:
             raise ValueError(f"the callback {path} is open already")
         key = key or secrets.token_urlsafe(24)
+        self._ended.pop(path, None)
         self._doors[path] = (key, take)
         return Door(f"{self.url}/{quote(path)}", key, path, self)
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.should_exit = True
-        self._thread.join()
-        self._socket.close()
+        self._server.stop()
 
-    async def _post(self, request: Any) -> Any:
-        from starlette.responses import JSONResponse
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from agentrig.http_server import reply
 
-        status, reply = await self._handled(request)
+        status, value = await self._handled(scope, receive)
         # After a refusal the rest of the body is not read.
-        return JSONResponse(dict(reply), status, headers={"connection": "close"} if status >= 400 else None)
+        await reply(send, status, dict(value), {"connection": "close"} if status >= 400 else None)
 
-    async def _handled(self, request: Any) -> tuple[int, Mapping[str, Any]]:
-        door = self._doors.get(request.path_params["path"])
+    async def _handled(self, scope: Scope, receive: Receive) -> tuple[int, Mapping[str, Any]]:
+        from agentrig.http_server import BodyTooLong, read_body
+
+        if scope["method"] != "POST":
+            return _refused(405, "an answer is posted: send POST")
+        path = scope["path"].removeprefix("/")
+        door = self._doors.get(path) or self._ended.get(path)
         if door is None:
             return _refused(410, "no rollout is under way at this address: it has ended, or the address is wrong")
         key, take = door
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
+        kind, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), key.encode()):
             return _refused(401, "this address asks for its own key: send `Authorization: Bearer KEY`")
-        body = bytearray()
+        scope["agentrig.connection"].prove()
         try:
-            async with asyncio.timeout(ARRIVAL_S):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > BODY_LIMIT:
-                        return _refused(413, f"the body is longer than {BODY_LIMIT >> 20} MiB")
-            value = json.loads(body)
-        except TimeoutError:
-            return _refused(408, f"the body took longer than {ARRIVAL_S:g} s")
+            value = json.loads(await read_body(receive, BODY_LIMIT) or b"")
+        except BodyTooLong:
+            return _refused(413, f"the body is longer than {BODY_LIMIT >> 20} MiB")
         except (ValueError, RecursionError) as error:
             return _refused(400, f"the body is no JSON: {error}")
         return take(value)

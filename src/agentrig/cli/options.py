@@ -134,19 +134,32 @@ def measured_server(endpoint: str | None, model: str | None, checkpoint: Path | 
 
 
 def find_checkpoint(path: Path | None) -> Path | None:
-    """Return the checkpoint directory for a path: the path itself, or the latest checkpoint of a run directory."""
-    from agentrig.errors import ConfigError
+    """Return the checkpoint directory for a path: the path itself, or the latest checkpoint of a run directory.
+
+    Raises:
+        ConfigError: There is none.
+        CheckpointDamaged: It has changed since the run saved it.
+    """
+    from agentrig.errors import CheckpointDamaged, ConfigError
+    from agentrig.run.checkpoints import verify
     from agentrig.run.directory import RunDirectory
+    from agentrig.run.past import with_cure
 
     if path is None:
         return None
-    if (path / "config.json").is_file():
-        return path
-    if (path / "checkpoints").is_dir():
-        latest, _ = RunDirectory(path).latest_checkpoint()
-        if latest is not None:
-            return latest
-    raise ConfigError(f"{path} is neither a Hugging Face directory (config.json) nor a run directory with a checkpoint")
+    found: Path | None = path
+    if not (path / "config.json").is_file():
+        found = RunDirectory(path).latest_checkpoint()[0] if (path / "checkpoints").is_dir() else None
+    if found is None:
+        raise ConfigError(
+            f"{path} is neither a Hugging Face directory (config.json) nor a run directory with a checkpoint"
+        )
+    try:
+        verify(found)
+    except CheckpointDamaged as error:
+        run = found.absolute().parents[1]
+        raise (with_cure(error, RunDirectory(run)) if (run / "config.toml").is_file() else error) from None
+    return found
 
 
 def open_nothing() -> Any:

@@ -85,7 +85,8 @@ class Delivery:
 
     def _keep(self, probe: Probe) -> None:
         self._probe = probe
-        probes.save(probe, self._file)
+        if probe.recorded:  # a task's prompt is there again, and a run that resumes has changed nothing yet
+            probes.save(probe, self._file)
 
     # --- a transfer -------------------------------------------------------------------------------
 

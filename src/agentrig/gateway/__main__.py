@@ -7,15 +7,12 @@ the run, however that ends. It logs nothing about calls: they have keys.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from agentrig.processes.ends import SIGNALS
@@ -40,8 +37,6 @@ def main() -> None:
     except OSError as error:
         line.sendall(json.dumps({"error": error.strerror or str(error)}).encode() + b"\n")
         sys.exit(1)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard) if hard != resource.RLIM_INFINITY else (soft, hard))
     import uvloop
 
     with listener:
@@ -49,39 +44,23 @@ def main() -> None:
 
 
 async def _serve(listener: socket.socket, line: socket.socket, settings: dict[str, Any]) -> None:
-    import uvicorn
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
+    from agentrig import http_server
     from agentrig.endpoints import Endpoint
     from agentrig.gateway.app import Gateway
     from agentrig.gateway.writing import OneWrite
 
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            """Leave signals as they are: blocked."""
-            yield
-
-    class Connection(HttpToolsProtocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    class Connection(http_server.Connection):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             """Write what belongs together at once."""
             super().connection_made(OneWrite(transport, self.loop))  # type: ignore[arg-type]
 
-        def on_message_begin(self) -> None:
-            """Let the application break the connection."""
-            super().on_message_begin()
-            self.scope["agentrig.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
-
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # a call that was cut has an incomplete answer
     models = {name: None if given is None else Endpoint(**given) for name, given in settings["models"].items()}
     limit = settings["body_mb"] << 20
-    config = uvicorn.Config(
-        Gateway(token=settings["token"], sampling=settings["sampling"], limit=limit, models=models),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        http=Connection,
-        ws="none",
+    config = http_server.settings(
+        Gateway(limit=limit, models=models, **{name: settings[name] for name in ("token", "sampling", "own")}),
+        protocol=Connection,
+        log_level="critical",  # a call that was cut has an incomplete answer
+        most=http_server.most_connections(),
         date_header=False,
         server_header=False,
         proxy_headers=False,
@@ -89,7 +68,7 @@ async def _serve(listener: socket.socket, line: socket.socket, settings: dict[st
     )
     asyncio.get_running_loop().add_reader(line, lambda: os._exit(0))  # nothing comes any more but its end
     line.sendall(json.dumps({"port": listener.getsockname()[1]}).encode() + b"\n")
-    await Server(config).serve(sockets=[listener])
+    await http_server.Server(config).serve(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -5,29 +5,35 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Collection, Mapping
 
 from agentrig.endpoints import Endpoint
 from agentrig.gateway.book import Book, Call, Opened, Refused
 from agentrig.gateway.connections import Connections
 from agentrig.gateway.dialects import Chat, Dialect
-from agentrig.gateway.forward import Exchange, respond
+from agentrig.gateway.forward import Exchange
 from agentrig.gateway.messages import Messages
 from agentrig.gateway.responses import Responses
+from agentrig.http_server import BodyTooLong, Receive, Scope, Send, read_body, reply
 
 OPEN, CLOSE = "/agentrig/open", "/agentrig/close"
 """The routes of runners; they ask for the run's token."""
 
+CONTROL_LIMIT = 1 << 20
+"""Most bytes of a request of a runner."""
+
 ROLLOUTS = "/rollouts/"
 """Begins the path of every rollout: `/rollouts/ID/v1`."""
 
-DIALECTS: Mapping[str, Dialect] = {"chat/completions": Chat(), "responses": Responses(), "messages": Messages()}
-"""What an agent may call below its base URL."""
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
+DIALECTS: Mapping[str, Dialect] = {
+    "chat/completions": Chat(),
+    "responses": Responses(),
+    "messages": Messages(),
+    "messages/count_tokens": Messages(),
+    "completions": Chat(),
+    "embeddings": Chat(),
+}
+"""What an agent may call below its base URL, and in which form it gets errors."""
 
 
 class Gateway:
@@ -38,35 +44,41 @@ class Gateway:
         sampling: Whether the sampling fields that a request lacks are added.
         limit: Most bytes of the body of an agent's request.
         models: The endpoint of each fixed model by the name that agents send; None for a further name of the rollout's.
+        own: The fixed models that get calls in the API in which they come.
     """
 
     def __init__(
-        self, *, token: str, sampling: bool, limit: int, models: Mapping[str, Endpoint | None] | None = None
+        self,
+        *,
+        token: str,
+        sampling: bool,
+        limit: int,
+        models: Mapping[str, Endpoint | None] | None = None,
+        own: Collection[str] = (),
     ) -> None:
         self._token, self._sampling, self._limit = token.encode(), sampling, limit
-        self._models = models or {}
+        self._models, self._own = models or {}, own
         self.book, self._connections = Book(), Connections()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request; there are no websockets."""
-        if scope["type"] != "http":
-            return
+        """Handle a request."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         path: str = scope["path"]
         dialect: Dialect = Chat()
         try:
             if path in (OPEN, CLOSE):
-                await self._control(path, headers, receive, send)
+                await self._control(path, scope, headers, receive, send)
                 return
             rollout, _, route = path.removeprefix(ROLLOUTS).rpartition("/v1/")
             dialect = DIALECTS.get(route, dialect)
             opened = self.book.caller(rollout if path.startswith(ROLLOUTS) else "", _key(headers))
+            scope["agentrig.connection"].prove()
             if route in DIALECTS and scope["method"] == "POST":
-                await self._call(opened, DIALECTS[route], scope, headers, receive, send)
+                await self._call(opened, route, scope, headers, receive, send)
             elif route == "models" and scope["method"] == "GET":
                 same = {"object": "model", "created": 0, "owned_by": "agentrig"}
                 listed = [{"id": name, **same} for name in dict.fromkeys((opened.upstream.model, *self._models))]
-                await respond(send, 200, json.dumps({"object": "list", "data": listed}).encode())
+                await reply(send, 200, {"object": "list", "data": listed})
             else:
                 raise Refused(
                     f"the gateway has no {scope['method']} /v1/{route}; it has POST /v1/"
@@ -75,11 +87,11 @@ class Gateway:
                     code="not_found",
                 )
         except Refused as refused:
-            body = dialect.error(str(refused), status=refused.status, code=refused.code)
-            await respond(send, refused.status, json.dumps(body).encode(), {"connection": "close"})
+            body = dialect.error(str(refused), status=refused.status, code=refused.code, param=refused.param)
+            await reply(send, refused.status, body, {"connection": "close"})
 
     async def _call(
-        self, opened: Opened, dialect: Dialect, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send
+        self, opened: Opened, route: str, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -89,45 +101,48 @@ class Gateway:
             await Exchange(
                 opened=opened,
                 call=call,
-                dialect=dialect,
+                route=route,
+                dialect=DIALECTS[route],
                 headers=headers,
                 receive=receive,
                 send=send,
-                abort=scope["agentrig.abort"],
+                abort=scope["agentrig.connection"].transport.abort,
                 connections=self._connections,
                 models=self._models,
+                own=self._own,
                 sampling=self._sampling,
                 limit=self._limit,
             ).run()
         finally:
             opened.calls.discard(call)
 
-    async def _control(self, path: str, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+    async def _control(self, path: str, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
         """Open or close a rollout."""
         if not hmac.compare_digest(_key(headers).encode(), self._token):
             text = "only the run's runners open and close rollouts: they bring the run's token"
             raise Refused(text, status=401, code="invalid_token")
-        parts = []
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
+        scope["agentrig.connection"].prove()
+        try:
+            body = await read_body(receive, CONTROL_LIMIT)
+            if body is None:
                 return
-            parts.append(message["body"])
-            if not message["more_body"]:
-                break
-        sent = json.loads(b"".join(parts))
-        rollout = str(sent["rollout"])
-        if path == OPEN:
-            upstream = Endpoint(**sent["upstream"])
+            sent = json.loads(body)
+            rollout, upstream = str(sent["rollout"]), Endpoint(**sent["upstream"]) if path == OPEN else None
+            attempt, key, measured = int(sent.get("attempt", 0)), sent.get("key"), bool(sent.get("measured"))
+        except BodyTooLong:
+            raise Refused("the body is too long", status=413, code="request_too_large") from None
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise Refused(f"this is no body of a runner: {error}", status=400, code="invalid_json") from None
+        if upstream is not None:
             if self._models.get(upstream.model) is not None:
                 text = f"the run's model is called {upstream.model}, and so is a fixed one in [gateway.models]"
                 raise Refused(f"{text}: give that another name", status=409, code="name_taken")
-            opened = await self.book.open(rollout, int(sent["attempt"]), upstream)
+            opened = await self.book.open(rollout, attempt, upstream, measured=measured)
             answer = json.dumps({"key": opened.key}).encode()
         else:
-            opened = await self.book.close(rollout, sent.get("key"))
+            opened = await self.book.close(rollout, key)
             answer = b'{"cut": %d, "spans": [%b]}' % (opened.cut, b",".join(opened.spans))
-        await respond(send, 200, answer)
+        await reply(send, 200, answer)
 
 
 def _key(headers: Mapping[str, str]) -> str:

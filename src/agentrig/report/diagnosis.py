@@ -16,12 +16,14 @@ from agentrig.report import figures
 from agentrig.report.causes import calls, groups, outcome, policy, rewards, rollouts, weights
 from agentrig.report.causes.evidence import Evidence, Seen
 from agentrig.report.causes.finding import Finding
+from agentrig.report.causes.trend import gained
 from agentrig.report.reading import RunData, read_run
 
 Rule = Callable[[Evidence], Iterable[Finding]]
 """Looks at a run's evidence; returns what it finds."""
 
 RULES: Sequence[Rule] = (
+    weights.audited,
     outcome.told,
     rollouts.overlong_prompts,
     rollouts.failures,
@@ -32,6 +34,7 @@ RULES: Sequence[Rule] = (
     policy.collapsed,
     policy.stale,
     policy.penalized,
+    policy.unexploring,
     groups.zero_variance,
     rewards.audits,
     policy.clipped,
@@ -45,7 +48,13 @@ RULES: Sequence[Rule] = (
 
 
 NOTHING_WRONG = "Nothing held learning back."
-"""What is said about a run without problems."""
+"""What is said about a run without problems that got better for certain."""
+
+NO_GAIN = (
+    "No fault was found, but there is no significant gain either: what the run gained may be chance. Train for more "
+    "steps, or measure more held-out tasks (run.report_tasks)."
+)
+"""What is said about another run without problems."""
 
 
 @attrs.frozen(kw_only=True, str=False)
@@ -56,19 +65,23 @@ class Diagnosis:
         run: The run's name.
         status: `finished`, `unfinished`, `interrupted` or `stopped: …`.
         steps: Steps that have ended.
+        gained: Whether it got better for certain, or solved its tasks.
         problems: What held learning back, the first cause first; what follows from another cause comes after it.
         warnings: What to know before you trust the run.
         checks: What is fine.
         missing: What is missing or cannot be read.
+        audited: Which links of which steps the auditor has looked at; empty if it has not.
     """
 
     run: str
     status: str
     steps: int
+    gained: bool
     problems: Sequence[Finding]
     warnings: Sequence[Finding]
     checks: Sequence[Finding]
     missing: Sequence[str]
+    audited: str = ""
 
     def __str__(self) -> str:
         return words(self)
@@ -97,10 +110,12 @@ def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
         run=data.name,
         status=figures.status(data),
         steps=len(data.steps),
+        gained=gained(evidence) or bool(data.summary.get("solved")),
         problems=problems,
         warnings=[*ends, *(f for f in found if f.level == "warn")],
         checks=[f for f in found if f.level == "ok"],
         missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
+        audited=weights.links_audited(data),
     )
 
 
@@ -131,12 +146,19 @@ def _above(finding: Finding, others: Sequence[Finding]) -> set[str]:
     return {f.cause for f in others if f is not finding and finding.cause in f.explains}
 
 
+def verdict(diagnosis: Diagnosis) -> str:
+    """Return the sentence about a run without problems."""
+    if not diagnosis.steps:
+        return "Nothing is known yet: no training step has ended."
+    return NOTHING_WRONG if diagnosis.gained else NO_GAIN
+
+
 def words(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as text for a terminal."""
     head = f"{diagnosis.run}: {diagnosis.status}, {diagnosis.steps} steps"
-    lines = [head, ""]
+    lines = [head, *([diagnosis.audited] if diagnosis.audited else []), ""]
     if not diagnosis.problems:
-        lines.append(NOTHING_WRONG if diagnosis.steps else "Nothing is known yet: no training step has ended.")
+        lines.append(verdict(diagnosis))
     for i, found in enumerate(diagnosis.problems, 1):
         lines += [f"{i}. {found.cause}: {found.text}", *(f"   {line}" for line in details(found))]
     if diagnosis.warnings or diagnosis.missing:
@@ -175,6 +197,7 @@ CAUSES: Mapping[str, str] = {
     "diverged": "a loss, a gradient or weights that are NaN or infinite",
     "out-of-memory": "an update that does not fit into memory",
     "update-not-proven": "an update that does not follow from its samples and settings",
+    "audit": "a link between task set and server that is not as the settings and the papers say",
     "lost-calls": "calls or rollouts that got lost, or were counted twice",
     "learning-rate-too-large": "a reward that fell far below what it was",
     "stale-rollouts": "rollouts of weights that are too old",
@@ -182,12 +205,13 @@ CAUSES: Mapping[str, str] = {
     "entropy-collapse": "a policy that stopped to explore before the tasks were solved",
     "tasks-too-easy": "groups in which every answer is correct, from the start",
     "tasks-too-hard": "groups in which no answer is correct",
+    "low-entropy": "a policy that hardly explores, from the start",
     "no-exploration": "groups in which all answers are the same, from the start",
     "constant-reward": "one reward for different answers",
     "zero-variance-groups": "groups with a single reward, some right and some wrong",
     "reward-and-audit-part": "a trained reward that rises without the audit",
     "clip-fraction": "most of the trained tokens are clipped",
-    "warmup-too-long": "a learning rate that never left its warm-up",
+    "warmup-too-long": "a learning rate that was still rising at the end",
     "learning-rate-too-small": "answers that are the same before and after training",
     "error": "any other error that ended the run",
 }

@@ -17,7 +17,7 @@ from agentrig.figures import percent
 from agentrig.report import figures
 from agentrig.report.canvas import render
 from agentrig.report.causes.evidence import Seen
-from agentrig.report.diagnosis import NOTHING_WRONG, Diagnosis, details, diagnose
+from agentrig.report.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.report.plots import PLOTS
 from agentrig.report.reading import RolloutFile, RunData, mapping, number, read_run, rollout_rows, spans_of
 from agentrig.run.damage import writing
@@ -180,7 +180,7 @@ class LoadedRun:
             lines = Markup("<br>").join(escape(line) for line in details(found))
             parts.append(Markup("<p><b>{}</b>: {}<br>{}</p>").format(found.cause, found.text, lines))
         if not self.diagnosis.problems and data.steps:
-            parts.append(Markup("<p>{}</p>").format(NOTHING_WRONG))
+            parts.append(Markup("<p>{}</p>").format(verdict(self.diagnosis)))
         parts += [Markup("<p>{}</p>").format(text) for text in self.missing]
         for plot in self.plots():
             source = f"data:image/png;base64,{base64.b64encode(plot.png).decode()}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from agentrig.figures import NOTHING, percent
 from agentrig.report import calls, figures, table
 from agentrig.report.curves import audits, curves
-from agentrig.report.diagnosis import NOTHING_WRONG, Diagnosis, details, diagnose
+from agentrig.report.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.report.environment import templates
 from agentrig.report.findings import failures_by_kind, failures_of_steps
 from agentrig.report.reading import RunData, mapping, number
@@ -142,10 +142,11 @@ def warnings_of(run: RunData) -> list[dict[str, Any]]:
 def of_diagnosis(found: Diagnosis) -> dict[str, Any]:
     """Return what the templates show of a diagnosis."""
     checks = [f.text for f in found.checks]
+    no_gain = [verdict(found)] if found.steps and not found.gained and not found.problems else []
     return {
         "problems": [(f.cause, f.text, details(f)) for f in found.problems],
-        "warnings": [f.text for f in found.warnings],
-        "checks": checks if found.problems or not found.steps else [NOTHING_WRONG, *checks],
+        "warnings": [*no_gain, *(f.text for f in found.warnings)],
+        "checks": [verdict(found), *checks] if found.steps and found.gained and not found.problems else checks,
     }
 
 

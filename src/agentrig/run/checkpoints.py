@@ -1,23 +1,32 @@
-"""The checkpoints of a run: each one is saved atomically and has a list of its files."""
+"""The checkpoints of a run: each is saved atomically, with a digest of every file, and refused if one has changed."""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError
+from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunFileError
+from agentrig.run.damage import read_object, writing
 from agentrig.run.files import flush, flush_tree, write_whole
 
 KEPT_CHECKPOINTS = 2
 """How many of the latest checkpoints are kept, in addition to those that the algorithm asked to keep."""
 
 LIST = ".files.json"
-"""In each checkpoint: path to size in bytes, of all its other files."""
+"""In each checkpoint: path to size in bytes and digest, of all its other files."""
+
+SAVED = "checkpoints"
+"""The key of `progress.json` with the digests of the lists that were saved, by step."""
+
+PIECE = 16 << 20
+"""Bytes of a file that one thread digests."""
 
 ASIDE = ("part", "old", "gone")
 """Suffixes of a checkpoint's name while it is written, replaced or removed: `.step-00003.part`."""
@@ -49,9 +58,9 @@ class Checkpoints:
 
         If the checkpoint named by `latest` is gone, this is the newest one; every named checkpoint is complete.
         """
-        steps = self.steps()
-        with contextlib.suppress(FileNotFoundError):
-            named = (self.folder / "latest").read_text("utf-8").strip()
+        steps, latest = self.steps(), self.folder / "latest"
+        if latest.is_file():
+            named = latest.read_text("utf-8", errors="replace").strip()
             steps += [s for s in steps if self.path(s).name == named]
         return (self.path(steps[-1]), steps[-1]) if steps else (None, 0)
 
@@ -66,24 +75,35 @@ class Checkpoints:
             raise ConfigError(f"{self.folder} has no checkpoint of step {step}; the steps that have one: {there}")
         return self.path(step), step
 
-    def save(self, step: int, write: Callable[[Path], None], *, keep: bool) -> Path:
-        """Let `write` fill a checkpoint, make it the latest, and drop old ones."""
+    def save(
+        self, step: int, write: Callable[[Path], None], *, keep: bool, record: Callable[[str], None] = lambda _: None
+    ) -> Path:
+        """Let `write` fill a checkpoint, make it the latest, and drop old ones.
+
+        Args:
+            step: Its step.
+            write: Writes the files into the folder that it gets.
+            keep: Whether it stays when later ones are saved.
+            record: Writes down the digest of the list of its files, before the checkpoint gets its name.
+        """
         target, part, stale = self.path(step), self._aside(step, "part"), self._aside(step, "old")
-        shutil.rmtree(part, ignore_errors=True)
+        _remove(part)
         part.mkdir(parents=True)
         write(part)
+        files = sorted(f for f in part.rglob("*") if f.is_file())
+        listed = {str(f.relative_to(part)): [f.stat().st_size, digest_of(f)] for f in files}
         if keep:
-            (part / "keep").touch()
-        sizes = {str(f.relative_to(part)): f.stat().st_size for f in sorted(part.rglob("*")) if f.is_file()}
-        (part / LIST).write_text(json.dumps(sizes, indent=1) + "\n", "utf-8")
+            (part / "keep").touch()  # not in the list: a user may add or remove it
+        (part / LIST).write_text(json.dumps(listed, indent=1) + "\n", "utf-8")
         flush_tree(part)
-        shutil.rmtree(stale, ignore_errors=True)
-        if target.exists():
+        record(digest_of(part / LIST))
+        _remove(stale)
+        if os.path.lexists(target):
             os.replace(target, stale)  # a crash must never leave half a checkpoint under a good name
         os.replace(part, target)
         flush(self.folder)
         self._name_latest(step)
-        shutil.rmtree(stale, ignore_errors=True)
+        _remove(stale)
         others = [s for s in self.steps() if not (self.path(s) / "keep").exists() and s != step]
         for old in others[: -(KEPT_CHECKPOINTS - 1) or None]:
             self._remove(old)
@@ -98,14 +118,18 @@ class Checkpoints:
             self._remove(s)
 
     def recover(self) -> None:
-        """Clean up after a crash during `save`: keep complete checkpoints, remove incomplete ones."""
+        """Give a complete checkpoint its name, where a crash came between the two renames of `save`."""
         for old in self.folder.glob(".step-*.old"):
             target = self.folder / old.name.removeprefix(".").removesuffix(".old")
-            if not target.exists():
-                os.replace(old, target)
+            if not os.path.lexists(target):
+                with writing(target):
+                    os.replace(old, target)
+
+    def remove_incomplete(self) -> None:
+        """Remove what a crash during `save` has left."""
         for end in ASIDE:
             for left in self.folder.glob(f".step-*.{end}"):
-                shutil.rmtree(left)
+                _remove(left)
 
     def _aside(self, step: int, end: str) -> Path:
         return self.folder / f".step-{step:05d}.{end}"
@@ -115,49 +139,97 @@ class Checkpoints:
 
     def _remove(self, step: int) -> None:
         gone = self._aside(step, "gone")
-        shutil.rmtree(gone, ignore_errors=True)
+        _remove(gone)
         os.replace(self.path(step), gone)
-        shutil.rmtree(gone)
+        _remove(gone)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, a file or a link, but not what a link points to; do nothing if there is none."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def digest_of(file: Path) -> str:
+    """Return a file's digest: BLAKE2b of the digests of its pieces, 32 hexadecimal characters."""
+
+    def piece(start: int) -> bytes:
+        with file.open("rb") as data:
+            data.seek(start)
+            return hashlib.blake2b(data.read(PIECE), digest_size=16).digest()
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashlib lets other threads run meanwhile
+        pieces = pool.map(piece, range(0, file.stat().st_size, PIECE))
+        return hashlib.blake2b(b"".join(pieces), digest_size=16).hexdigest()
 
 
 def verify(checkpoint: Path) -> None:
-    """Check that all files of a checkpoint exist and have the right size; reads no weights.
+    """Check that a checkpoint is what the run saved: every file by size and digest, and the list of them.
+
+    The digest of that list is in the `progress.json` of the run. A directory that is no checkpoint of a run has no
+    list; then nothing is checked.
 
     Raises:
-        CheckpointDamaged: A file is missing, or shorter or longer than when it was saved.
+        CheckpointDamaged: A file is missing, was added, or has changed since the checkpoint was saved.
+        RunFileError: The run's `progress.json` is damaged.
     """
-    sizes: dict[str, int] = {}
-    with contextlib.suppress(FileNotFoundError):  # checkpoints of earlier versions have no list
+    checkpoint = checkpoint.absolute()
+    run, file = checkpoint.parent.parent, checkpoint / LIST
+    ours = checkpoint.parent.name == "checkpoints" and (run / "config.toml").is_file()
+    progress = read_object(run / "progress.json") if ours else {}
+    if file.is_file():
         try:
-            sizes = json.loads((checkpoint / LIST).read_text("utf-8"))
-        except ValueError:
+            listed: dict[str, Sequence[Any]] = json.loads(file.read_text("utf-8"))
+            wanted = {str(name): (int(size), str(digest)) for name, (size, digest) in listed.items()}
+        except (ValueError, TypeError, AttributeError, OSError):
             raise CheckpointDamaged(checkpoint, f"its list of files, {LIST}, cannot be read") from None
-    for name, size in sizes.items():
+        _compare(checkpoint, wanted)
+    elif ours:
+        raise CheckpointDamaged(checkpoint, f"its list of files, {LIST}, is missing")
+    if ours and progress and digest_of(file) not in saved_digests(run, progress).get(checkpoint.name, ()):
+        raise CheckpointDamaged(
+            checkpoint,
+            f"{LIST} is not the one that the run wrote for it (progress.json): it was changed or copied there",
+        )
+
+
+def _compare(checkpoint: Path, wanted: dict[str, tuple[int, str]]) -> None:
+    """Raise if the files of a checkpoint are not the wanted ones, by path, size and digest."""
+    for name, (size, _) in wanted.items():
         file = checkpoint / name
         if not file.is_file():
-            raise CheckpointDamaged(checkpoint, f"{name} is missing")
+            wrong = "is no file" if os.path.lexists(file) else "is missing"
+            raise CheckpointDamaged(checkpoint, f"{name} {wrong}")
         if file.stat().st_size != size:
             raise CheckpointDamaged(checkpoint, f"{name} has {file.stat().st_size} bytes; {size} were saved")
-    for file in checkpoint.glob("*.safetensors"):
-        whole = _safetensors_bytes(file)
-        if file.stat().st_size != whole:
-            raise CheckpointDamaged(
-                checkpoint, f"{file.name} has {file.stat().st_size} bytes; its header says {whole or 'nothing'}"
-            )
-
-
-def _safetensors_bytes(file: Path) -> int:
-    """Return the size of a safetensors file according to its header; 0 if the header cannot be read."""
-    with file.open("rb") as data:
-        length = int.from_bytes(data.read(8), "little")
-        if length > file.stat().st_size:
-            return 0
+    for file in sorted(checkpoint.rglob("*")):
+        name = str(file.relative_to(checkpoint))
+        if file.is_file() and name not in wanted and name != "keep" and not file.name.startswith("."):
+            raise CheckpointDamaged(checkpoint, f"{name} was not there when it was saved; move it away")
+    for name, (_, digest) in wanted.items():
         try:
-            header = json.loads(data.read(length))
-            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-            return 0
-    return 8 + length + max(ends, default=0)
+            found = digest_of(checkpoint / name)
+        except OSError as error:
+            raise CheckpointDamaged(checkpoint, f"{name} cannot be read: {error.strerror}") from None
+        if found != digest:
+            raise CheckpointDamaged(checkpoint, f"{name} has changed since it was saved (its digest differs)")
+
+
+def saved_digests(run: Path, progress: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the digests that `progress.json` holds of lists of files, by the checkpoint's name.
+
+    Raises:
+        RunFileError: They are damaged.
+    """
+    found = progress.get(SAVED, {})
+    if not isinstance(found, dict) or not all(isinstance(digests, list) for digests in found.values()):
+        raise RunFileError(
+            f"{run / 'progress.json'} is damaged: {SAVED} does not hold the digests of checkpoints. Restore it from a "
+            "copy, or remove it: the accuracy that was measured before training is then lost"
+        )
+    return found
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

@@ -5,14 +5,15 @@ Each rollout has an endpoint of its own: the API key says which task a call belo
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import random
 import secrets
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import attrs
@@ -20,6 +21,7 @@ import attrs
 from agentrig.demonstrations import Call, Demonstrate, Reply, Turn
 from agentrig.endpoints import Endpoint
 from agentrig.errors import place_of
+from agentrig.http_server import BodyTooLong, Receive, Scope, Send, ServerThread, read_body, reply
 from agentrig.tasks import Task
 
 MODEL = "demonstration"
@@ -81,21 +83,29 @@ def demonstrating(
         conversations.append(Conversation(task, random.Random(f"{seed} {task.id} {again}")))
     secret = secrets.token_hex(16)
 
-    class Handler(_Handler):
-        def conversation(self, key: str) -> Conversation | None:
-            found, _, number = key.rpartition("-")
-            if not hmac.compare_digest(found.encode(), secret.encode()) or not number.isdigit():
-                return None
-            return conversations[int(number)] if int(number) < len(conversations) else None
+    def of_key(key: str) -> Conversation | None:
+        found, _, number = key.rpartition("-")
+        if not hmac.compare_digest(found.encode(), secret.encode()) or not (number.isascii() and number.isdigit()):
+            return None
+        return conversations[int(number)] if int(number) < len(conversations) else None
 
-        def demonstrate(self, conversation: Conversation, body: Mapping[str, Any]) -> Reply | None:
-            return conversation.answer(demonstrate, body.get("messages") or [], body.get("tools") or [])
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        key = headers.get(b"authorization", b"").decode("latin-1").removeprefix("Bearer ").strip()
+        conversation = of_key(key)
+        if conversation is None:
+            await _refuse(send, 401, "this server needs the endpoint's own API key")
+            return
+        scope["agentrig.connection"].prove()
+        if scope["method"] == "POST":
+            await _answer(conversation, demonstrate, scope, receive, send)
+        elif (scope["method"], scope["path"]) == ("GET", "/v1/models"):
+            await reply(send, 200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+        else:
+            await _refuse(send, 404, "this server has GET /v1/models and POST /v1/chat/completions")
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    server = ServerThread(app, socket.create_server(("127.0.0.1", 0), backlog=128), "demonstrations")
+    url = f"http://127.0.0.1:{server.port}/v1"
     try:
         yield (
             [
@@ -105,97 +115,60 @@ def demonstrating(
             conversations,
         )
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        server.stop()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """OpenAI's chat completions, whole or streamed."""
+async def _answer(
+    conversation: Conversation, demonstrate: Demonstrate, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answer one of OpenAI's chat completions, whole or streamed."""
+    try:
+        body = json.loads(await read_body(receive, LIMIT) or b"")
+    except BodyTooLong:
+        await _refuse(send, 413, f"the request is larger than {LIMIT} bytes")
+        return
+    except (ValueError, RecursionError):
+        body = None
+    if not scope["path"].endswith("/chat/completions"):
+        conversation.problem = f"the agent asks for {scope['path']}; demonstrations answer chat completions only"
+        await _refuse(send, 404, conversation.problem)
+        return
+    if not isinstance(body, dict):
+        await _refuse(send, 400, "the body must be a JSON object")
+        return
+    asked = (demonstrate, body.get("messages") or [], body.get("tools") or [])
+    said = await asyncio.to_thread(conversation.answer, *asked)  # a demonstrator may take its time
+    if said is None:
+        await _refuse(send, 400, conversation.problem)
+        return
+    message = message_of(said, f"call-{len(conversation.turns)}")
+    end = "tool_calls" if said.tool_calls else "stop"
+    if body.get("stream"):
+        await reply(send, 200, _events(message, end), {"content-type": "text/event-stream"})
+        return
+    n = body.get("n")
+    choices = [
+        {"index": i, "message": message, "finish_reason": end, "logprobs": None}
+        for i in range(n if isinstance(n, int) and 0 < n <= 128 else 1)
+    ]
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    await reply(send, 200, {**_head("chat.completion"), "choices": choices, "usage": usage})
 
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
 
-    def conversation(self, key: str) -> Conversation | None:
-        raise NotImplementedError
+def _events(message: Mapping[str, Any], end: str) -> bytes:
+    """Return a message as the events of a stream."""
+    calls = [{**call, "index": i} for i, call in enumerate(message.get("tool_calls", ()))]
+    delta = {**message, "tool_calls": calls} if calls else message
+    chunks = [
+        {**_head("chat.completion.chunk"), "choices": [{"index": 0, "delta": change, "finish_reason": reason}]}
+        for change, reason in ((delta, None), ({}, end))
+    ]
+    return b"".join(b"data: %b\n\n" % text.encode() for text in (*map(json.dumps, chunks), "[DONE]"))
 
-    def demonstrate(self, conversation: Conversation, body: Mapping[str, Any]) -> Reply | None:
-        raise NotImplementedError
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Stay silent."""
-
-    def do_GET(self) -> None:
-        """List the model."""
-        if self._conversation() is not None:
-            self._send(200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
-
-    def do_POST(self) -> None:
-        """Answer a call."""
-        length = int(self.headers.get("Content-Length") or 0)
-        if length > LIMIT:
-            self.close_connection = True
-            return self._refuse(413, f"the request is larger than {LIMIT} bytes")
-        data = self.rfile.read(length)
-        conversation = self._conversation()
-        if conversation is None:
-            return None
-        if not self.path.endswith("/chat/completions"):
-            conversation.problem = f"the agent asks for {self.path}; demonstrations answer chat completions only"
-            return self._refuse(404, conversation.problem)
-        try:
-            body = json.loads(data)
-        except ValueError:
-            body = None
-        if not isinstance(body, dict):
-            return self._refuse(400, "the body must be a JSON object")
-        reply = self.demonstrate(conversation, body)
-        if reply is None:
-            return self._refuse(400, conversation.problem)
-        message = message_of(reply, f"call-{len(conversation.turns)}")
-        end = "tool_calls" if reply.tool_calls else "stop"
-        if body.get("stream"):
-            return self._stream(message, end)
-        n = body.get("n")
-        choices = [
-            {"index": i, "message": message, "finish_reason": end, "logprobs": None}
-            for i in range(n if isinstance(n, int) and 0 < n <= 128 else 1)
-        ]
-        usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-        return self._send(200, {**_head("chat.completion"), "choices": choices, "usage": usage})
-
-    def _conversation(self) -> Conversation | None:
-        found = self.conversation((self.headers.get("Authorization") or "").removeprefix("Bearer ").strip())
-        if found is None:
-            self._refuse(401, "this server needs the endpoint's own API key")
-        return found
-
-    def _stream(self, message: Mapping[str, Any], end: str) -> None:
-        calls = [{**call, "index": i} for i, call in enumerate(message.get("tool_calls", ()))]
-        delta = {**message, "tool_calls": calls} if calls else message
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        for change, reason in ((delta, None), ({}, end)):
-            chunk = {
-                **_head("chat.completion.chunk"),
-                "choices": [{"index": 0, "delta": change, "finish_reason": reason}],
-            }
-            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
-        self.wfile.write(b"data: [DONE]\n\n")
-        self.close_connection = True
-
-    def _refuse(self, status: int, message: str) -> None:
-        self._send(status, {"error": {"message": message, "type": "invalid_request_error"}})
-
-    def _send(self, status: int, value: Mapping[str, Any]) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+async def _refuse(send: Send, status: int, message: str) -> None:
+    error = {"error": {"message": message, "type": "invalid_request_error"}}
+    await reply(send, status, error, {"connection": "close"})
 
 
 def _head(kind: str) -> dict[str, Any]:

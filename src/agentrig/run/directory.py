@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrig.errors import ConfigError, RunInUse
+from agentrig.errors import ConfigError, RunFileError, RunInUse
 from agentrig.plan import Plan, to_toml
 from agentrig.processes.locks import Lock
 from agentrig.rewards import Score
@@ -27,6 +28,14 @@ from agentrig.text import storable
 ROLLOUTS = re.compile(r"[a-z]+-\d+\.parquet")
 """Name of a rollout file: `MODE-STEP.parquet`; other files in that folder belong to the user."""
 
+FOLDERS = ("rollouts", "calls", "checkpoints", "plots")
+
+ENDED = ("error.json", "summary.json")
+"""What the end of a run writes; a resumed run removes them."""
+
+REWRITTEN = ("metrics.jsonl", "progress.json", "config.toml", "manifest.json", "checkpoints/latest")
+"""What a resumed run writes again."""
+
 LONGEST_NAME = 200
 """Longest run name in bytes; file systems allow 255, and some file names are longer than the run's name."""
 
@@ -35,14 +44,13 @@ class RunDirectory:
     """One run's files; see `docs/report.md` for each.
 
     Args:
-        path: The directory; created if it does not exist.
+        path: The directory; if it holds no run yet, it and its folders are created.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        for part in ("rollouts", "calls", "checkpoints", "plots"):
-            with writing(path / part):
-                (path / part).mkdir(parents=True, exist_ok=True)
+        if not (path / "config.toml").exists():
+            self._make_folders()
         self.checkpoints = Checkpoints(path / "checkpoints")
         self._lock = Lock(path / "run.lock")
 
@@ -81,6 +89,11 @@ class RunDirectory:
         """Allow other runs to use this directory."""
         self._lock.release()
 
+    def _make_folders(self) -> None:
+        for part in FOLDERS:
+            with writing(self.path / part):
+                (self.path / part).mkdir(parents=True, exist_ok=True)
+
     def write(self, name: str, text: str) -> None:
         """Write a file atomically; it is on the disk when this returns."""
         with writing(self.path / name):
@@ -107,20 +120,45 @@ class RunDirectory:
         """Return the lines of `metrics.jsonl`; a last line cut short by a crash is left out."""
         return read_metrics(self.path / "metrics.jsonl")[0]
 
+    def check_rewind(self, step: int) -> None:
+        """Check that `rewind` can do its work, so that it never fails half-way.
+
+        Raises:
+            RunFileError: A folder cannot be written, or there is a directory where the run has a file.
+        """
+        for folder in (self.path, *(self.path / part for part in FOLDERS)):
+            if not os.path.lexists(folder):
+                continue
+            with writing(folder):
+                os.scandir(folder).close()
+                if not os.access(folder, os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        for file in (*self._after(step), *(self.path / name for name in (*ENDED, *REWRITTEN))):
+            if file.is_dir() and not file.is_symlink():
+                raise RunFileError(
+                    f"{file} is a directory, and the run has a file of that name. Nothing was changed; move it away"
+                )
+
     def rewind(self, step: int) -> list[dict[str, Any]]:
         """Delete everything after a step's checkpoint, for a resumed run; return the remaining metrics.
 
-        The measurement at the end of the run, after that checkpoint, is deleted too.
+        What the end of the run wrote is deleted too: its error, its summary and its measurement after training.
         """
         kept = [line for line in self.metrics() if line["step"] <= step]
+        self._make_folders()
+        for file in (*(self.path / name for name in ENDED), *self._after(step)):
+            file.unlink(missing_ok=True)
+        self.checkpoints.remove_incomplete()
         self.checkpoints.drop_after(step)
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
-        for file in (*(self.path / "rollouts").iterdir(), *(self.path / "calls").iterdir()):
-            if file.suffix == ".part" or (ROLLOUTS.fullmatch(file.name) and not _stays(file, step)):
-                file.unlink()
-        for part in self.path.glob(".*.part"):
-            part.unlink()
         return kept
+
+    def _after(self, step: int) -> list[Path]:
+        """Return the files that a run resumed from this step makes again, and those that a crash left half written."""
+        files = [f for part in ("rollouts", "calls") for f in (self.path / part).glob("*")]
+        again = [f for f in files if f.suffix == ".part" or (ROLLOUTS.fullmatch(f.name) and not _stays(f, step))]
+        audits = [f for f in (self.path / "audit").glob("*-*.json") if not _stays(f, step)]
+        return [*again, *audits, *self.path.glob(".*.part")]
 
     def measured(self, step: int) -> dict[str, int]:
         """Return how many rollouts were only measured, by failure; `""` for those without a failure.
@@ -174,10 +212,12 @@ class RunDirectory:
             pq.write_table(table, part, compression="zstd")
             put(part, target)
 
-    def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool) -> Path:
-        """Let `write` fill a checkpoint, make it the latest, and drop old ones."""
+    def save_checkpoint(
+        self, step: int, write: Callable[[Path], None], *, keep: bool, record: Callable[[str], None] = lambda _: None
+    ) -> Path:
+        """Let `write` fill a checkpoint, make it the latest, and drop old ones; see `Checkpoints.save`."""
         with writing(self.checkpoints.path(step)):
-            return self.checkpoints.save(step, write, keep=keep)
+            return self.checkpoints.save(step, write, keep=keep, record=record)
 
     def latest_checkpoint(self) -> tuple[Path | None, int]:
         """Return the latest checkpoint and its step, or (None, 0)."""

@@ -6,9 +6,9 @@ import inspect
 import logging
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from agentrig.plan import Plan
 from agentrig.processes.ends import Interrupted, handling, name_of
 from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Mode, Rollout
-from agentrig.run.guards import warn_of_sampling, warn_of_unseen
-from agentrig.run.metrics import count_failures
+from agentrig.run.guards import warn_of_ignored, warn_of_sampling, warn_of_unseen
+from agentrig.run.metrics import reason_of
 from agentrig.run.setup import first_runner, gateway_of, make_engine, make_server, ready_hardware, ready_server
 from agentrig.run.splits import gold_warnings, load_split, split_of, task_set
 from agentrig.run.training import make_scorer
@@ -46,6 +46,7 @@ class Evaluation:
         reward: Mean reward of the scored rollouts; None if `n` is 0.
         n: Number of scored rollouts, without failures.
         failures: Kind to count.
+        reasons: Kind to why the first rollout of it failed.
         wall_s: Seconds from the first rollout to the last.
         rollouts_per_s: All rollouts over `wall_s`.
         databases: Per database (or other `db_id` of the input): correct and scored rollouts.
@@ -61,6 +62,7 @@ class Evaluation:
     rollouts_per_s: float
     databases: Mapping[str, tuple[int, int]]
     rollouts: Sequence[Rollout] = attrs.field(default=(), repr=False)
+    reasons: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the object that `agentrig eval --json` prints."""
@@ -111,7 +113,8 @@ def evaluate(
     scorer = make_scorer(plan)
     adapter = plan.build("adapter")
     figures = _Figures()
-    with temporary_files(), first_runner(plan) as pool, gateway_of(plan) as gateway:  # before the model's server starts
+    # The runner is there before the model's server starts.
+    with temporary_files(), closing(scorer), first_runner(plan) as pool, gateway_of(plan) as gateway:
         engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
         engine.as_mode = as_mode
         serving: AbstractContextManager[Endpoint | Sequence[Endpoint]]
@@ -137,6 +140,7 @@ def evaluate(
                         if mode != "dev":  # which says it by itself, below the spans
                             warn_of_unseen(rollouts)
                         warn_of_sampling(rollouts, sampled[0].sampling, mode=mode)
+                        warn_of_ignored(rollouts)
                     for rollout in rollouts:
                         each(rollout)
                         figures.add(rollout, keep=keep)
@@ -165,7 +169,8 @@ class _Figures:
     def __init__(self) -> None:
         self.start = self.end = 0.0
         self.total = 0
-        self.failures: dict[str, int] = defaultdict(int)
+        self.failures: Counter[str] = Counter()
+        self.reasons: dict[str, str] = {}
         self.databases: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.rewards: list[float] = []
         self.kept: list[Rollout] = []
@@ -174,8 +179,9 @@ class _Figures:
         self.total += 1
         if keep:
             self.kept.append(rollout)
-        for kind, count in count_failures([rollout]).items():
-            self.failures[kind] += count
+        if rollout.failure is not None:
+            self.failures[rollout.failure] += 1
+            self.reasons.setdefault(rollout.failure, reason_of(rollout))
         if rollout.value is not None:
             row = self.databases[str(rollout.task.input.get("db_id", ""))]
             row[0] += bool(rollout.correct)
@@ -196,6 +202,7 @@ class _Figures:
             rollouts_per_s=self.total / wall if wall else 0.0,
             databases={name: (r, n) for name, (r, n) in sorted(self.databases.items())},
             rollouts=tuple(self.kept),
+            reasons=self.reasons,
         )
 
 

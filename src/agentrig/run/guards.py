@@ -7,26 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agentrig.endpoints import SAMPLING_FIELDS
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Mode, Rollout
-from agentrig.run.metrics import count_failures, reason_of
+from agentrig.run.metrics import count_failures, failure_lines, reason_of
 from agentrig.text import cut, json_text
-from agentrig.traces import LLM_CALL, MISSED, SERVER, Span, Trace
+from agentrig.traces import IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace
 
 log = logging.getLogger(__name__)
-
-SAMPLING_FIELDS: Mapping[str, Any] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "min_tokens": 0,
-    "logit_bias": None,
-}
-"""The request fields that define the sampling distribution, and their value when a request leaves them out."""
 
 SERVER_DEFAULTS = ("temperature", "top_p")
 """Fields for which a server may have its own default: they are compared only if the run sets them."""
@@ -55,9 +43,8 @@ def check_failures(rollouts: Sequence[Rollout], limit: float, *, step: int, mode
         f"step {step}: {total} of {len(rollouts)} {mode} rollouts failed "
         f"(limit {limit:.0%}, run.failure_limit). Failed rollouts are not trained on."
     ]
-    for kind, count in sorted(failures.items(), key=lambda item: -item[1]):
-        first = next(r for r in rollouts if r.failure == kind)
-        lines.append(f"  {count} x {kind}: for example {reason_of(first)}")
+    reasons = {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None}
+    lines += [f"  {line}" for line in failure_lines(failures, reasons)]
     lines.append("  Look at one with: agentrig dev … (every span is shown).")
     raise RunStopped("\n".join(lines), cause="failures")
 
@@ -187,7 +174,7 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
     if several:
         raise RunStopped(
             f"step {step}: {several} of {len(requests)} calls that are trained on asked for more than one choice (n): "
-            "only the first choice would be trained on, whichever the agent used.\n  Make one call for each choice.",
+            "another tracer than the run's recorded only the first choice.\n  Make one call for each choice.",
             cause="several-choices",
         )
     others = _sampling_mismatches(requests, sampling)
@@ -222,19 +209,40 @@ def warn_of_constraints(rollouts: Sequence[Rollout], *, step: int) -> bool:
     return bool(found)
 
 
+def warn_of_ignored(rollouts: Sequence[Rollout]) -> bool:
+    """Warn when calls have fields that the gateway drops; return whether any do."""
+    found: Counter[str] = Counter()
+    for rollout in rollouts:
+        for call in rollout.trace.llm_calls():
+            found.update(call.attributes.get(IGNORED) or ())
+    for name, count in found.most_common():
+        log.warning(
+            "%d calls set %s, which has no effect on the run's model (docs/how-to/existing-agent.md)", count, name
+        )
+    return bool(found)
+
+
 def same_reward(rollouts: Sequence[Rollout]) -> bool:
     """Return whether all scored rollouts, two or more, got the same reward."""
     values = [r.value for r in rollouts if r.value is not None]
     return len(values) > 1 and len(set(values)) == 1
 
 
-def check_rewards(rollouts: Sequence[Rollout], *, step: int) -> None:
-    """Stop when all rollouts of a training step got the same reward: every advantage would be zero."""
+def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -> None:
+    """Stop when all rollouts of a training step got the same reward: every advantage would be zero.
+
+    Args:
+        rollouts: The step's.
+        step: The training step.
+        running: How many steps in a row have taught nothing, this one included.
+    """
     if not same_reward(rollouts):
         return
     scored = [r for r in rollouts if r.value is not None]
     samples = list({json_text(r.outcome.answer): r for r in reversed(scored)}.values())[-3:][::-1]  # unlike ones
     lines = [f"step {step}: all {len(scored)} rollouts got the reward {scored[0].value:g}, so every advantage is zero."]
+    if running > 1:
+        lines.append(f"  It is the step {running} in a row without a group whose rewards differ.")
     lines += [
         f"  for example, task {r.task.id}: {cut(json_text(r.outcome.answer), 200)} -> "
         f"{dict(r.score.details) if r.score else {}}"

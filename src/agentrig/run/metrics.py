@@ -11,6 +11,7 @@ from typing import Any
 from agentrig.figures import mean
 from agentrig.rewards import Score
 from agentrig.rollouts import Rollout
+from agentrig.text import cut
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +19,14 @@ log = logging.getLogger(__name__)
 def count_failures(rollouts: Sequence[Rollout]) -> dict[str, int]:
     """Return how many rollouts failed, by kind."""
     return dict(Counter(r.failure for r in rollouts if r.failure is not None))
+
+
+def failure_lines(failures: Mapping[str, int], reasons: Mapping[str, str]) -> list[str]:
+    """Return a line for each kind of failure, the most frequent first: how many, and an example of why."""
+    return [
+        f"{count} x {kind}: for example {cut(reasons[kind], 2000)}"
+        for kind, count in sorted(failures.items(), key=lambda item: -item[1])
+    ]
 
 
 def count_nodes(rollouts: Sequence[Rollout]) -> dict[str, dict[str, int]]:

@@ -11,15 +11,14 @@ import attrs
 
 from agentrig.errors import CheckpointDamaged, ConfigError
 from agentrig.plan import Plan, to_toml
-from agentrig.run.checkpoints import verify
+from agentrig.run.checkpoints import SAVED, saved_digests, verify
+from agentrig.run.damage import reading
 from agentrig.run.directory import RunDirectory, read_metrics
 from agentrig.run.manifest import FORMAT
-
-SAVED = "checkpoints"
-"""The key of `progress.json` that is true once a checkpoint was saved."""
+from agentrig.run.trends import Guards
 
 NEEDED = ("failures", "algorithm", "time_s", "step_s", "rollouts", "transitions_per_rollout")
-"""The keys that a line of `metrics.jsonl` needs for the run's totals."""
+"""The keys that a line of `metrics.jsonl` needs for the run's totals; the first three hold objects."""
 
 
 @attrs.frozen(kw_only=True)
@@ -46,7 +45,7 @@ class Past:
 
 
 def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
-    """Read the state that a run resumes from; changes nothing, except for cleaning up after a crash.
+    """Read the state that a run resumes from; changes nothing, except for the name of a checkpoint after a crash.
 
     Args:
         run: The run directory, locked.
@@ -55,6 +54,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
     Raises:
         ConfigError: There is no checkpoint of that step, or the run's checkpoints are gone.
         CheckpointDamaged: The checkpoint cannot be used; the message offers the one before.
+        RunFileError: Another file is damaged, or `begin` could not do its work.
     """
     run.checkpoints.recover()
     checkpoint, step = run.checkpoints.latest() if from_step is None else run.checkpoints.at(from_step)
@@ -67,9 +67,15 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
     summary, known = run.read_json("summary.json"), dict(run.read_json("progress.json"))
     if checkpoint is None:
         _check_never_saved(run, known.get(SAVED) or summary.get("complete"), len(every))
-    lines = [line for line in every if line["step"] <= step and set(NEEDED) <= line.keys()]
+    run.check_rewind(step)
+    lines = [line for line in every if line["step"] <= step and _usable(line)]
     progress = known if step else {}
     progress.pop("after", None)  # from an earlier end of this run, before it was extended
+    with reading(run.path / "progress.json"):
+        _ = {**known.get("before", {"accuracy": None, "n": 0})}["accuracy"]
+    saved = {run.checkpoints.path(s).name for s in run.checkpoints.steps() if s <= step}
+    if progress:
+        progress[SAVED] = {name: kept for name, kept in saved_digests(run.path, known).items() if name in saved}
     return Past(
         checkpoint=checkpoint,
         step=step,
@@ -97,15 +103,21 @@ def _starts_over(step: int, steps: int) -> list[str]:
     return [f"no checkpoint had been saved yet: the run starts over, and its {steps} steps are removed"]
 
 
-def begin(run: RunDirectory, plan: Plan, facts: Mapping[str, Any], past: Past) -> None:
-    """Update the directory for the resumed run; called once the run has actually started.
+def _usable(line: Mapping[str, Any]) -> bool:
+    """Whether a line of `metrics.jsonl` has what the run's totals and guards need, of the right types."""
+    try:
+        Guards.after([line])
+        return all(isinstance(line[name], dict if i < 3 else int | float) for i, name in enumerate(NEEDED))
+    except (KeyError, TypeError, AttributeError):
+        return False
 
-    That is when the checkpoint is read, algorithm and agent are built and the model is served. A run that fails
-    before that keeps its configuration, its summary and all its metrics. After a crash in the middle of this
-    function, the run can still be resumed.
+
+def begin(run: RunDirectory, plan: Plan, facts: Mapping[str, Any], past: Past) -> None:
+    """Rewrite the directory for the resumed run. Before this call, nothing in it has changed.
+
+    The checkpoint is read, algorithm and agent are built, the model is served, and the first transfer of weights is
+    proven. After a crash in the middle of this function, the run can still be resumed.
     """
-    for name in ("error.json", "summary.json"):  # from the previous end of the run
-        (run.path / name).unlink(missing_ok=True)
     run.rewind(past.step)
     if past.progress:
         run.write_json("progress.json", past.progress)
@@ -132,7 +144,7 @@ def with_cure(error: CheckpointDamaged, run: RunDirectory) -> CheckpointDamaged:
     of = error.checkpoint.name.removeprefix("step-")
     before = [s for s in run.checkpoints.steps() if of.isdecimal() and s < int(of)]
     cure = (
-        f"The previous checkpoint is that of step {before[-1]}; to resume from it: "
+        f"The previous checkpoint is {run.checkpoints.path(before[-1])}; to resume from it: "
         f"agentrig train --resume {run.path} --from-step {before[-1]}"
         if before
         else "There is no earlier checkpoint; restore the file, or start a new run"

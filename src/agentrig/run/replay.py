@@ -102,6 +102,7 @@ def replay(plan: Plan, directory: Path, step: int, *, rescore: bool = False) -> 
         splits = load_splits(plan, ("train",))
         tasks = {task.id: task for task in splits["train"][1]}
         scorer = make_scorer(plan)
+        ending.callback(scorer.close)
 
         from agentrig.run.recorded import read_rollouts
 
@@ -257,6 +258,7 @@ def _repeat(
         report_tasks=(),
         audits={},
         past=attrs.evolve(past, ended=True),  # its guards check this step only
+        audited=False,
     )
     difference, refused = None, ""
     try:

@@ -12,6 +12,7 @@ import attrs
 from agentrig.errors import ConfigError
 from agentrig.plan import Plan, resolve
 from agentrig.plugins.registry import noun_of
+from agentrig.run.damage import reading
 from agentrig.run.directory import RunDirectory
 from agentrig.run.manifest import agentrig_version
 from agentrig.run.past import check_format
@@ -52,7 +53,9 @@ def resume_plan(
     summary = RunDirectory(directory).read_json("summary.json")
     steps = getattr(plan.configs["algorithm"], "steps", None)
     ended = from_step is None and bool(summary.get("complete"))
-    if ended and (not overrides or (steps is not None and steps <= summary["steps"])):
+    with reading(directory / "summary.json"):
+        done = int(summary.get("steps", 0))
+    if ended and (not overrides or (steps is not None and steps <= done)):
         name = plan.components["algorithm"].spec.name
         more = (
             "algorithm.steps=N"
@@ -60,7 +63,7 @@ def resume_plan(
             else f"KEY=VALUE, the key that sets it for algorithm {name} (agentrig plugins show {name})"
         )
         raise ConfigError(
-            f"{directory} has ended: its {summary['steps']} steps are done. To continue training, set the total number "
+            f"{directory} has ended: its {done} steps are done. To continue training, set the total number "
             f"of steps: agentrig train --resume {directory} {more}"
         )
     return plan

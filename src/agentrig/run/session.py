@@ -13,6 +13,7 @@ from typing import Any, Literal
 import attrs
 
 from agentrig.algorithms import Measurement
+from agentrig.audit.sketch import Sketch
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
@@ -24,21 +25,24 @@ from agentrig.plan import Plan
 from agentrig.rewards import Score
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run.ahead import RolloutsAhead
+from agentrig.run.auditing import Auditing
+from agentrig.run.checkpoints import SAVED
 from agentrig.run.digests import rollout_digests
 from agentrig.run.directory import RunDirectory
 from agentrig.run.foreign import ForeignBooks
 from agentrig.run.guards import (
     check_failures,
+    check_rewards,
     check_sampling,
     check_triplets,
     warn_of_constraints,
+    warn_of_ignored,
     warn_of_sampling,
     warn_of_unseen,
 )
 from agentrig.run.ledger import Books, Ledger, totals
-from agentrig.run.lines import Lines
 from agentrig.run.metrics import audit_figures, component_means, count_failures, count_nodes
-from agentrig.run.past import SAVED, Past
+from agentrig.run.past import Past
 from agentrig.run.setup import make_server
 from agentrig.run.trends import SOLVED, Guards
 from agentrig.runners.engine import RolloutEngine
@@ -66,6 +70,7 @@ class RunSession:
         audits: The rewards that are only logged, by name.
         past: The state that a resumed run continues from.
         begin: Called once the run has actually started.
+        audited: Whether the auditor looks at steps.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class RunSession:
         audits: Mapping[str, Scorer],
         past: Past | None = None,
         begin: Callable[[], None] = lambda: None,
+        audited: bool = True,
     ) -> None:
         past = past or Past()
         self.train_tasks = train_tasks
@@ -93,13 +99,15 @@ class RunSession:
         self.stopping = False
         self.plan, self.engine, self.runtime = plan, engine, runtime
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
+        self.auditing = Auditing(run.path, plan, first=self.first_step, on=audited and plan.run.auditor)
         self._run = run
         self.validation_tasks, self._report_tasks = validation_tasks, report_tasks
         self._audits = audits
         self._begin_run, self.begun = begin, False
         self._progress: dict[str, Any] = dict(past.progress)
-        self.lines = Lines(past.lines)
+        self.lines: list[Mapping[str, Any]] = list(past.lines)
         self._step_rollouts: list[Rollout] = []
+        self._judged: list[Rollout] = []  # of the latest step that was learned
         self._step_audits: dict[str, dict[str, Score]] = {}
         self._step_time: dict[str, float] = defaultdict(float)
         self._validated: Measurement | None = None
@@ -110,7 +118,7 @@ class RunSession:
             adapter_name=plan.components["adapter"].spec.name,
             algorithm_name=plan.components["algorithm"].spec.name,
         )
-        self._guards = Guards.after(() if past.ended else past.lines)
+        self._guards = Guards.after(past.lines, ended=past.ended)
         self.solved = self._guards.solved
         self._failures: Counter[str] = Counter()
         for line in past.lines:
@@ -119,7 +127,7 @@ class RunSession:
         self._measured = sum(past.measured.values())
         self._warnings: list[str] = []
         self._notes: list[str] = []
-        self._warned = self._constrained = self._unseen = False
+        self._warned = self._constrained = self._unseen = self._ignored = False
         self._ahead: RolloutsAhead | None = None
         self._rollouts_s = 0.0  # of the step's training rollouts, whether the run waited for them or not
         self._overlap_s: float | None = None  # of these, while the step before was learned
@@ -127,12 +135,14 @@ class RunSession:
     def begin(self, steps: int | None = None) -> None:
         """Note that the run has actually started, and notify the observers; only the first call has an effect.
 
-        `plan_steps` calls it; algorithms call that once the checkpoint is read and the model is served. Otherwise the
-        first rollouts or the end of the algorithm call it. A resumed run changes its directory only then.
+        `plan_steps` calls it; algorithms call that once the checkpoint is read and the model is served, and serves the
+        learner's weights. Otherwise the first rollouts or the end of the algorithm call it.
         """
         if self.begun:
             return
-        self._begin_run()
+        if self.first_step > 1:
+            self.delivery.settle()  # a transfer that failed must not cost what the run has so far
+        self._begin_run()  # from here on, a resumed run rewrites its directory
         self.begun = True
         self.plan.registry.notify(
             "on_run_start",
@@ -279,6 +289,7 @@ class RunSession:
         self.delivery.offer(rollouts)
         self.delivery.settle()  # what was sampled counts only if the weights had arrived
         check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
+        self._ignored = self._ignored or warn_of_ignored(rollouts)
         if mode != "train":
             self._measured += len(rollouts)
             self._warned = self._warned or warn_of_sampling(rollouts, sampling, mode=mode)
@@ -292,9 +303,19 @@ class RunSession:
         self._ledger.record(rollouts, step=step, expected=expected)
         self._constrained = self._constrained or warn_of_constraints(rollouts, step=step)
         self._unseen = self._unseen or warn_of_unseen(rollouts, step=step)
+        self._judged = list(self._step_rollouts) if learns else []
         if learns and self._guards.judge(self._step_rollouts, step=step) and not self.solved:
             self.solved = True
             log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
+
+    def check_learned(self) -> None:
+        """Stop a run at its end if it was too short for its guards, and all of its rewards were the same.
+
+        Raises:
+            RunStopped: The message has examples.
+        """
+        if self._judged and not self._guards.varied:
+            check_rewards(self._judged, step=self._judged[0].step, running=self._guards.silent)
 
     def _spend(self, rollouts: Sequence[Rollout], *, wall_s: float, waited_s: float) -> None:
         """Add the seconds that the run waited for rollouts to the current step's time."""
@@ -360,6 +381,10 @@ class RunSession:
         self._step_start = time.perf_counter()
         return found.accuracy
 
+    def sketch(self, step: int) -> Sketch | None:
+        """Return what the learner fills in a step that is audited; None in other steps."""
+        return self.auditing.sketch(step)
+
     def end_step(
         self,
         step: int,
@@ -377,6 +402,8 @@ class RunSession:
         if books.wrong:
             raise RunStopped(books.wrong, cause="lost-calls")
         self._guards.check(line)
+        self.auditing.end(step, line)
+        self._step_start = time.perf_counter()  # an audit is no part of the next step
 
     def foreign(
         self,
@@ -423,11 +450,15 @@ class RunSession:
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
         """Save a checkpoint, atomically."""
-        saved = self._run.save_checkpoint(step, write, keep=keep)
-        if not self._progress.get(SAVED):
-            self._progress[SAVED] = True
+        there = self._run.checkpoints
+
+        def record(digest: str) -> None:
+            names, name = {there.path(s).name for s in there.steps()}, there.path(step).name
+            kept = {n: digests for n, digests in self._progress.get(SAVED, {}).items() if n in names}
+            self._progress[SAVED] = {**kept, name: [*kept.get(name, []), digest]}  # one of before counts until then
             self._run.write_json("progress.json", self._progress)
-        return saved
+
+        return self._run.save_checkpoint(step, write, keep=keep, record=record)
 
     def note(self, text: str) -> None:
         """Implement `Session.note`."""
@@ -439,7 +470,7 @@ class RunSession:
     def summary(self, *, wall_s: float) -> dict[str, Any]:
         """Return the content of `summary.json`."""
         before, after = self._progress.get("before", {}), self._progress.get("after", {})
-        lines = list(self.lines)
+        lines = self.lines
         times: Counter[str] = Counter()
         for line in lines:
             times.update(line["time_s"])
@@ -467,9 +498,12 @@ class RunSession:
             "transitions_per_rollout": mean([line["transitions_per_rollout"] for line in lines]),
             "prompt_tokens": mean([line["prompt_tokens"] for line in lines if line["prompt_tokens"]]),
             "response_tokens": mean([line["response_tokens"] for line in lines if line["response_tokens"]]),
-            "warnings": [w for w in (self.engine.scorer.correctness.warning, *self._warnings) if w],
+            "warnings": [
+                w for w in (self.engine.scorer.correctness.warning, *self._warnings, *self.runtime.warnings) if w
+            ],
             "notes": list(self._notes),
             "delivery": self.delivery.summary(),
+            "audited": self.auditing.summary(),
             **_writes(self.plan.registry.settle()),
             "observer_errors": dict(self.plan.registry.observer_errors),
         }
@@ -513,6 +547,7 @@ class RunSession:
             "accuracy": Measurement.of(rollouts).accuracy,
             "rollouts": len(rollouts),
             "failures": count_failures(rollouts),
+            "groups": len(groups),
             "zero_variance_groups": mean([float(len(v) == 1) for v in groups.values()]),
             "step_s": step_s,
             "time_s": parts,

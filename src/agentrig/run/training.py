@@ -18,15 +18,15 @@ from agentrig.errors import CheckpointDamaged, RunFileError
 from agentrig.observers import RunEnd, RunError
 from agentrig.plan import Plan
 from agentrig.plugins import composing
-from agentrig.plugins.auto_server import OWN
-from agentrig.processes import garbage
+from agentrig.plugins.auto import OWN
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
+from agentrig.run.damage import reading
 from agentrig.run.directory import RunDirectory, run_name
 from agentrig.run.log_file import warnings_in
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
-from agentrig.run.setup import first_runner, gateway_of, make_engine, ready_hardware, ready_server
+from agentrig.run.setup import first_runner, gateway_of, make_engine, ready_hardware, ready_server, reward_plan
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
 from agentrig.runners.roles import with_roles
 from agentrig.runners.scorer import Scorer
@@ -44,7 +44,7 @@ def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = Non
     Args:
         plan: The plan from `agentrig.plan.resolve`.
         resume: A run directory to resume; `plan` must then come from its `config.toml`. Its files change
-            only after the run has actually started again.
+            only in `begin_run`, once everything is loaded and the first transfer of weights is proven.
         from_step: Resume from the checkpoint of this step and delete everything after it; None for the latest.
 
     Returns:
@@ -59,7 +59,6 @@ def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = Non
     with ExitStack() as ending:
         ending.enter_context(handling(interrupt))  # replaced by RunSignals once there is something to save
         ending.enter_context(temporary_files())
-        ending.enter_context(garbage.loading())
         return _train(plan, resume, from_step, ending)
 
 
@@ -87,6 +86,8 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     tasks = plan.build("tasks")
     scorer = make_scorer(plan)
     audits = audit_scorers(plan)
+    for each in (scorer, *audits.values()):
+        ending.callback(each.close)
     adapter = plan.build("adapter")
     pool = ending.enter_context(first_runner(plan, trains=True))
     algorithm: Algorithm = plan.build("algorithm")
@@ -103,11 +104,12 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     facts = manifest(plan, hardware, splits)
     if run is not None:
         before = run.read_json("manifest.json")
-        warnings += [*manifest_changes(before, facts), *past.warnings]
-        facts["resumed"] = [*before.get("resumed", []), facts["created"]]
-        facts["created"] = before.get("created", facts["created"])
-        if before.get("server", {}).get("name") == facts["server"]["name"]:
-            facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
+        with reading(run.path / "manifest.json"):
+            warnings += [*manifest_changes(before, facts), *past.warnings]
+            facts["resumed"] = [*before.get("resumed", []), facts["created"]]
+            facts["created"] = before.get("created", facts["created"])
+            if before.get("server", {}).get("name") == facts["server"]["name"]:
+                facts["server"] = before["server"]  # with the reason of `auto`: config.toml names the server
     facts["warnings"] = warnings
     for warning in warnings:
         log.warning("%s", warning)
@@ -128,7 +130,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
             if session.stopping:
                 raise KeyboardInterrupt("interrupted while the run started")
             begin(run, plan, facts, past)
-        garbage.settle()
+        logged.begin()
 
     def body() -> None:
         try:
@@ -136,6 +138,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         finally:
             session.close()
         session.begin()  # for an algorithm without plan_steps and rollouts
+        session.check_learned()
 
     session = RunSession(
         plan=plan,
@@ -152,7 +155,9 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     )
 
     ending.callback(session.delivery.end)
-    ending.enter_context(warnings_in(run.path / "log.jsonl", lambda: len(session.lines) + 1))
+    logged = ending.enter_context(warnings_in(run.path / "log.jsonl", lambda: len(session.lines) + 1))
+    if not resume:
+        logged.begin()
 
     # Run rollouts and updates until the algorithm is done.
     signals = RunSignals(session, runtime.abort)
@@ -231,6 +236,8 @@ def make_scorer(plan: Plan) -> Scorer:
         budget_s=plan.run.reward_budget_s,
         correctness=correctness,
         sees_trace=sees_trace,
+        plan=reward_plan(plan, component, plan.configs["reward"]),
+        process=plan.run.reward_process,
     )
 
 
@@ -241,5 +248,12 @@ def audit_scorers(plan: Plan) -> dict[str, Scorer]:
         reward, sees_trace = composing.build(component, config, plan.registry)
         rule = Correctness(reward_at=getattr(component.spec, "correct_at", None))
         name = plan.registry.reference(component)
-        found[name] = Scorer(reward, budget_s=plan.run.reward_budget_s, correctness=rule, sees_trace=sees_trace)
+        found[name] = Scorer(
+            reward,
+            budget_s=plan.run.reward_budget_s,
+            correctness=rule,
+            sees_trace=sees_trace,
+            plan=reward_plan(plan, component, config),
+            process=plan.run.reward_process,
+        )
     return found

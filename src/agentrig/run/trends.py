@@ -1,6 +1,25 @@
-"""The guards over several steps: their counts are rebuilt from the lines of metrics.
+"""The guards over several steps: their state is rebuilt from the lines of metrics.
 
 A resumed run therefore stops under the same conditions as an uninterrupted one.
+
+**When steps without a signal stop a run.** A group whose rollouts all got the same reward has advantage zero. In a
+healthy run that happens to a share q of the groups, and by chance to all groups of a step, some steps in a row. A run
+stops when m such groups in a row have a probability
+
+    q^m < CHANCE
+
+m counts groups of the steps in a row up to now in which no group had unlike rewards. Groups that are right do not
+count: a task that is solved is no fault. So m is the sum of groups * (1 - accuracy). q is the share of groups without
+variance in the latest RECENT steps that had a signal, and at least
+
+- ONE_VALUE, if m counts the steps in which all rollouts of all groups got one reward: a broken reward or agent.
+- AGREEING, if m counts the steps in which rewards differ between groups only: rollouts of a task are all alike.
+
+These two also decide while no step has had a signal. So a constant reward from the first step on stops the run
+once 35 groups have it: after 35 / tasks_per_step steps. Right answers count too then, as AGREEING, because a reward may
+ignore the answer. A run that ends before, with one reward in all steps, ends with the same error.
+
+Steps in which a group has unlike rewards and the weights did not change are no chance: two in a row are enough.
 """
 
 from __future__ import annotations
@@ -19,61 +38,144 @@ from agentrig.run.guards import check_rewards, same_reward
 
 log = logging.getLogger(__name__)
 
-SAME_REWARDS = 3
-"""Number of steps in a row with a single reward value that stops the run."""
+CHANCE = 1e-6
+"""A run without a signal stops when that is less likely by chance."""
+
+ONE_VALUE = 2 / 3
+"""The share of groups that all have one and the same reward, in a run of hard tasks that learns."""
+
+AGREEING = 0.75
+"""The share of groups without variance, in a run of very easy or very hard tasks that learns."""
+
+RECENT = 20
+"""Number of steps with a signal, up to the latest one, that the share of groups without variance is taken from."""
 
 SOLVED = 3
 """Number of steps in a row, with every rollout correct and the same reward, after which the tasks are solved."""
 
 UNCHANGED = 2
-"""Number of steps in a row with unchanged weights that stops the run."""
+"""Number of steps in a row that had a signal and did not change the weights, which stops the run."""
 
 NOT_FINITE = 2
 """Number of steps in a row with a non-finite loss or gradient that stops the run."""
 
 
-@attrs.define
-class Guards:
-    """Counts of consecutive steps, up to the latest one, with a condition that stops a run if it persists.
+@attrs.frozen(kw_only=True)
+class Signal:
+    """What the rewards of a step say.
 
     Attributes:
-        same_rewards: Steps in which all rollouts got the same reward.
-        all_correct: Steps in which, in addition, all rollouts are correct.
-        unchanged: The steps that did not change the weights. Steps in which all rollouts got the same reward
-            are skipped: there is nothing to learn from them.
-        not_finite: Steps in which the loss or the gradient norm was NaN or infinite.
+        groups: Number of groups with a reward.
+        alike: The share of them without variance.
+        one_value: Whether all rollouts, two or more, got one reward.
+        none: Whether no group has unlike rewards.
+        accuracy: The share of correct rollouts; 0 if unknown.
     """
 
-    same_rewards: int = 0
+    groups: int
+    alike: float
+    one_value: bool
+    none: bool
+    accuracy: float
+
+    @classmethod
+    def of_line(cls, line: Mapping[str, Any]) -> Signal:
+        """Return that of a step's line of `metrics.jsonl`."""
+        judged = line["rollouts"] - sum(line["failures"].values())
+        one_value = judged > 1 and line["reward_std"] == 0
+        groups, alike = line.get("groups", 1), line.get("zero_variance_groups") or 0.0
+        return cls(
+            groups=groups,
+            alike=alike,
+            one_value=one_value,
+            none=one_value or (alike == 1 and judged > groups),  # a group of one rollout says nothing
+            accuracy=line.get("accuracy") or 0.0,
+        )
+
+    @classmethod
+    def of(cls, rollouts: Sequence[Rollout]) -> Signal:
+        """Return that of a step's rollouts."""
+        scored = [r for r in rollouts if r.value is not None]
+        groups: dict[str, set[float | None]] = {}
+        for r in scored:
+            groups.setdefault(r.group, set()).add(r.value)
+        one_value, alike = same_reward(rollouts), sum(len(values) == 1 for values in groups.values())
+        return cls(
+            groups=len(groups),
+            alike=alike / len(groups) if groups else 0.0,
+            one_value=one_value,
+            none=one_value or (bool(groups) and alike == len(groups) and len(scored) > len(groups)),
+            accuracy=sum(bool(r.correct) for r in rollouts) / max(len(rollouts), 1),
+        )
+
+
+@attrs.define
+class Guards:
+    """What the steps up to the latest one say, with a condition that stops a run if it persists.
+
+    Attributes:
+        varied: Whether rollouts of a step had unlike rewards.
+        silent: Steps in a row without such a group.
+        one_value: Groups of the steps in a row in which all rollouts got one reward, without those that are right.
+        agreeing: Groups of the steps in a row in which no group had unlike rewards, without those that are right.
+        recent: Groups, and the share of them without variance, of the latest steps that had a signal.
+        all_correct: Steps in a row in which all rollouts are correct and got the same reward.
+        unchanged: The steps in a row that had a signal and did not change the weights; others between them are skipped.
+        not_finite: Steps in a row in which the loss or the gradient norm was NaN or infinite.
+    """
+
+    varied: bool = False
+    silent: int = 0
+    one_value: float = 0.0
+    agreeing: float = 0.0
+    recent: tuple[tuple[int, float], ...] = ()
     all_correct: int = 0
     unchanged: tuple[int, ...] = ()
     not_finite: int = 0
 
     @classmethod
-    def after(cls, lines: Sequence[Mapping[str, Any]]) -> Guards:
-        """Return the guards after the steps of these lines of `metrics.jsonl`."""
+    def after(cls, lines: Sequence[Mapping[str, Any]], *, ended: bool = False) -> Guards:
+        """Return the guards after the steps of these lines of `metrics.jsonl`.
+
+        Args:
+            lines: The lines.
+            ended: The run had ended with them and is extended: what it counts in a row starts again.
+        """
         guards = cls()
         for line in lines:
             guards.add(line)
-        return guards
+        return cls(varied=guards.varied, recent=guards.recent) if ended else guards
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Count a step that has ended; `line` is its line of `metrics.jsonl`."""
-        figures = line["algorithm"]
-        judged = line["rollouts"] - sum(line["failures"].values())
-        same = judged > 1 and line["reward_std"] == 0
-        # Lines of earlier versions have no accuracy; correct was then a reward of at least 1.
-        correct = line["accuracy"] == 1 if "accuracy" in line else same and line["reward"] >= 1
-        self.same_rewards = self.same_rewards + 1 if same else 0
-        self.all_correct = self.all_correct + 1 if same and correct else 0
+        figures, signal = line["algorithm"], Signal.of_line(line)
+        self.all_correct = self.all_correct + 1 if signal.one_value and line.get("accuracy") == 1 else 0
         self.not_finite = self.not_finite + 1 if _not_finite(figures) else 0
-        if not same:
+        self._count(signal)
+        if not signal.none and figures.get("trained_tokens", 1):
             self.unchanged = (*self.unchanged, line["step"]) if figures.get("weight_change", 1.0) == 0 else ()
+
+    def _count(self, signal: Signal) -> None:
+        self.varied = self.varied or not signal.one_value
+        if not signal.none:
+            self.silent, self.one_value, self.agreeing = 0, 0.0, 0.0
+            self.recent = (*self.recent, (signal.groups, signal.alike))[-RECENT:]
+            return
+        self.silent += 1
+        wrong = signal.groups * (1 - signal.accuracy)
+        self.agreeing += wrong
+        self.one_value = (self.one_value + (wrong if self.varied else signal.groups)) if signal.one_value else 0.0
+
+    def chance(self, groups: float, least: float) -> float:
+        """Return how likely it is that so many groups in a row have no variance; see the top of this file."""
+        total = sum(n for n, _ in self.recent)
+        share = sum(n * alike for n, alike in self.recent) / total if total else 0.0
+        return float(max(least, share) ** groups)
 
     @property
     def solved(self) -> bool:
-        """Whether the tasks are solved: there is nothing left to learn from them."""
-        return self.all_correct >= SOLVED
+        """Whether the tasks are solved: there was something to learn from them, and nothing is left."""
+        return self.varied and self.all_correct >= SOLVED
 
     def judge(self, rollouts: Sequence[Rollout], *, step: int) -> bool:
         """Check the rewards of the current step, before they are trained on.
@@ -86,15 +188,28 @@ class Guards:
             Whether the tasks are solved with this step.
 
         Raises:
-            RunStopped: All rollouts got the same reward: in the first step immediately, later if that persists and
-                they are not correct.
+            RunStopped: There has been no signal for longer than chance explains, or nothing was right to begin with.
         """
-        if not same_reward(rollouts):
+        signal = Signal.of(rollouts)
+        if not signal.none:
             return False
-        correct = all(r.correct for r in rollouts if r.value is not None)
-        if step == 1 or (self.same_rewards + 1 >= SAME_REWARDS and not correct):
-            check_rewards(rollouts, step=step)
-        return correct and self.all_correct + 1 >= SOLVED
+        now = attrs.evolve(self)
+        now._count(signal)
+        correct = signal.one_value and all(r.correct for r in rollouts if r.value is not None)
+        unanswered = not self.varied and all(r.outcome.answer is None for r in rollouts if r.value is not None)
+        least = AGREEING if correct else ONE_VALUE
+        if signal.one_value and (unanswered or now.chance(now.one_value, least) < CHANCE):
+            check_rewards(rollouts, step=step, running=now.silent)
+        chance = now.chance(now.agreeing, AGREEING)
+        if chance < CHANCE:
+            raise RunStopped(
+                f"step {step}: for {now.silent} steps, the rollouts of each task got the same reward, so every "
+                f"advantage is zero. For this run, that is no chance (probability {chance:.0e}).\n  Are the rollouts "
+                "of a task all alike (temperature, a cache, a seed in the agent)? If not: use tasks that the model "
+                "solves sometimes, or more rollouts for each task. See single rollouts with: agentrig dev.",
+                cause="zero-variance-groups",
+            )
+        return self.varied and correct and self.all_correct + 1 >= SOLVED
 
     def check(self, line: Mapping[str, Any]) -> None:
         """Stop when the updates of the latest steps changed nothing or diverged.
@@ -124,8 +239,8 @@ class Guards:
         if len(self.unchanged) >= UNCHANGED:
             steps = " and ".join(map(str, self.unchanged[-UNCHANGED:]))
             raise RunStopped(
-                f"steps {steps} changed no weight. Is the learning rate 0, is every group's reward constant, or is "
-                "nothing trainable?",
+                f"steps {steps} changed no weight, although rewards differ within groups. Is the learning rate 0, or "
+                "is nothing trainable?",
                 cause="weights-unchanged",
             )
 

@@ -5,19 +5,22 @@ Held-out tasks are read once, to make sure that no labelled task is one of them;
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from agentrig.demonstrations import Demonstrate, Turn, WarmedUp, WarmUpPlan, gold_of, gold_reply
+from agentrig.demonstrations import Demonstrate, StartingModel, StartPlan, Turn, gold_of, gold_reply
 from agentrig.errors import ConfigError, PluginError
 from agentrig.plan import Plan
 from agentrig.rollouts import Rollout
 from agentrig.run.demonstration_server import Conversation, demonstrating
 from agentrig.run.evaluate import Evaluation, evaluate
+from agentrig.run.metrics import failure_lines, reason_of
 from agentrig.run.setup import ready_hardware
 from agentrig.run.splits import load_splits, task_set
 from agentrig.tasks import Task, overlap
@@ -28,6 +31,12 @@ MEASURED = 64
 
 SOLVED = 0.95
 """Share of correct answers from which a model has nothing to learn."""
+
+DIFFER = 0.2
+"""Share of groups whose rewards must differ for a model that training is recommended for."""
+
+LITTLE = 0.05
+"""How far the mean reward must be above the least one for that, while no answer is correct."""
 
 REJECTED = 0.1
 """Largest share of demonstrations that the reward may reject."""
@@ -171,43 +180,38 @@ def _check_failures(plan: Plan, pairs: Sequence[tuple[Rollout, Conversation]], w
         return
     said = [(r, c.problem) for r, c in failed if c.problem]
     rollout, problem = said[0] if said else (failed[0][0], "")
-    message = problem or f"{rollout.failure}: {_message(rollout)}"
+    message = problem or f"{rollout.failure}: {reason_of(rollout)}"
     fault = who if problem else f"agent {plan.components['agent'].spec.name} or its reward"
     raise PluginError(
         f"{len(failed)} of {len(pairs)} demonstrations failed; {fault} on task {rollout.task.id}: {message}"
     )
 
 
-def _message(rollout: Rollout) -> str:
-    details = dict(rollout.score.details) if rollout.score else {}
-    return rollout.outcome.message or str(details.get("reason", ""))
-
-
 def _line(rollout: Rollout) -> str:
     if rollout.failure:
-        return f"{rollout.task.id}: failed: {rollout.failure}: {_message(rollout)[:200]}"
+        return f"{rollout.task.id}: failed: {rollout.failure}: {reason_of(rollout)[:200]}"
     details = dict(rollout.score.details) if rollout.score else {}
     return f"{rollout.task.id}: {str(rollout.outcome.answer)[:120]!r} -> {rollout.value:g} {str(details)[:200]}"
 
 
-def warm_up(
-    plan: Plan, wanted: WarmUpPlan, turns: Sequence[Turn], log: Callable[[str], None] = lambda line: None
-) -> WarmedUp:
+def make_start(
+    plan: Plan, wanted: StartPlan, turns: Sequence[Turn], log: Callable[[str], None] = lambda line: None
+) -> StartingModel:
     """Train a starting model on demonstrations with the plan's algorithm.
 
     Raises:
         ConfigError: The algorithm makes none, or a demonstration does not fit the model.
     """
     spec: Any = plan.components["algorithm"].spec
-    if spec.warm_up is None:
-        able = [c.spec.name for c in plan.registry.components("algorithm") if getattr(c.spec, "warm_up", None)]
+    if spec.make_start is None:
+        able = [c.spec.name for c in plan.registry.components("algorithm") if getattr(c.spec, "make_start", None)]
         raise ConfigError(
             f"algorithm {spec.name} makes no starting models; let one that does make it: --algorithm "
             f"{able[0] if able else 'NAME (none is installed: agentrig-grpo has one)'}.\n"
             "  Any algorithm can train the directory that it writes"
         )
     ready_hardware(plan)  # before torch is imported: its idle threads must not spin
-    found: WarmedUp = spec.warm_up(plan.configs["algorithm"], wanted, turns, log)
+    found: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, turns, log)
     return found
 
 
@@ -232,7 +236,7 @@ def measure(plan: Plan, labels: Labels, checkpoint: Path | None) -> Evaluation:
 
 
 class Until:
-    """Ends a warm-up when the model answers enough training tasks without a label; `WarmUpPlan.enough` calls it.
+    """Ends a warm-up when the model answers enough training tasks without a label; `StartPlan.enough` calls it.
 
     Args:
         plan: With agent, reward and algorithm.
@@ -278,23 +282,44 @@ def check_unsolved(measured: Evaluation, model: str) -> None:
         )
 
 
-def verdict(measured: Evaluation) -> tuple[bool, str]:
-    """Return whether a warmed-up model can be trained on by reward, and what to do."""
+def verdict(measured: Evaluation, group: int = 8) -> tuple[bool, str]:
+    """Return whether a model can be trained on by reward, and what to do.
+
+    Args:
+        measured: One sampled answer for each of some training tasks.
+        group: Rollouts of one task in a training step. A step learns from groups whose rewards differ; how many would
+            is estimated as if all tasks were equally hard.
+    """
     if not measured.n:
-        kinds = ", ".join(f"{n} x {kind}" for kind, n in measured.failures.items()) or "none ran"
-        return False, f"no rollout was scored ({kinds}): see one with agentrig dev"
-    values = {r.value for r in measured.rollouts if r.value is not None}
-    if len(values) == 1 and not measured.accuracy:
-        return False, (
-            f"every sampled answer has the reward {values.pop():g}, and none is correct: reinforcement learning would "
-            "start at zero and learn nothing. Give more labels (--labels), passes (--passes) or minutes, a larger "
-            "model (--parameters), or easier tasks"
-        )
-    if not measured.accuracy:
-        return True, "no sampled answer is correct yet; the rewards differ, so training has something to begin with"
-    if measured.accuracy >= SOLVED:
+        lines = failure_lines(measured.failures, measured.reasons) or ["none ran"]
+        return False, "no rollout was scored; see one with agentrig dev:\n" + "\n".join(f"  {line}" for line in lines)
+    values = Counter(r.value for r in measured.rollouts if r.value is not None)
+    if measured.accuracy and measured.accuracy >= SOLVED:
         return True, (
             "the model already solves nearly all training tasks: little is left for training. Use harder tasks, or "
             "fewer labels or passes"
         )
+    differ = 1 - sum((count / values.total()) ** group for count in values.values())
+    cure = (
+        "Give more labels (--labels), passes (--passes) or minutes, a larger model (--parameters), or easier tasks; "
+        "or a reward with partial credit"
+    )
+    if len(values) == 1 and not measured.accuracy:
+        return False, (
+            f"every sampled answer has the reward {next(iter(values)):g}, and none is correct: reinforcement learning "
+            f"would start at zero and learn nothing. {cure}"
+        )
+    if differ < DIFFER:
+        return False, (
+            f"about {differ:.0%} of groups of {group} rollouts would have rewards that differ, and training learns "
+            f"from these only. {cure}"
+        )
+    mean = math.fsum(values.elements()) / values.total()
+    if not measured.accuracy and mean - min(values) < LITTLE:
+        return False, (
+            f"no sampled answer is correct, and the mean reward is {mean:.3g}, hardly more than "
+            f"the least: training would hardly begin. {cure}"
+        )
+    if not measured.accuracy:
+        return True, "no sampled answer is correct yet; the rewards differ, so training has something to begin with"
     return True, ""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import base64
 import contextlib
 import hmac
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from http.cookies import CookieError, SimpleCookie
-from typing import Any
 from urllib.parse import parse_qs
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from agentrig.http_server import App, BodyTooLong, Receive, Scope, Send, read_body, replayed, reply
+
+BODY_LIMIT = 256 << 20
+"""Most bytes of a request's body: a rollout's spans, with the ids of all its tokens."""
 
 COOKIE = "agentrig-store"
 """The cookie that a browser gets when it opens the dashboard's link."""
@@ -43,21 +42,27 @@ class StoreDoor:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":
-            return  # the store has no websockets
         headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         if self._same(query.get("token", [""])[0]):
             cookie = f"{COOKIE}={self._token.decode()}; Path=/; HttpOnly; SameSite=Strict"
-            await _answer(send, 303, {"location": scope["path"], "set-cookie": cookie})
+            await reply(send, 303, b"", {"location": scope["path"], "set-cookie": cookie, "cache-control": "no-store"})
         elif any(self._same(given) for given in _brought(headers)):
             who = scope.get("client")
             client.set(who[0] if who else None)
-            await self._app(scope, receive, send)
+            scope["agentrig.connection"].prove()
+            try:
+                body = await read_body(receive, BODY_LIMIT)
+            except BodyTooLong:
+                why = f"the body is longer than {BODY_LIMIT >> 20} MiB"
+                await reply(send, 413, {"error": why}, {"connection": "close"})
+                return
+            if body is not None:
+                await self._app(scope, replayed(body, receive), send)
         else:
             text = b"this store asks for the run's token: the run printed a link with it when it started\n"
-            challenge = {"www-authenticate": 'Basic realm="agentrig"', "content-type": "text/plain"}
-            await _answer(send, 401, challenge, text)
+            headers = {"www-authenticate": 'Basic realm="agentrig"', "content-type": "text/plain"}
+            await reply(send, 401, text, {**headers, "cache-control": "no-store", "connection": "close"})
 
     def _same(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token)
@@ -77,10 +82,3 @@ def _brought(headers: Mapping[str, str]) -> list[str]:
     except CookieError:
         cookie = None
     return [*found, *([cookie.value] if cookie is not None else [])]
-
-
-async def _answer(send: Send, status: int, headers: Mapping[str, str], body: bytes = b"") -> None:
-    sent = {**headers, "content-length": str(len(body)), "cache-control": "no-store"}
-    encoded = [(key.encode(), value.encode()) for key, value in sent.items()]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body})

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import logging
 import socket
 import sys
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from agentrig import __version__
 from agentrig.endpoints import is_loopback
 from agentrig.errors import AgentrigError
+from agentrig.http_server import ServerThread
 from agentrig.lightning_import import import_lightning
+from agentrig.pools import RESULT_BYTES
 from agentrig.runners.jobs import Result
 from agentrig.runners.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, RUNNING, TOKEN_VARIABLE, Joining
 from agentrig.runners.store_door import StoreDoor, client
+from agentrig.text import cut, storable, words_of
 
 import_lightning()  # before the imports below, which would bring litellm and its network calls
 
@@ -47,12 +52,14 @@ class ServedStore:
 
     Attributes:
         url: The address, once it is served.
+        warnings: What the run's summary says of its runners.
     """
 
     def __init__(self, store: Store, joining: Joining) -> None:
         self._store, self.joining = store, joining
         self.url = ""
-        self._server: Any = None
+        self.warnings: list[str] = []
+        self._server: ServerThread | None = None
         self._state = RUNNING
         self._present: set[str] = set()
         self._gone = threading.Condition()
@@ -71,25 +78,24 @@ class ServedStore:
         """
         host = self.joining.host
         try:
-            with socket.create_server((host, self.joining.port), family=_family(host)) as free:
-                port = free.getsockname()[1]
+            listener = socket.create_server((host, self.joining.port), family=_family(host), backlog=1024)
         except OSError as error:
             raise AgentrigError(
                 f"the store cannot listen on {host}:{self.joining.port} (runners.store): {error.strerror or error}"
             ) from None
+        port = listener.getsockname()[1]
         reached = socket.gethostname() if host in ANY_HOST else host
         self.url = f"http://{f'[{reached}]' if ':' in reached else reached}:{port}"
         arguments = PythonServerLauncherArgs(
             host=host, port=port, access_host=reached, launch_mode="thread", log_level=logging.WARNING
         )
-        server = LightningStoreServer(self._store, launcher_args=arguments)
-        app: Any = server.app
+        app: Any = LightningStoreServer(self._store, launcher_args=arguments).app
         for path, handler in ((JOIN, self._join), (ALIVE, self._alive), (REPORT, self._report), (LEAVE, self._leave)):
-            app.add_route(path, handler, methods=["POST"])
+            app.add_route(path, _checked(handler), methods=["POST"])
         app.add_middleware(StoreDoor, token=self.joining.token)
         self._store.reached_from = client.get
-        self._server = server
-        asyncio.run(server.start())
+        # Not by Agent Lightning's launcher, whose server waits for half a request for ever and takes WebSockets.
+        self._server = ServerThread(app, listener, "store", loop="asyncio", timeout_graceful_shutdown=5)
         token = self.joining.token
         print(
             f"agentrig: the run's store is at {self.url}; this is printed once:\n"
@@ -115,7 +121,7 @@ class ServedStore:
             alive = set(self._store.leases.workers(FAREWELL_S))
             while self._present & alive and time.monotonic() < end:
                 self._gone.wait(0.2)
-        asyncio.run(self._server.stop())
+        self._server.stop()
         self._server = None
 
     def check(self) -> None:
@@ -127,7 +133,7 @@ class ServedStore:
         if self._server is None or time.monotonic() < self._next_check:
             return
         self._next_check = time.monotonic() + CHECK_S
-        own = urlsplit(self._server.endpoint)
+        own = urlsplit(self.url)
         try:
             socket.create_connection((own.hostname or "", own.port or 0), timeout=CHECK_S).close()
         except TimeoutError:
@@ -139,40 +145,61 @@ class ServedStore:
 
     # --- the routes of agentrig's own runners ---------------------------------------------------------
 
-    async def _join(self, request: Request) -> JSONResponse:
-        sent = await request.json()
-        self._present.add(str(sent["worker"]))
-        log.info("the runner %s has joined", sent["worker"])
-        return JSONResponse(self.joining.offer())
+    async def _join(self, sent: Any) -> Any:
+        worker, version = str(sent["worker"]), sent.get("version")
+        self._present.add(worker)
+        log.info("the runner %s has joined", worker)
+        if version != __version__:
+            other = cut(storable(str(version)), 40) if version else "of an unknown version"
+            warning = f"the runner {worker} has agentrig {other}, this run {__version__}: use the same version"
+            if warning not in self.warnings:
+                self.warnings.append(warning)
+                log.warning("%s", warning)
+        return self.joining.offer()
 
-    async def _alive(self, request: Request) -> JSONResponse:
-        worker = str((await request.json())["worker"])
+    async def _alive(self, sent: Any) -> Any:
+        worker = str(sent["worker"])
         self._store.leases.alive(worker)
         if self._state == ENDED:
             self._forget(worker)
-        return JSONResponse({"state": self._state})
+        return {"state": self._state}
 
-    async def _report(self, request: Request) -> JSONResponse:
-        sent = await request.json()
-        rollout_id = str(sent["rollout_id"])
-        try:
-            result = Result.received(rollout_id, sent["result"])
-        except (KeyError, ValueError) as error:
-            return JSONResponse({"error": str(error)}, status_code=400)
+    async def _report(self, sent: Any) -> Any:
+        rollout_id, attempt_id = str(sent["rollout_id"]), str(sent["attempt_id"])
+        result = Result.unpacked(rollout_id, sent["result"])
         status = "succeeded" if result.outcome.failure is None else "failed"
-        return JSONResponse({"counts": await self._store.report(rollout_id, str(sent["attempt_id"]), status, result)})
+        return {"counts": await self._store.report(rollout_id, attempt_id, status, result)}
 
-    async def _leave(self, request: Request) -> JSONResponse:
-        worker = str((await request.json())["worker"])
+    async def _leave(self, sent: Any) -> Any:
+        worker = str(sent["worker"])
         back = [await self._store.give_back(x.rollout_id, x.attempt_id) for x in self._store.leases.held_by(worker)]
         self._forget(worker)
         log.info("the runner %s has left; %d of its rollouts start again", worker, sum(back))
-        return JSONResponse({"given_back": sum(back)})
+        return {"given_back": sum(back)}
 
     def _forget(self, worker: str) -> None:
         with self._gone:
             self._present.discard(worker)
             self._gone.notify()
+
+
+def _checked(handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Request], Awaitable[JSONResponse]]:
+    """Return a route that hands over the JSON value of a request; status 400 or 413 for one that no runner sends."""
+
+    async def route(request: Request) -> JSONResponse:
+        data = bytearray()
+        async for part in request.stream():
+            data += part
+            if len(data) > 2 * RESULT_BYTES:
+                error = f"a runner sends at most {2 * RESULT_BYTES / 1e6:.0f} MB at once"
+                return JSONResponse({"error": error}, status_code=413)
+        try:
+            return JSONResponse(await handler(json.loads(data)))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            log.warning("a request of a runner to %s is refused: %s", request.url.path, words_of(error))
+            return JSONResponse({"error": words_of(error)}, status_code=400)
+
+    return route
 
 
 def _family(host: str) -> socket.AddressFamily:

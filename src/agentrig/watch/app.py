@@ -91,9 +91,6 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
 
         async def with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -109,6 +106,7 @@ class Door:
             refusal = PlainTextResponse("use the link that `agentrig watch` printed, with its token\n", 403)
             await refusal(scope, receive, with_headers)
             return
+        scope["agentrig.connection"].prove()
         if scope["method"] not in ("GET", "HEAD"):
             await PlainTextResponse("this page only reads\n", 405)(scope, receive, with_headers)
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ def serving(place: Path, port: int = 0) -> Iterator[str]:
     Raises:
         AgentrigError: There is no such folder, or the port is taken.
     """
-    import uvicorn
+    from agentrig.http_server import ServerThread
 
     token = secrets.token_urlsafe(24)
     app = make_app(place, token)
@@ -36,13 +35,8 @@ def serving(place: Path, port: int = 0) -> Iterator[str]:
     except OSError as error:
         door.close()
         raise AgentrigError(f"port {port} on this machine can't be used: {error.strerror}. Leave --port out") from None
-    config = uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: server.run([door]), name="watch", daemon=True)
-    thread.start()
+    server = ServerThread(app, door, "watch", log_level="critical", timeout_graceful_shutdown=1)
     try:
         yield f"http://127.0.0.1:{door.getsockname()[1]}/{token}/"
     finally:
-        server.should_exit = True
-        thread.join(5)
-        door.close()
+        server.stop()

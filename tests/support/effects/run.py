@@ -153,6 +153,9 @@ TABLE = {
     "delivery": Elsewhere(
         "tests/proofs/test_delivery.py::test_the_proof_can_be_turned_off", "a run with and without the proof"
     ),
+    "auditor": Elsewhere(
+        "tests/audit/test_auditing.py::test_the_auditor_can_be_turned_off", "a run with and without the auditor"
+    ),
     "audit": RUNS.flip(
         "audit",
         "toy-parity",

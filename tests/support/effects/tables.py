@@ -1,4 +1,4 @@
-"""All tables of effects, by section or component; see `effects`."""
+"""All tables of effects, by section or component; see `effects`. Those of `grpo_runs` need whole runs and servers."""
 
 from __future__ import annotations
 
@@ -48,3 +48,10 @@ TABLES: Mapping[str, Mapping[str, Flip | Elsewhere]] = {
     "server.vllm": vllm_server.TABLE,
     "algorithm.grpo": {**grpo_learning.TABLE, **grpo_runs.TABLE},
 }
+
+ENTRIES = {(place, key): entry for place, table in TABLES.items() for key, entry in table.items()}
+OF_RUNS = [
+    *(("run", key) for key in grpo_runs.RUN_TABLE),
+    *(("server.embedded", key) for key in grpo_runs.SERVER_TABLE),
+    *(("algorithm.grpo", key) for key in grpo_runs.TABLE),
+]

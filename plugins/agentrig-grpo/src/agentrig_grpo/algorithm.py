@@ -26,19 +26,19 @@ import torch  # noqa: TID253  (imported when the algorithm is built)
 
 from agentrig import Endpoint
 from agentrig.algorithms import RolloutsAhead, Session, WeightDifference
-from agentrig.credit import check_advantages, group_advantages
+from agentrig.credit import group_advantages
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped
 from agentrig.hardware import Hardware
 from agentrig.ledger import LEFT_OUT_BY_SAMPLES, Call, Entry
 from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Rollout
-from agentrig.run.checkpoints import reading
+from agentrig.run.checkpoints import reading, verify
 from agentrig.servers import MakeServer, Server, ServerPlan
 from agentrig_grpo import checkpoint, trainer_files
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.context import check_context
 from agentrig_grpo.delivery import LearnerView
-from agentrig_grpo.digests import weight_difference
+from agentrig_grpo.digests import tensor_digests, weight_difference
 from agentrig_grpo.fitting import check_left, fitted
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.model_files import ModelError, weight_files
@@ -78,6 +78,7 @@ class Grpo:
             raise ConfigError('[algorithm] final = "best" needs validation, and validate_every = 0 turns it off')
         source = model_directory(config.model)
         dtype = check_device(session.hardware, config.dtype)
+        check_context(session.checkpoint or source, max_length=config.max_length, max_tokens=config.max_tokens)
         plan = self._plan(session.checkpoint or source, session.hardware, dtype)
         plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log")
         with session.server(plan) as server, _dead_server_first(server, session):
@@ -85,8 +86,8 @@ class Grpo:
             endpoints = self._endpoints(server)
             view = LearnerView(learner, server.dtype)
             measured = self._measured(endpoints)
-            session.plan_steps(config.steps)
-            session.note(learner.path)
+            if not learner.share:
+                session.note(learner.path)
             if config.max_staleness:
                 session.note(OVERLAP.format(threshold=config.rollout_is_threshold))
             if learner.share and (small := too_small(prompts_of(session.train_tasks, tokenizer), config)):
@@ -94,6 +95,7 @@ class Grpo:
                 session.note(small)
             self._deliver(session, server, learner, view, tokenizer, session.first_step - 1)
             check_left(self._fit, session.hardware.torch_device)
+            session.plan_steps(config.steps)  # a resumed run rewrites its directory from here on
             if session.checkpoint is None:
                 session.report(measured, when="before", step=0)
                 if config.validate_every:
@@ -112,11 +114,9 @@ class Grpo:
                     session.delivery.settle()
                 clock = time.perf_counter()
                 samples = self.samples(rollouts)
-                advantages = {s.rollout: s.advantage for s in samples}
-                check_advantages(rollouts, [advantages.get(i) for i in range(len(rollouts))], step=step)
                 if config.server_sleep:
                     server.sleep()
-                metrics = learner.update(samples, step=step, staleness=behind)
+                metrics = learner.update(samples, step=step, staleness=behind, sketch=session.sketch(step))
                 if config.server_sleep:
                     server.wake()
                 if learner.furthest is not None:
@@ -338,6 +338,7 @@ class Grpo:
     def _load(self, session: Session, source: Path, dtype: str, *, served: bool = True) -> tuple[Learner, Any, Best]:
         """Return the learner and its tokenizer, as the run's checkpoint or the start has them, and the best weights."""
         config = self.config
+        verify(source)  # it may be another run's checkpoint
         check_context(source, max_length=config.max_length, max_tokens=config.max_tokens)
         tokenizer = checkpoint.load_tokenizer(source)
         attention = checkpoint.attention_of(session.hardware)
@@ -351,9 +352,9 @@ class Grpo:
         if session.checkpoint is None:
             return learner, tokenizer, Best()
         with reading(session.checkpoint):
-            return learner, tokenizer, self._resume(learner, session.checkpoint)
+            return learner, tokenizer, self._resume(learner, session.checkpoint, session)
 
-    def _resume(self, learner: Learner, directory: Path) -> Best:
+    def _resume(self, learner: Learner, directory: Path, session: Session) -> Best:
         state, best = trainer_files.read(directory)
         try:
             weight_files(directory)
@@ -363,6 +364,14 @@ class Grpo:
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             reason = f"trainer/learner.pt does not fit ({type(error).__name__}: {error})"
             raise CheckpointDamaged(directory, reason) from error
+        of = session.first_step - 1
+        if best.trained and all(torch.equal(best.trained[name], t) for name, t in state["trained"].items()):
+            of = best.step  # the run had ended with its best weights
+        recorded = next((line["digests"].get("weights") for line in session.lines if line.get("step") == of), None)
+        if recorded and recorded != tensor_digests(learner.trained):
+            raise CheckpointDamaged(
+                directory, f"its weights are not those of the run after step {of} (digests.weights, metrics.jsonl)"
+            )
         if self.config.final == "best" and best.accuracy >= 0 and not best.trained:
             log.warning("the best weights of the earlier steps were not saved (final was last): only later steps count")
             return Best()

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import torch  # noqa: TID253  (imported by the algorithm when it runs)
 
+from agentrig.audit.sketch import Sketch
 from agentrig.errors import AgentrigError
 from agentrig.forest.scoring import CHUNK, score, why_not_shared
 from agentrig.forest.segments import Pack
@@ -99,9 +100,12 @@ class Learner:
         self.furthest: tuple[float, TrainSample] | None = None
         self._start: Callable[[], str] | None = None  # what returns the digest of the step's start
         self._samples: Sequence[TrainSample] = ()  # of the step, until their digest is made
+        self._sketch: Sketch | None = None
         self._earlier: dict[str, torch.Tensor] = {}  # what the model computed with before the latest update
 
-    def update(self, samples: Sequence[TrainSample], *, step: int, staleness: int = 0) -> dict[str, float]:
+    def update(
+        self, samples: Sequence[TrainSample], *, step: int, staleness: int = 0, sketch: Sketch | None = None
+    ) -> dict[str, float]:
         """Update the weights on a step's samples.
 
         Args:
@@ -109,6 +113,7 @@ class Learner:
             step: Seeds the order of mini-batches, so a resumed run repeats it.
             staleness: How many updates the weights that sampled are behind the learner's: 0, or 1 with
                 `max_staleness = 1`. Only `furthest` depends on it.
+            sketch: What the auditor of this step gets; None if it is not audited.
 
         Returns:
             Figures: loss, clip_fraction, ratio_mean, ratio_max, entropy (nats), kl and kl_k1 (k3 and k1
@@ -130,7 +135,7 @@ class Learner:
 
         An update with a gradient that is not finite is skipped; `grad_norm` is then NaN or infinite.
         """
-        self._start = None
+        self._start, self._sketch = None, sketch
         self.digests = {
             "made_with": made_with(self._device, self._dtype),
             "advantages": advantages_digest(samples),
@@ -251,9 +256,13 @@ class Learner:
             group["lr"] = learning_rate(config, step=step, update=self.updates)
         if not figures.before:  # not earlier: activations need the memory
             figures.before = [p.detach().clone() for p in self.trained.values()]
+        if self._sketch is not None:
+            self._sketch.take(self.trained, self.optimizer, [s.call for s in samples if s.call is not None], norm)
         self.optimizer.step()
         if self._masters is not None:
             self._masters.refresh()
+        if self._sketch is not None:
+            self._sketch.after(self.trained)
         copies = None if self._masters is None else self._masters.copies
         step_error = self._proof.after(norm=norm, step=step, update=self.updates, where=where, copies=copies)
         figures.step_error = max(figures.step_error, step_error)

@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 import torch  # noqa: TID253  (imported with the learner only)
 
+from agentrig.audit.adamw import adamw
 from agentrig.errors import RunStopped
 from agentrig.forest.sequences import Batch
 from agentrig_grpo.config import GrpoConfig
@@ -28,9 +29,6 @@ SPOTS = 8
 
 TOKEN_BOUND = 1e-3
 """Largest difference of a token's gradient, relative to the largest one of the update; both are computed in fp32."""
-
-STEP_BOUND = 1e-2
-"""Largest difference of an element's step, relative to that step, beyond rounding of the weight itself."""
 
 SILENT = 2
 """After so many updates in a row without a gradient, a trained tensor stops the run."""
@@ -313,7 +311,7 @@ class StepProof:
     def after(
         self, *, norm: float, step: int, update: int, where: str, copies: Mapping[str, torch.Tensor] | None = None
     ) -> float:
-        """Compare the step with AdamW's (arXiv:1711.05101), and return the largest relative difference.
+        """Compare the step with AdamW's (arXiv:1711.05101), and return the largest difference as a share of its bound.
 
         Args:
             norm: L2 norm of the whole gradient before clipping.
@@ -329,15 +327,17 @@ class StepProof:
         weight, gradient, mean, square, made, moved = self._kept
         rate = learning_rate(config, step=step, update=update)
         gradient = gradient * min(1.0, config.max_grad_norm / (norm + 1e-6))
-        mean = config.beta1 * mean + (1 - config.beta1) * gradient
-        square = config.beta2 * square + (1 - config.beta2) * gradient**2
-        change = (mean / (1 - config.beta1**made)) / ((square / (1 - config.beta2**made)).sqrt() + 1e-8)
-        wanted = -rate * (change + config.weight_decay * weight) * moved
+        should = adamw(
+            *(each.numpy() for each in (weight, gradient, mean, square)),
+            made=made.numpy() - 1,
+            rate=rate,
+            settings=attrs.asdict(config),
+        )
+        wanted, bound = torch.from_numpy(should.change) * moved, torch.from_numpy(should.bound)
         now = self._spots(self._trained)
         found = now - weight
-        rounding = 2 * torch.finfo(torch.float32).eps * weight.abs() + 1e-30
-        error = ((found - wanted).abs() - rounding).clamp(min=0) / wanted.abs().clamp(min=1e-30)
-        wrong = error > STEP_BOUND
+        error = (found - wanted).abs() / bound
+        wrong = ~(error <= 1)
         if bool(wrong.any()):
             names = list(self._trained)
             rows = wrong.any(1).nonzero()[:, 0].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import torch  # noqa: TID253  (imported when a starting model is made only)
 from transformers import Qwen2Config  # noqa: TID253
 
-from agentrig.demonstrations import Reply, Turn, WarmedUp, WarmUpPlan
+from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn
 from agentrig.errors import ConfigError
+from agentrig.run.checkpoints import verify
 from agentrig_grpo import checkpoint, warmup
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.context import context_of
@@ -20,8 +22,11 @@ from agentrig_grpo.naming import model_directory, shipped
 from agentrig_grpo.own_tokenizer import save_trained
 from agentrig_grpo.server.chat import Chat
 
-WIDTHS = (64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768)
+WIDTHS = (32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768)
 """Hidden sizes of new models."""
+
+NEAR = 0.03
+"""How far the size of a new model may be from the one that is asked for, relatively."""
 
 LAYERS = 4
 HEAD = 32
@@ -37,8 +42,8 @@ STEPS = 1500
 """Optimizer steps that a warm-up should have at least, where batches are not too small already."""
 
 
-def make_start(config: GrpoConfig, plan: WarmUpPlan, turns: Sequence[Turn], log: Callable[[str], None]) -> WarmedUp:
-    """Make a starting model and write it; what `AlgorithmSpec.warm_up` of `grpo` is.
+def make_start(config: GrpoConfig, plan: StartPlan, turns: Sequence[Turn], log: Callable[[str], None]) -> StartingModel:
+    """Make a starting model and write it; what `AlgorithmSpec.make_start` of `grpo` is.
 
     Raises:
         ConfigError: No such model, or demonstrations that its context has no room for.
@@ -62,15 +67,18 @@ def make_start(config: GrpoConfig, plan: WarmUpPlan, turns: Sequence[Turn], log:
         context = plan.context or max(512, 2 * longest, longest + config.max_tokens)
         _set_context(plan.directory, context)
         tokenizer = checkpoint.load_tokenizer(plan.directory)
-        wanted = plan.parameters or affordable(plan.minutes, tokens * plan.passes)
-        model = warmup.new_model(architecture(wanted, len(tokenizer), context), tokenizer, seed=plan.seed)
+        if plan.parameters:
+            shape = _asked_for(plan.parameters, len(tokenizer), context)
+        else:
+            shape = architecture(affordable(plan.minutes, tokens * plan.passes), len(tokenizer), context)
+        model = warmup.new_model(shape, tokenizer, seed=plan.seed)
     else:
         model = checkpoint.load_model(source)
         checkpoint.check_vocabulary(model, tokenizer)
         context = context_of(model.config, 0)
     check_lengths(examples, context, plan.model)
     width = int(model.config.hidden_size)
-    stats = warmup.warm_up(
+    stats = warmup.fine_tune(
         model,
         tokenizer,
         examples,
@@ -83,7 +91,7 @@ def make_start(config: GrpoConfig, plan: WarmUpPlan, turns: Sequence[Turn], log:
         log=log,
     )
     checkpoint.save(model, tokenizer, plan.directory)
-    return WarmedUp(
+    return StartingModel(
         directory=plan.directory,
         parameters=sum(p.numel() for p in model.parameters()),
         vocabulary=len(tokenizer),
@@ -97,7 +105,7 @@ def make_start(config: GrpoConfig, plan: WarmUpPlan, turns: Sequence[Turn], log:
     )
 
 
-def _tried(model: Any, tokenizer: Any, plan: WarmUpPlan) -> bool:
+def _tried(model: Any, tokenizer: Any, plan: StartPlan) -> bool:
     """Write the model as it is, and ask whether it has learned enough."""
     assert plan.enough is not None
     checkpoint.save(model, tokenizer, plan.directory)
@@ -109,14 +117,17 @@ def found_model(name: str) -> Path:
 
     Raises:
         ConfigError: There is none.
+        CheckpointDamaged: It is a run's checkpoint, and has changed since it was saved.
     """
     try:
-        return model_directory(name)
+        found = model_directory(name)
     except ConfigError as error:
         raise ConfigError(
             f"--model {name}: it is no Hugging Face directory and no shipped model.\n"
             f"  Use new for random weights, {', '.join(shipped())}, or a directory with a config.json"
         ) from error
+    verify(found)
+    return found
 
 
 def encode(tokenizer: Any, turn: Turn, chat: Chat | None = None) -> warmup.Example:
@@ -202,22 +213,64 @@ def affordable(minutes: float, tokens: float) -> int:
     return int(min(MOST, SPEED * 60 * minutes / max(tokens, 1)))
 
 
-def architecture(parameters: int, vocabulary: int, context: int) -> Any:
-    """Return the widest Qwen2 of four layers with at most about that many parameters."""
-    made = [_qwen(width, vocabulary, context) for width in WIDTHS]
-    fit = [config for config in made if parameters_of(config) <= 1.1 * parameters]
-    return fit[-1] if fit else made[0]
+def architecture(parameters: float, vocabulary: int, context: int) -> Any:
+    """Return the Qwen2 of four layers that has about that many weights, or as near as can be, in its most usual shape.
+
+    Its feed-forward layers are half as wide as the hidden size, up to six times; three times is usual.
+    """
+    made = []
+    for width in WIDTHS:
+        least, most = _range(width, vocabulary, context)
+        rest = parameters - parameters_of(least)
+        inner = least.intermediate_size + 8 * round(rest / (3 * width * LAYERS) / 8)
+        inner = min(max(inner, least.intermediate_size), most.intermediate_size)
+        made.append(_qwen(width, inner, vocabulary, context))
+
+    def unusual(config: Any) -> tuple[float, float]:
+        off = abs(parameters_of(config) - parameters) / parameters
+        return off if off > NEAR else 0.0, abs(math.log(config.intermediate_size / 3 / config.hidden_size))
+
+    return min(made, key=unusual)
+
+
+def _asked_for(parameters: int, vocabulary: int, context: int) -> Any:
+    """Return the architecture of `--parameters`.
+
+    Raises:
+        ConfigError: No new model has about that many; the message has the sizes that there are.
+    """
+    found = architecture(parameters, vocabulary, context)
+    if abs(parameters_of(found) - parameters) > NEAR * parameters:
+        sizes: list[list[int]] = []
+        for width in WIDTHS:
+            least, most = map(parameters_of, _range(width, vocabulary, context))
+            if sizes and least <= sizes[-1][1] * (1 + NEAR):
+                sizes[-1][1] = most
+            else:
+                sizes.append([least, most])
+        there = ", ".join(f"{least:,} to {most:,}" for least, most in sizes)
+        raise ConfigError(
+            f"--parameters {parameters:,}: a new model with {vocabulary} tokens can have {there} parameters. Ask for "
+            "one of these, or for another --vocabulary"
+        )
+    return found
+
+
+def _range(width: int, vocabulary: int, context: int) -> tuple[Any, Any]:
+    """Return the smallest and the largest model of a width."""
+    return _qwen(width, width // 2, vocabulary, context), _qwen(width, 6 * width, vocabulary, context)
 
 
 def parameters_of(config: Any) -> int:
-    """Return a configuration's number of weights, without the norms and biases, which are few."""
+    """Return a configuration's number of weights."""
     width = config.hidden_size
     kept = width * config.num_key_value_heads // config.num_attention_heads
-    layer = 2 * width * width + 2 * width * kept + 3 * width * config.intermediate_size
-    return int(config.vocab_size * width + config.num_hidden_layers * layer)
+    attention = 2 * width * width + 2 * width * kept + width + 2 * kept
+    layer = attention + 3 * width * config.intermediate_size + 2 * width
+    return int(config.vocab_size * width + config.num_hidden_layers * layer + width)
 
 
-def _qwen(width: int, vocabulary: int, context: int) -> Any:
+def _qwen(width: int, inner: int, vocabulary: int, context: int) -> Any:
     heads = width // HEAD
     return Qwen2Config(
         vocab_size=vocabulary,
@@ -225,7 +278,7 @@ def _qwen(width: int, vocabulary: int, context: int) -> Any:
         num_hidden_layers=LAYERS,
         num_attention_heads=heads,
         num_key_value_heads=heads // 2 if heads % 2 == 0 else heads,
-        intermediate_size=3 * width,
+        intermediate_size=inner,
         tie_word_embeddings=True,
         max_position_embeddings=context,
     )

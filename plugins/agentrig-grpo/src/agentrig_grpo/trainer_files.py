@@ -20,6 +20,9 @@ NEWER = (
 )
 LEARNER = frozenset({"trained", "optimizer", "updates"})
 
+MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "state1", "state2"})
+"""Names of an optimizer's moments: AdamW's, and those of AdamW in 8 bits."""
+
 
 @attrs.define
 class Best:
@@ -45,7 +48,7 @@ def read(directory: Path) -> tuple[dict[str, Any], Best]:
     """Return what `write` wrote: the learner's state and the best weights.
 
     Raises:
-        CheckpointDamaged: A file is missing, damaged or cut off.
+        CheckpointDamaged: A file is missing, damaged or cut off, or holds NaN.
         AgentrigError: A newer version wrote it.
     """
     trainer = directory / "trainer"
@@ -59,7 +62,30 @@ def read(directory: Path) -> tuple[dict[str, Any], Best]:
     numbers = isinstance(best.accuracy, int | float) and math.isfinite(best.accuracy) and isinstance(best.step, int)
     if not numbers or not isinstance(best.trained, dict):
         raise CheckpointDamaged(directory, f"{trainer / 'best.pt'} holds {best!r}, which are no best weights")
+    for name, what in (("learner.pt", learner), ("best.pt", best.trained)):
+        wrong = _wrong(what)
+        if wrong:
+            raise CheckpointDamaged(directory, f"{trainer / name} holds {wrong}")
+    states = learner["optimizer"].get("state", {}) if isinstance(learner["optimizer"], dict) else {}
+    for i, (name, tensor) in enumerate(learner["trained"].items()):
+        for key in MOMENTS & states.get(i, {}).keys():
+            if states[i][key].shape != tensor.shape:
+                shapes = f"{list(states[i][key].shape)}, and the tensor {list(tensor.shape)}"
+                raise CheckpointDamaged(
+                    directory,
+                    f"{trainer / 'learner.pt'} does not fit: the moment {key} of {name} has the shape {shapes}",
+                )
     return learner, best
+
+
+def _wrong(value: Any, name: str = "") -> str:
+    """Say which tensor, at any depth, has numbers that are not finite; '' if none has."""
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            return f"NaN or infinite numbers in {name}: the training had diverged, or the file was changed"
+        return ""
+    inside = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    return next((wrong for key, each in inside if (wrong := _wrong(each, f"{name}.{key}".strip(".")))), "")
 
 
 def _check_format(directory: Path) -> None:

@@ -26,7 +26,6 @@ from verl.utils.debug import marked_timer  # noqa: TID253
 from agentrig import Endpoint
 from agentrig.algorithms import Session
 from agentrig.endpoints import without_proxy
-from agentrig.errors import RunStopped
 from agentrig.figures import GRAD_NORM
 from agentrig.ledger import CRITIC_WARMUP, Entry
 from agentrig_verl.actor import COMPUTED, METRIC, TRACED, Actor, ForestActor
@@ -51,13 +50,6 @@ TIMES: Mapping[str, Sequence[str]] = {
 """The parts of a step in `metrics.jsonl`, and the verl timers that each one sums."""
 
 
-IDLE_STEPS = 3
-"""A run ends after this many consecutive steps in which every advantage is 0."""
-
-IDLE = "steps_without_advantage"
-"""The metric that counts these steps. A resumed run continues the count from it."""
-
-
 class Stopping(Exception):
     """Ends verl's loop after a step, when the user asked for it."""
 
@@ -76,9 +68,6 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
 
     _transfers: Transfers | None = None
 
-    _idle = 0
-    """Consecutive steps in which every advantage was 0."""
-
     def __init__(self, config: Any, session: Session, *, forest: bool = False) -> None:
         super().__init__(config)
         self.session = session
@@ -87,8 +76,6 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         self.finished = False
         self._written = False
         self._ctrl_c: Any = None
-        if session.lines:
-            self._idle = int(session.lines[-1]["algorithm"].get(IDLE, 0))
         self._rows: list[UsedRow] = []
         self._batches = ""
         self._updated = False
@@ -165,9 +152,9 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Evaluate, train, evaluate again."""
-        self.session.plan_steps(self.total_training_steps)
         self._prove(self.global_steps)
         with explained(self.session, self.endpoints):
+            self.session.plan_steps(self.total_training_steps)  # a resumed run rewrites its directory from here on
             self.session.report(self.greedy, when="before", step=self.global_steps)
         self._ctrl_c = signal.getsignal(signal.SIGINT)
         trainer_base.tqdm = partial(trainer_base.tqdm, disable=True)  # the run's own display shows how far it is
@@ -228,14 +215,6 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             return batch
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
         credit = [0.0 if t.get("is_padding") else float(t[ADVANTAGE]) for t in batch.tags]
-        self._idle = 0 if any(credit) else self._idle + 1
-        if self._idle >= IDLE_STEPS and not self.session.solved:
-            raise RunStopped(
-                f"step {self.global_steps}: for {IDLE_STEPS} steps, all rollouts of each task had the same reward: "
-                "every advantage is 0, so nothing is learned. Use more rollouts per task (rollout.n), other tasks, or "
-                "a reward that gives different answers different values.",
-                cause="zero-variance-groups",
-            )
         rows = [m.float() * a for m, a in zip(data["response_mask"].unbind(), credit, strict=True)]
         nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
         from tensordict import TensorDict
@@ -310,7 +289,7 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, **more: Any) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **more)
         times = {part: sum(timing_raw.get(t, 0.0) for t in timers) for part, timers in TIMES.items()}
-        metrics.update({f"agentrig/{k}": v for k, v in {**self.agent_loop_manager.figures, IDLE: self._idle}.items()})
+        metrics.update({f"agentrig/{k}": v for k, v in self.agent_loop_manager.figures.items()})
         self.session.end_step(
             self.global_steps,
             metrics=step_figures(metrics, padding=sum(bool(t.get("is_padding")) for t in batch.tags)),

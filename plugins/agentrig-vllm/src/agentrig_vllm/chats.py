@@ -7,7 +7,6 @@ process is what limits small models: it makes text and log-probabilities of all 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,7 +15,8 @@ from vllm.entrypoints.openai.chat_completion.protocol import (  # noqa: TID253  
     ChatCompletionResponse,
 )
 
-from agentrig_vllm.door import App, Receive, Scope, Send, reply
+from agentrig.http_server import App, Receive, Scope, Send, read_body, replayed, reply
+from agentrig_vllm.door import BODY_LIMIT
 
 PATH = "/v1/chat/completions"
 
@@ -40,14 +40,10 @@ class Chats:
         if scope["type"] != "http" or scope["path"] != PATH or scope["method"] != "POST" or not _plain(scope):
             await self._app(scope, receive, send)
             return
-        body = bytearray()
-        message: MutableMapping[str, Any] = {"more_body": True}
-        while message.get("more_body"):
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-        asking = asyncio.create_task(self._answer(bytes(body)))
+        body = await read_body(receive, BODY_LIMIT)
+        if body is None:
+            return
+        asking = asyncio.create_task(self._answer(body))
         leaving = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -58,7 +54,7 @@ class Chats:
             for task in (asking, leaving):
                 task.cancel()
         if answer is None:
-            await self._app(scope, _again(bytes(body), receive), send)
+            await self._app(scope, replayed(body, receive), send)
             return
         await reply(send, 200, answer)
 
@@ -87,17 +83,3 @@ async def _left(receive: Receive) -> None:
     """Return when the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body once more."""
-    given = False
-
-    async def again() -> MutableMapping[str, Any]:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return again

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hmac
-import json
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from agentrig.http_server import App, BodyTooLong, Receive, Scope, Send, read_body, replayed, reply
+
+BODY_LIMIT = 64 << 20
+"""Most bytes of a request's body: text of a long context, or images."""
 
 OPEN = frozenset({"/health"})
 """Paths that need no key. vLLM's own check of keys leaves all paths open that do not begin with /v1."""
@@ -33,28 +30,25 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] in OPEN):
+        if scope["type"] == "lifespan" or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
         given = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
         if not hmac.compare_digest(given, self._expected):
-            await _refuse(scope, send, 401, "this server answers its own run only: the key is missing or wrong")
-        elif self.closed:
-            await _refuse(scope, send, 503, self.closed)
-        else:
-            await self._app(scope, receive, send)
+            await _refuse(send, 401, "this server answers its own run only: the key is missing or wrong")
+            return
+        scope["agentrig.connection"].prove()
+        try:
+            body = await read_body(receive, BODY_LIMIT)
+        except BodyTooLong:
+            await _refuse(send, 413, f"the body is longer than {BODY_LIMIT >> 20} MiB: shorten the prompt")
+            return
+        if self.closed:
+            await _refuse(send, 503, self.closed)
+        elif body is not None:
+            await self._app(scope, replayed(body, receive), send)
 
 
-async def _refuse(scope: Scope, send: Send, status: int, message: str) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008, "reason": message})
-        return
-    body = json.dumps({"error": {"message": message, "type": "agentrig", "code": status}}).encode()
-    await reply(send, status, body)
-
-
-async def reply(send: Send, status: int, body: bytes) -> None:
-    """Send JSON."""
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _refuse(send: Send, status: int, message: str) -> None:
+    value = {"error": {"message": message, "type": "agentrig", "code": status}}
+    await reply(send, status, value, {"connection": "close"} if status in (401, 413) else None)

@@ -8,9 +8,9 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-import uvicorn
 from vllm.entrypoints.openai.api_server import build_app, init_app_state  # noqa: TID253  (vLLM's process only)
 
+from agentrig import http_server
 from agentrig_vllm.chats import Chats
 from agentrig_vllm.door import Door
 
@@ -45,8 +45,8 @@ class Listening:
         door = Door(Chats(app, app.state), order["key"])
         port = order["port"] + number if order["port"] else 0
         listening = socket.create_server((order["host"], port), backlog=2048)
-        settings = uvicorn.Config(door, log_level="warning", access_log=False, timeout_keep_alive=60, lifespan="on")
-        server = app.state.server = uvicorn.Server(settings)  # vLLM's handlers of errors look for it there
+        settings = http_server.settings(door, timeout_keep_alive=60, lifespan="on", most=http_server.most_connections())
+        server = app.state.server = http_server.Server(settings)  # vLLM's handlers of errors look for it there
         answering = asyncio.create_task(server.serve(sockets=[listening]))
         while not server.started:
             if answering.done():

@@ -53,8 +53,8 @@ def eval_(
     agentrig eval spider --endpoint http://127.0.0.1:8000/v1 --save predictions.jsonl --json
     """
     from agentrig.run.evaluate import eval_tasks, evaluate, prediction
-    from agentrig.run.metrics import reason_of
-    from agentrig.text import cut, json_text
+    from agentrig.run.metrics import failure_lines
+    from agentrig.text import json_text
 
     plan = make_plan(words, options)
     server = measured_server(endpoint, model, checkpoint)
@@ -62,12 +62,9 @@ def eval_(
     name, tasks = eval_tasks(plan, split, limit)
     where = server.base_url if server else str(checkpoint or "the starting model")
     click.echo(f"{len(tasks)} tasks of split {name}, model: {where}", err=True)
-    examples: dict[str, str] = {}
     with stdout_to_stderr(as_json), open(save, "w", encoding="utf-8") if save else open_nothing() as file:
 
         def each(rollout: Any) -> None:
-            if rollout.failure is not None:
-                examples.setdefault(rollout.failure, reason_of(rollout))
             if file is not None:
                 file.write(json_text(prediction(rollout)) + "\n")
 
@@ -79,8 +76,8 @@ def eval_(
             temperature=temperature,
             each=each,
         )
-    for kind, reason in examples.items():
-        click.echo(f"{found.failures[kind]} x {kind}: for example {cut(reason, 2000)}", err=True)
+    for line in failure_lines(found.failures, found.reasons):
+        click.echo(line, err=True)
     if as_json:
         click.echo(json.dumps(found.as_dict()))
     else:

@@ -24,19 +24,12 @@ def export(run: Path, target: Path, check: bool) -> None:
     import shutil
 
     from agentrig.delivery.exported import check_export
-    from agentrig.errors import CheckpointDamaged, ConfigError
-    from agentrig.run.checkpoints import verify
-    from agentrig.run.directory import RunDirectory
-    from agentrig.run.past import with_cure
+    from agentrig.errors import ConfigError
 
     checkpoint = find_checkpoint(run)
     assert checkpoint is not None
     if target.exists():
         raise ConfigError(f"{target} exists already: name another target, or delete it")
-    try:
-        verify(checkpoint)
-    except CheckpointDamaged as error:
-        raise (with_cure(error, RunDirectory(run)) if checkpoint != run else error) from None
     try:
         shutil.copytree(str(checkpoint), target, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
         result = check_export(target, checkpoint) if check else ""

@@ -135,7 +135,7 @@ def warmup(
     agentrig warmup my-run.toml --labels 64 --model mini --out models/sorting
     agentrig warmup my-run.toml --plugin my_agent.py --labels 500 --tokenizer bytes --minutes 1
     """
-    from agentrig.demonstrations import WarmUpPlan
+    from agentrig.demonstrations import StartPlan
     from agentrig.errors import ConfigError
 
     own = {name: options.pop(name) for name in _PLANNED}
@@ -148,7 +148,7 @@ def warmup(
         directory = out or Path("models") / plan.recipe
         if (directory / "config.json").exists():
             raise ConfigError(f"{directory} already has a model; remove it, or name another directory: --out DIR")
-        wanted = WarmUpPlan(directory=directory, model=model, seed=seed, **own)
+        wanted = StartPlan(directory=directory, model=model, seed=seed, **own)
         done = _make(
             plan, wanted, 0 if all_labels else labels, gold=gold, repeats=repeats, until=until, measured=measure
         )
@@ -189,10 +189,12 @@ def _make(
     if until is not None:
         enough = run.Until(plan, labels, wanted.directory, until, partial(_tried, labels))
         wanted = attrs.evolve(wanted, enough=enough)
-    made = run.warm_up(plan, wanted, found.turns, lambda line: click.echo(f"  {line}"))
+    made = run.make_start(plan, wanted, found.turns, lambda line: click.echo(f"  {line}"))
     if enough is not None and not enough.tries and wanted.passes > 1:
-        name = plan.components["algorithm"].spec.name
-        click.echo(f"warning: algorithm {name} never asked whether the model is good enough: --until had no effect")
+        why = f"algorithm {plan.components['algorithm'].spec.name} never asked whether the model is good enough"
+        if made.wall_s >= 60 * wanted.minutes:
+            why = f"the {wanted.minutes:g} minutes (--minutes) ended before half of the passes (--passes)"
+        click.echo(f"warning: {why}: --until had no effect")
     done |= {"rejected": len(found.rejected), "turns": len(found.turns)}
     done["model"] = {**attrs.asdict(made), "directory": str(made.directory)}
     click.echo(
@@ -209,7 +211,7 @@ def _make(
         after = (enough and enough.last) or run.measure(plan, labels, made.directory)
         done["after"] = after.as_dict()
         click.echo(_measured("now", after, labels))
-        done["ready"], message = run.verdict(after)
+        done["ready"], message = run.verdict(after, getattr(plan.configs["algorithm"], "group_size", 8))
         if message:
             click.echo(message)
     (wanted.directory / "warmup.json").write_text(json.dumps(done, indent=2) + "\n", "utf-8")
@@ -221,9 +223,12 @@ def _tried(labels: Any, found: Any) -> None:
 
 
 def _measured(when: str, found: Any, labels: Any) -> str:
+    from agentrig.run.metrics import failure_lines
+
     where = "training tasks without a label" if labels.fresh else "labelled tasks (no others are left)"
     if found.accuracy is None:
-        return f"{when}: no rollout on {where} was scored"
+        lines = [f"{when}: no rollout on {where} was scored", *failure_lines(found.failures, found.reasons)]
+        return "\n  ".join(lines)
     return f"{when}: {found.accuracy:.1%} of {found.n} {where} correct, mean reward {found.reward:.3g}, sampled"
 
 

@@ -9,10 +9,13 @@ from agentrig.report import calls
 from agentrig.report.causes.evidence import Evidence
 from agentrig.report.causes.finding import Finding, problem
 from agentrig.report.causes.rollouts import PART_LIMIT
-from agentrig.report.causes.trend import at_least
+from agentrig.report.causes.trend import at_least, gained
 from agentrig.report.figures import totals
 from agentrig.report.reading import RunData, mapping, number
 from agentrig.report.text import count
+
+MOST = 0.6
+"""If an adapter leaves out more than this share of the calls and the run does not get better, it is named."""
 
 REASONS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
     UNMATCHED_NODE: (
@@ -157,6 +160,9 @@ def _unused(evidence: Evidence) -> Iterator[Finding]:
         )
         return
     recorded = books.get("recorded", 0)
+    for reason in (UNMATCHED_NODE, LEFT_OUT_BY_ADAPTER):
+        if at_least(reasons[reason], recorded) > MOST and not gained(evidence):
+            yield _left_out(evidence, reason, reasons[reason], recorded)
     for reason in (CALL_ERROR, NO_TOKEN_IDS):
         if at_least(reasons[reason], recorded) > PART_LIMIT:
             cause, why, settings, advice = REASONS[reason]
@@ -171,6 +177,28 @@ def _unused(evidence: Evidence) -> Iterator[Finding]:
                 advice=advice,
                 lost=reasons[reason] / recorded,
             )
+
+
+def _left_out(evidence: Evidence, reason: str, left: int, recorded: int) -> Finding:
+    """Name an adapter that leaves out most calls of a run that did not get better: these may decide the answer."""
+    cause, _, settings, _ = REASONS[reason]
+    kept = totals(evidence.run, "nodes", "trained")
+    others = sorted(totals(evidence.run, "nodes", "seen").keys() - kept.keys())
+    text = (
+        f"the adapter trains {', '.join(sorted(kept)) or 'some calls'}, and left out {left / recorded:.0%} of the calls"
+    )
+    return problem(
+        cause,
+        f"{text}{': ' + ', '.join(others) if others else ''}",
+        count=left,
+        of=recorded,
+        unit="calls",
+        since=_first(evidence, reason),
+        settings=settings,
+        advice="If these calls decide the answer, training the others cannot change the reward. Train these too.",
+        lost=left / recorded,
+        explains=("learning-rate-too-large", "learning-rate-too-small", "zero-variance-groups", "low-entropy"),
+    )
 
 
 def _first(evidence: Evidence, reason: str) -> int | None:

@@ -43,6 +43,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "stale-rollouts": ("algorithm.max_staleness",),
     "out-of-memory": ("algorithm.tokens_per_batch",),
     "update-not-proven": ("algorithm.use",),
+    "audit": ("algorithm.use", "server.use", "adapter.use"),
 }
 """The settings of each cause that ends a run."""
 

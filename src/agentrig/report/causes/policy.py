@@ -21,6 +21,12 @@ FEW_STEPS = 5
 FALLEN = 0.7
 """A mean reward below this share of an earlier one has fallen."""
 
+LOW_ENTROPY = 0.1
+"""Nats a token below which a policy hardly explores: at each token, the likeliest has a probability of about 0.98."""
+
+ALIKE = 1 / 3
+"""Up to this share of groups without variance, a low entropy is no fault."""
+
 CLIPPED = 0.3
 """If more of the trained tokens are clipped, most of an update is lost."""
 
@@ -41,8 +47,8 @@ def barely_moved(evidence: Evidence) -> Iterator[Finding]:
     settings = evidence.setting(*LR)
     if lr and used and max(used) < lr / 2 and warmup:
         settings = ("algorithm.warmup_steps", *settings)
-        text += f"; the learning rate was still in its warm-up, at {max(used):.3g} of {lr:.3g}"
-        cause, advice = "warmup-too-long", "Fewer warm-up updates, or more steps."
+        text += f"; the learning rate was still rising (warmup_steps), at {max(used):.3g} of {lr:.3g}"
+        cause, advice = "warmup-too-long", "Fewer warmup_steps, or more steps."
     else:
         cause, advice = "learning-rate-too-small", "Raise the learning rate by a factor of 10 and compare."
         text += f"; the learning rate is {lr:.3g}" if lr else ""
@@ -56,6 +62,31 @@ def barely_moved(evidence: Evidence) -> Iterator[Finding]:
         settings=settings,
         advice=advice,
         lost=1 - other / n,
+    )
+
+
+def unexploring(evidence: Evidence) -> Iterator[Finding]:
+    """A policy whose answers were nearly certain from the first steps on, in a run that did not get better."""
+    steps, entropy = figures.series(evidence.run, "algorithm", "entropy")
+    _, alike = figures.series(evidence.run, "zero_variance_groups")
+    early = figures.mean(entropy[: max(1, len(entropy) // 4)])
+    same = figures.mean(alike) or 0.0
+    if early is None or early >= LOW_ENTROPY or same <= ALIKE or gained(evidence):
+        return
+    low = [s for s, value in zip(steps, entropy, strict=True) if value < LOW_ENTROPY]
+    yield problem(
+        "low-entropy",
+        f"the entropy was {figure(early)} nats a token from the first steps on, and in {same:.0%} of the groups all "
+        "rollouts got the same reward: they are too alike to learn from",
+        count=len(low),
+        of=len(steps),
+        unit="steps",
+        since=low[0],
+        settings=("algorithm.temperature", "algorithm.model", *evidence.setting("algorithm.group_size")),
+        advice="Sample with a higher temperature or more rollouts a task, or start from a model that was trained less "
+        "on right answers (agentrig warmup with fewer passes).",
+        lost=same,
+        explains=("zero-variance-groups", "learning-rate-too-small"),
     )
 
 

@@ -9,7 +9,7 @@ from agentrig.figures import GRAD_NORM
 from agentrig.report import figures
 from agentrig.report.causes.evidence import Evidence
 from agentrig.report.causes.finding import Finding, problem
-from agentrig.report.reading import mapping, number
+from agentrig.report.reading import RunData, mapping, number
 from agentrig.report.text import count, figure
 
 LR = ("algorithm.lr", "algorithm.verl.actor_rollout_ref.actor.optim.lr")
@@ -63,6 +63,27 @@ def changed(evidence: Evidence) -> Iterator[Finding]:
 
 def _not_finite(found: Any, name: str) -> bool:
     return name in found and isinstance(found[name], float | int) and number(found[name]) is None
+
+
+def links_audited(run: RunData) -> str:
+    """Return which links the auditor has looked at, in which steps, and why not at others; '' if it has not."""
+    seen = mapping(run.summary.get("audited"))
+    steps = seen.get("steps")
+    if not isinstance(steps, list) or not steps:
+        return ""
+    shown = ", ".join(map(str, steps if len(steps) < 8 else [*steps[:4], "…", *steps[-2:]]))
+    text = f"audited: {seen.get('links')} of {seen.get('of')} links, step{'s' if len(steps) > 1 else ''} {shown}"
+    left = mapping(seen.get("not_looked_at"))
+    return "; ".join([text, *(f"not {link}: {why}" for link, why in left.items())])
+
+
+def audited(evidence: Evidence) -> Iterator[Finding]:
+    """What the auditor has looked at, and the fault that it found."""
+    faults = mapping(evidence.run.summary.get("audited")).get("faults")
+    if isinstance(faults, list) and faults:
+        yield Finding("warn", f"the auditor found a fault: {faults[0]}")
+    elif text := links_audited(evidence.run):
+        yield Finding("ok", text)
 
 
 def delivery(evidence: Evidence) -> Iterator[Finding]:

@@ -8,8 +8,6 @@ and serves until the run is gone or kills it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import gc
 import logging
 import os
@@ -18,7 +16,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,40 +98,25 @@ def _build(settings: dict[str, Any]) -> Any:
 
 
 async def _serve(api: Any, listener: socket.socket, channel: Channel, host: str, key: str) -> None:
-    import uvicorn
-
+    from agentrig import http_server
     from agentrig_grpo.server.access import AccessChecks, body_limit
-    from agentrig_grpo.server.connections import Connection, Waiting, most_connections
-
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            """Leave signals as they are: blocked."""
-            yield
 
     port = listener.getsockname()[1]
-    waiting = Waiting(most_connections())
-    config = uvicorn.Config(
+    config = http_server.settings(
         AccessChecks(api.app(), key=key, host=host, port=port, limit=body_limit(api.max_length)),
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        http=functools.partial(Connection, waiting=waiting),  # type: ignore[arg-type]  # it is called as a class is
-        ws="none",
+        most=http_server.most_connections(),
         # Agents keep their connections over the time of an update.
         timeout_keep_alive=3600,
         timeout_graceful_shutdown=2,
     )
-    server = Server(config)
-    tasks = [asyncio.create_task(api.drive()), asyncio.create_task(waiting.watch())]
-    for task in tasks:
-        task.add_done_callback(lambda _: setattr(server, "should_exit", True))
+    server = http_server.Server(config)
+    driving = asyncio.create_task(api.drive())
+    driving.add_done_callback(lambda _: setattr(server, "should_exit", True))
     channel.send({"port": port, "max_length": api.max_length})
     arguments = (channel, api, asyncio.get_running_loop())
     threading.Thread(target=_take_weights, args=arguments, daemon=True).start()
     await server.serve(sockets=[listener])
-    for task in tasks:
-        task.cancel()
+    driving.cancel()
 
 
 def _take_weights(channel: Channel, api: Any, loop: asyncio.AbstractEventLoop) -> None:

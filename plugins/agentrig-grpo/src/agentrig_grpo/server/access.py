@@ -8,13 +8,12 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
+from agentrig.http_server import BodyTooLong, read_body, replayed, reply
 from agentrig_grpo.server.protocol import ApiError
 
 ANY_HOST = ("", "0.0.0.0")
 BODY_LIMIT = 8 << 20
 """Most bytes of a request's body; more where a model's context is very long, see `body_limit`."""
-DRAINED = 64 << 20
-"""Most bytes of a refused body that are read and dropped, so that the client can read the error response."""
 
 
 def body_limit(max_length: int) -> int:
@@ -41,29 +40,25 @@ class AccessChecks:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Pass a request on, or refuse it and close its connection."""
-        headers = scope["headers"]
-        refusal = self._refusal(headers)
-        connection = scope.get("agentrig.connection")
-        if refusal is None and connection is not None:
-            connection.prove()
-        body, more = await self._body(receive, keep=refusal is None)
-        if body is None:
-            return  # the client has gone
-        if refusal is None and more:
-            refusal = ApiError(
+        refusal = self._refusal(scope["headers"])
+        if refusal is None:
+            scope["agentrig.connection"].prove()
+        body: bytes | None = b""
+        try:
+            body = await read_body(receive, self._limit if refusal is None else 0)
+        except BodyTooLong:
+            refusal = refusal or ApiError(
                 f"the body is larger than {self._limit >> 20} MiB, the most that this server takes: shorten the prompt",
                 status=413,
                 code="request_too_large",
             )
+        if body is None:
+            return  # the client has gone
         if refusal is not None:
-            await _refuse(refusal, send)
+            challenge = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
+            await reply(send, refusal.status, refusal.body(), {"connection": "close", **challenge})
             return
-        given = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def again() -> Any:
-            return given.pop() if given else await receive()
-
-        await self._app(scope, again, send)
+        await self._app(scope, replayed(body, receive), send)
 
     def _refusal(self, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
         def values(name: bytes) -> list[bytes]:
@@ -112,37 +107,8 @@ class AccessChecks:
         except ValueError:
             return False
 
-    async def _body(self, receive: Any, *, keep: bool) -> tuple[bytes | None, bool]:
-        """Return the body (None if the client hung up first), and whether it was more than the limit."""
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None, False
-            size += len(message["body"])
-            if keep and size <= self._limit:
-                parts.append(message["body"])
-            else:
-                parts.clear()
-            if not message["more_body"] or size > DRAINED:
-                return b"".join(parts), size > self._limit
-
 
 def _bearer(value: bytes) -> bytes:
     """Return an Authorization header with its scheme in lower case."""
     scheme, _, token = value.partition(b" ")
     return scheme.lower() + b" " + token.strip()
-
-
-async def _refuse(error: ApiError, send: Any) -> None:
-    body = error.body()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    if error.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

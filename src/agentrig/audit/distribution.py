@@ -1,0 +1,215 @@
+"""Link `distribution`: the log-probabilities are the model's, and the tokens are samples of it.
+
+Whether tokens are samples is tested with likelihood ratios against distributions that a fault would sample from. If
+the tokens are samples of p, the product over all tokens of q(token) / p(token) has the mean 1, whatever p and q are
+and however they depend on the tokens before: it is a test martingale, and by Ville's inequality (1939) it ever reaches
+1/a with a probability of at most a. No law of large numbers is needed, and the products go on over audited steps.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentrig.audit.model import logits, logprobs
+from agentrig.audit.record import Call, Record, Row
+from agentrig.audit.verdicts import Verdict, fault, ok, unseen
+
+if TYPE_CHECKING:
+    import torch
+
+TOKENS = 16_384
+"""Sampled tokens that are looked at in a step, whole groups of rollouts at a time."""
+
+MEASURED = 32
+"""Calls of a step for which both precisions are computed."""
+
+CHANCE = 1e-9
+"""How likely a healthy run is stopped by one of the tests, over all its steps."""
+
+ALTERNATIVES = {
+    "a quarter of the temperature": 4.0,
+    "half the temperature": 2.0,
+    "twice the temperature": 0.5,
+    "the 2 likeliest tokens only": 2,
+    "the 3 likeliest tokens only": 3,
+    "the 10 likeliest tokens only": 10,
+    "the 50 likeliest tokens only": 50,
+}
+"""Distributions that a fault would sample from: a power of p (a float), or p cut to its likeliest tokens (an int)."""
+
+COPIES = "the same random numbers as another rollout of its group"
+"""An alternative too: the token that an earlier rollout of the group, equal up to there, went on with."""
+
+
+class Evidence:
+    """The logarithms of the likelihood ratios so far, by alternative; they add up over the audited steps of a run."""
+
+    def __init__(self) -> None:
+        self.log_ratios: dict[str, float] = defaultdict(float)
+
+    @property
+    def bound(self) -> float:
+        """What a logarithm may reach: all alternatives share the chance."""
+        return math.log((len(ALTERNATIVES) + 1) / CHANCE)
+
+
+def distribution(
+    record: Record, step: int, exact: Any, rough: Any, version: int, evidence: Evidence, *, room: int
+) -> Iterator[Verdict]:
+    """Compare a step's recorded log-probabilities and tokens with the model that should have sampled them.
+
+    The bound of a log-probability is derived from rounding and measured. As in docs/proofs.md, each of four matrix
+    products of a layer rounds by half an ulp, and the root of their number, times 16 for the largest of many, is what
+    independent errors add up to. Four times the largest difference between the model in more and in fewer bits, over
+    the step's first calls, is added, for a model that is more sensitive than a formula knows.
+
+    Args:
+        record: The run.
+        step: The step.
+        exact: The model of the version that sampled, in more bits.
+        rough: The same in the bits that the run computes in.
+        version: That version.
+        evidence: Of the run's audited steps; is added to.
+        room: Most tokens, of prompts too, that may be computed.
+    """
+    import torch
+
+    settings = record.settings
+    temperature, top_p = settings.get("temperature", 1.0), settings.get("top_p", 1.0)
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in record.rows("train", step):
+        groups[row.group].append(row)
+    order = sorted(groups)
+    random.Random(step).shuffle(order)
+    looked = tokens = total = 0
+    layers = int(getattr(exact.config, "num_hidden_layers", 1))
+    off, spread, outside = list[tuple[float, float, str]](), 0.0, ""  # differences with their bounds from rounding
+    for name in order:
+        earlier: list[Sequence[int]] = []
+        begun: Sequence[int] = ()
+        for row in groups[name]:
+            for call in row.calls:
+                total += 1
+                mine = (call.version in (None, version)) and call.plain
+                if (
+                    not mine
+                    or tokens > TOKENS
+                    or room <= 0
+                    or call.request.get("temperature", temperature) != temperature
+                ):
+                    continue
+                with torch.no_grad():
+                    scores = logits(exact, call, temperature).double()
+                    log_p = torch.log_softmax(scores, -1)
+                    ids = torch.tensor(call.reply, device=log_p.device)[:, None]
+                    own = log_p.gather(-1, ids)[:, 0]
+                    if looked < MEASURED:
+                        spread = max(spread, float((own - logprobs(rough, call, temperature)).abs().max()))
+                looked, tokens = looked + 1, tokens + len(call.reply)
+                room -= len(call.prompt) + len(call.reply)
+                if call.logprobs is not None:
+                    said = torch.tensor(call.logprobs, dtype=torch.float64, device=own.device)
+                    gap = float((said - own).abs().max()) if len(said) == len(own) else math.inf
+                    rounding = 16 * 2**-24 * math.sqrt(4 * layers + 1) * (1 + float(own.abs().max()))
+                    off.append((math.inf if math.isnan(gap) else gap, rounding, _name(call)))
+                if top_p < 1:
+                    log_p, cut = _nucleus(log_p, top_p, ids)
+                    outside = outside or (f"{_name(call)}: {cut} sampled tokens are not among them" if cut else "")
+                    own = log_p.gather(-1, ids)[:, 0]
+                if temperature > 0:
+                    _weigh(evidence, log_p, own, ids, call, earlier if list(call.prompt) == list(begun) else [])
+            if row.calls:  # the first calls of a group have one prompt
+                first = row.calls[0]
+                if list(first.prompt) != list(begun):
+                    earlier, begun = [], first.prompt
+                earlier.append(first.reply)
+    if not looked:
+        yield unseen("distribution", f"no call of step {step} was sampled by the weights of version {version}")
+        return
+    gap, bound, where = max(
+        ((gap, rounding + 4 * spread, name) for gap, rounding, name in off),
+        key=lambda each: each[0] / each[1],
+        default=(0.0, 1.0, ""),
+    )
+    if gap > bound:
+        detail = f"a log-probability of {where} differs from the model's by {gap:.3g}; the bound is {bound:.3g}"
+        causes = "the server (temperature, weights, positions, cache), or tokens that are not those that it sampled"
+        yield fault("distribution", f"{detail}, from rounding and measured", ratio=gap / bound, causes=causes)
+    if outside:
+        yield fault("distribution", f"top_p = {top_p}: {outside}", causes="the server's nucleus sampling")
+    what, most = max(evidence.log_ratios.items(), key=lambda each: each[1], default=("", 0.0))
+    if most > evidence.bound:
+        detail = f"{tokens} tokens are exp({most:.4g}) times likelier if the server sampled from {what} than from the "
+        detail += f"distribution at temperature {temperature} and top_p {top_p} that is stated; chance reaches "
+        detail += f"exp({evidence.bound:.3g}) once in {1 / CHANCE:.0e} runs (Ville's inequality)"
+        yield fault(
+            "distribution", detail, causes="the server's sampling or its random numbers", ratio=most / evidence.bound
+        )
+    share = f"{looked} of {total} calls, {tokens} tokens; largest log likelihood ratio {most:.3g} ({what or 'none'})"
+    yield ok("distribution", share, ratio=max(gap / bound, most / evidence.bound))
+
+
+def _weigh(
+    evidence: Evidence,
+    log_p: torch.Tensor,
+    own: torch.Tensor,
+    ids: torch.Tensor,
+    call: Call,
+    earlier: Sequence[Sequence[int]],
+) -> None:
+    """Add the log likelihood ratios of one reply.
+
+    Args:
+        evidence: Is added to.
+        log_p: The stated distribution of each token, [reply, vocabulary].
+        own: Of the sampled tokens, [reply].
+        ids: The sampled tokens, [reply, 1].
+        call: The call.
+        earlier: Replies of earlier rollouts of the group to the same prompt.
+    """
+    import torch
+
+    ranks = (log_p > own[:, None]).sum(-1)
+    for name, how in ALTERNATIVES.items():
+        if isinstance(how, float):
+            powered = how * log_p
+            powered = torch.where(torch.isneginf(log_p), log_p, powered)
+            ratio = how * own - torch.logsumexp(powered, -1) - own
+        else:
+            kept = torch.logsumexp(log_p.topk(min(how, log_p.shape[-1])).values, -1)
+            ratio = -kept + torch.where(ranks < how, 0.0, -torch.inf)
+            # A mixture, so that one token outside does not end the test: half of p stays.
+        mixed = torch.logaddexp(ratio, torch.zeros_like(ratio)) - math.log(2)
+        evidence.log_ratios[f"{name}"] += float(mixed.sum())
+    alive = list(earlier)
+    for place, token in enumerate(call.reply):
+        alive = [reply for reply in alive if len(reply) > place]
+        if not alive:
+            break
+        share = sum(reply[place] == token for reply in alive) / len(alive)
+        evidence.log_ratios[COPIES] += math.log(0.5 + 0.5 * share * math.exp(-float(own[place])))
+        alive = [reply for reply in alive if reply[place] == token]
+
+
+def _nucleus(log_p: torch.Tensor, top_p: float, ids: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Return the distribution after nucleus sampling (arXiv:1904.09751), and how many tokens are not in it.
+
+    A token whose place depends on rounding (the sum before it is within 1e-3 of top_p) counts as in it.
+    """
+    import torch
+
+    ordered, index = log_p.sort(-1, descending=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    inside = torch.zeros_like(log_p, dtype=torch.bool).scatter_(-1, index, before < top_p)
+    near = torch.zeros_like(inside).scatter_(-1, index, before < top_p + 1e-3)
+    out = int((~near.gather(-1, ids)).sum())
+    inside.scatter_(-1, ids, True)
+    return torch.log_softmax(log_p.masked_fill(~inside, -torch.inf), -1), out
+
+
+def _name(call: Call) -> str:
+    return f"call {call.span} of rollout {call.rollout}"

@@ -1,0 +1,199 @@
+"""What a run has written, read as it is: settings, metrics, rollouts with every call, and where each call went."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.errors import ConfigError
+from agentrig.traces import LLM_CALL, SERVER
+
+OTHERWISE = (
+    "seed", "top_k", "min_p", "logit_bias", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_tokens",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "allowed_token_ids",
+    "bad_words",
+)  # fmt: skip
+"""Fields of a request with which tokens are not samples of the stated distribution."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Call:
+    """One answered call to the run's model, as its client sent it and got it.
+
+    Attributes:
+        rollout: The rollout's id.
+        span: The id of its span.
+        request: The JSON body that the client sent.
+        response: The JSON body that it got.
+        prompt: The prompt's token ids, from the server.
+        reply: The sampled token ids, from the server.
+        logprobs: Of each sampled token, from the server; None if it gave none.
+        version: Of the weights, from the server; None if it gave none.
+    """
+
+    rollout: str
+    span: str
+    request: Mapping[str, Any]
+    response: Mapping[str, Any]
+    prompt: Sequence[int]
+    reply: Sequence[int]
+    logprobs: Sequence[float] | None
+    version: int | None
+
+    @property
+    def choice(self) -> Mapping[str, Any]:
+        """The first choice of the response."""
+        choices = self.response.get("choices")
+        return choices[0] if isinstance(choices, list) and choices else {}
+
+    @property
+    def plain(self) -> bool:
+        """Whether it was sampled from the whole distribution, with random numbers of its own."""
+        form = self.request.get("response_format") or {}
+        return form.get("type", "text") == "text" and not any(self.request.get(key) for key in OTHERWISE)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Row:
+    """One rollout of a file: its columns, with JSON read, and its calls."""
+
+    id: str
+    task_id: str
+    group: str
+    failure: str | None
+    status: str | None
+    value: float | None
+    correct: bool | None
+    input: Any
+    answer: Any
+    own_reward: float | None
+    version: int | None
+    spans: Sequence[Mapping[str, Any]]
+    calls: Sequence[Call]
+
+
+@attrs.frozen(kw_only=True)
+class Sources:
+    """What the recipe names, built afresh.
+
+    Attributes:
+        splits: Role to the tasks of its split.
+        score: Scores an outcome: from a task and a row to the status and the value.
+    """
+
+    splits: Mapping[str, Sequence[Any]]
+    score: Any
+
+
+class Record:
+    """A run directory.
+
+    Args:
+        path: The directory.
+        lines: Lines of metrics that are not in its file yet.
+
+    Raises:
+        ConfigError: It has no `config.toml`.
+    """
+
+    def __init__(self, path: Path, lines: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.path = path
+        try:
+            self.config = tomllib.loads((path / "config.toml").read_text("utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{path} is not a run directory: it has no config.toml") from None
+        file = path / "metrics.jsonl"
+        told = [json.loads(text) for text in file.read_text("utf-8").splitlines()] if file.is_file() else []
+        self.lines: dict[int, Mapping[str, Any]] = {line["step"]: line for line in [*told, *lines]}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Section `[algorithm]`."""
+        found: Mapping[str, Any] = self.config["algorithm"]
+        return found
+
+    @property
+    def knows_update(self) -> bool:
+        """Whether the formulas of advantages, loss and update are known: those of `grpo`."""
+        return bool(self.settings["use"] == "grpo")
+
+    @cached_property
+    def model(self) -> Path | None:
+        """The directory of the starting model that the settings name; None if there is none."""
+        name = str(self.settings.get("model", ""))
+        given = Path(name).expanduser()
+        if name and (given / "config.json").is_file():
+            return given
+        plugin = importlib.util.find_spec("agentrig_grpo")  # for the models that it ships; nothing of it is imported
+        places = (Path(folder) / "models" / name for folder in (plugin and plugin.submodule_search_locations) or ())
+        return next((place for place in places if name and (place / "config.json").is_file()), None)
+
+    def checkpoint(self, step: int) -> Path | None:
+        """Return the directory of the checkpoint of a step; None if it was not kept."""
+        found = self.path / "checkpoints" / f"step-{step:05d}"
+        return found if (found / "config.json").is_file() else None
+
+    def dtype(self, step: int) -> str:
+        """Return what the learner computes in; the coarser one if it does not say."""
+        return str(self.lines[step].get("digests", {}).get("made_with", {}).get("dtype", "bfloat16"))
+
+    def files(self, mode: str) -> list[int]:
+        """Return the steps that have a file of rollouts of a mode."""
+        return sorted(int(f.stem.rpartition("-")[2]) for f in (self.path / "rollouts").glob(f"{mode}-*.parquet"))
+
+    def rows(self, mode: str, step: int) -> list[Row]:
+        """Return the rollouts of a mode and step; none without a file."""
+        import pyarrow.parquet as pq
+
+        file = self.path / "rollouts" / f"{mode}-{step:05d}.parquet"
+        return [_row(row) for row in pq.read_table(file).to_pylist()] if file.is_file() else []
+
+    def task_ids(self, step: int) -> list[str]:
+        """Return the task of each group of a step, in the order of their rollouts."""
+        import pyarrow.parquet as pq
+
+        file = self.path / "rollouts" / f"train-{step:05d}.parquet"
+        if not file.is_file():
+            return []
+        rows = pq.read_table(file, columns=["group", "task_id"]).to_pylist()
+        return list({row["group"]: row["task_id"] for row in rows}.values())
+
+    def trained(self, step: int) -> dict[tuple[str, str], float]:
+        """Return the advantage of each call that the algorithm took, by rollout and span."""
+        import pyarrow.parquet as pq
+
+        file = self.path / "calls" / f"train-{step:05d}.parquet"
+        rows = pq.read_table(file).to_pylist() if file.is_file() else []
+        return {(row["rollout"], row["span"]): row["advantage"] for row in rows if row["advantage"] is not None}
+
+
+def _row(row: Mapping[str, Any]) -> Row:
+    spans = json.loads(row["spans"])
+    calls = []
+    for span in spans if isinstance(spans, list) else ():
+        said = span["attributes"]
+        answered = span["name"] == LLM_CALL and span["error"] is None and SERVER not in said
+        if answered and said.get("prompt_token_ids") and said.get("response_token_ids"):
+            version = str(said["response"].get("system_fingerprint", ""))
+            calls.append(
+                Call(
+                    rollout=row["id"],
+                    span=span["id"],
+                    request=said["request"],
+                    response=said["response"],
+                    prompt=said["prompt_token_ids"],
+                    reply=said["response_token_ids"],
+                    logprobs=said.get("response_logprobs"),
+                    version=int(version[1:]) if version[:1] == "v" and version[1:].isdecimal() else None,
+                )
+            )
+    plain = ("id", "task_id", "group", "failure", "status", "value", "correct", "own_reward", "version")
+    read = {name: row[name] for name in plain}
+    return Row(**read, input=json.loads(row["input"]), answer=json.loads(row["answer"]), spans=spans, calls=calls)

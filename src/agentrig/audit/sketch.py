@@ -1,0 +1,146 @@
+"""What a learner leaves of the updates of an audited step, at the optimizer's door: a few numbers of each tensor."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+PROJECTIONS = 4
+"""Sums of a gradient's elements with random signs. One of them sees a change of the gradient e with a size of about
+|e|; all four miss half of that with a probability of 2%."""
+
+SPOTS = 16
+"""Elements of each tensor whose update is followed."""
+
+LARGEST = 1 << 28
+"""Parameters of the largest model that is computed with again: twice in up to 64 bits, with gradients and moments, it
+takes some 40 bytes a parameter in host memory. Of larger ones no weights are kept."""
+
+CHUNK = 1 << 22
+
+FILE = "audit/step-{:05d}.json"
+
+
+def projections(tensor: torch.Tensor, name: str) -> list[float]:
+    """Return a tensor's L2 norm and its sums with random signs, the same signs for a name on every machine."""
+    import torch
+
+    flat = tensor.detach().reshape(-1)
+    sums = torch.zeros(1 + PROJECTIONS, dtype=torch.float64, device=flat.device)
+    for start in range(0, len(flat), CHUNK):
+        part = flat[start : start + CHUNK].double()
+        at = torch.arange(start, start + len(part), dtype=torch.int64, device=flat.device) + zlib.crc32(name.encode())
+        mixed = at * 6364136223846793005 + 1442695040888963407  # 64-bit integers wrap around
+        mixed = (mixed ^ (mixed >> 29)) * 2685821657736338717
+        sums[0] += part.square().sum()
+        for k in range(PROJECTIONS):
+            sums[1 + k] += (part * (1 - 2 * ((mixed >> (40 + k)) & 1))).sum()
+    sums[0] = sums[0].sqrt()
+    found: list[float] = sums.tolist()
+    return found
+
+
+def spots(size: int, name: str) -> list[int]:
+    """Return the places of the elements of a flattened tensor that are followed, from its name."""
+    seed = zlib.crc32(name.encode())
+    return sorted({(seed + i * 2654435761) % size for i in range(min(SPOTS, size))})
+
+
+class Sketch:
+    """Taken by the learner during one step; `take` right before each `optimizer.step()`, `after` right behind it.
+
+    Args:
+        step: The training step.
+
+    Attributes:
+        before: The trained tensors before the first update, in host memory; none if the auditor can't use them.
+        updates: The numbers of each update.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.before: dict[str, torch.Tensor] = {}
+        self.updates: list[dict[str, Any]] = []
+
+    def take(
+        self,
+        trained: Mapping[str, torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        calls: Sequence[tuple[str, str]],
+        norm: float,
+    ) -> None:
+        """Note gradients, weights and moments.
+
+        Args:
+            trained: Name to parameter, with the gradient that the optimizer gets.
+            optimizer: The optimizer.
+            calls: The calls of the mini-batch, by rollout and span, those without a gradient too.
+            norm: Of the whole gradient before clipping.
+        """
+        if not self.updates and sum(p.numel() for p in trained.values()) <= LARGEST:
+            self.before = {name: p.detach().to("cpu", copy=True) for name, p in trained.items()}
+        tensors = {}
+        for name, p in trained.items():
+            at, state = spots(p.numel(), name), optimizer.state.get(p) or {}
+            tensors[name] = {
+                "gradient": None if p.grad is None else projections(p.grad, name),
+                "at": at,
+                "gradients": None if p.grad is None else _at(p.grad, at),
+                "weights": _at(p, at),
+                "means": _moment(state, 1, at),
+                "squares": _moment(state, 2, at),
+                "made": float(state.get("step", 0)),
+            }
+        self.updates.append({"calls": [list(call) for call in calls], "norm": norm, "tensors": tensors})
+
+    def after(self, trained: Mapping[str, torch.Tensor]) -> None:
+        """Note the weights after an update."""
+        for name, p in trained.items():
+            seen = self.updates[-1]["tensors"][name]
+            seen["after"] = _at(p, seen["at"])
+
+    def write(self, run: Path) -> None:
+        """Write the numbers into a run directory; the weights before are not among them."""
+        file = run / FILE.format(self.step)
+        file.parent.mkdir(exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps({"format": 1, "step": self.step, "updates": self.updates}), "utf-8")
+        part.replace(file)
+
+    @classmethod
+    def read(cls, run: Path, step: int) -> Sketch | None:
+        """Return the sketch of a step; None if none was taken."""
+        file = run / FILE.format(step)
+        if not file.is_file():
+            return None
+        found = cls(step)
+        found.updates = json.loads(file.read_text("utf-8"))["updates"]
+        return found
+
+
+def _at(tensor: torch.Tensor, at: Sequence[int]) -> list[float]:
+    import torch
+
+    found: list[float] = tensor.detach().reshape(-1)[torch.tensor(at, device=tensor.device)].double().tolist()
+    return found
+
+
+def _moment(state: Mapping[str, Any], number: int, at: Sequence[int]) -> list[float] | None:
+    """Return elements of a moment; bitsandbytes keeps one in 8 bits as places in a table, with a scale a block."""
+    kept = state.get(("exp_avg", "exp_avg_sq")[number - 1], state.get(f"state{number}"))
+    if kept is None:
+        return None
+    if not kept.dtype.is_floating_point:
+        scales, table = state[f"absmax{number}"].reshape(-1), state[f"qmap{number}"]
+        block = -(-kept.numel() // len(scales))
+        return [
+            v * s
+            for v, s in zip(_at(table[kept.reshape(-1).long()], at), _at(scales, [i // block for i in at]), strict=True)
+        ]
+    return _at(kept, at)

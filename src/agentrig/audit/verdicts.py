@@ -1,0 +1,51 @@
+"""What the auditor says of each link of a step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+LINKS = ("tasks", "text", "distribution", "score", "advantages", "gradient", "weights", "delivery", "held-out")
+"""The links between the task set and the model's server, in the order of the data."""
+
+UNSEEN: Literal["not looked at"] = "not looked at"
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """What was seen of one link.
+
+    Attributes:
+        link: One of `LINKS`.
+        result: `ok`; `fault`: what is recorded is not what the settings and the papers say; `not looked at`.
+        detail: What was compared; for a fault both numbers, the bound and where it comes from; else why not.
+        ratio: The largest difference, as a share of its bound; 0 where things are equal or not.
+        causes: Of a fault: what it may come from.
+    """
+
+    link: str
+    result: Literal["ok", "fault", "not looked at"]
+    detail: str
+    ratio: float = 0.0
+    causes: str = ""
+
+
+def ok(link: str, detail: str, ratio: float = 0.0) -> Verdict:
+    """Return the verdict on a link that holds."""
+    return Verdict(link=link, result="ok", detail=detail, ratio=ratio)
+
+
+def fault(link: str, detail: str, *, causes: str, ratio: float = 0.0) -> Verdict:
+    """Return the verdict on a link that does not hold."""
+    return Verdict(link=link, result="fault", detail=detail, causes=causes, ratio=ratio)
+
+
+def unseen(link: str, why: str) -> Verdict:
+    """Return the verdict on a link that can't be looked at."""
+    return Verdict(link=link, result=UNSEEN, detail=why)
+
+
+def some(items: list[str], most: int = 3) -> str:
+    """Return the first items as text, and how many more there are."""
+    return "; ".join(items[:most]) + (f"; and {len(items) - most} more" if len(items) > most else "")

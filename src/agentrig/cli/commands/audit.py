@@ -1,0 +1,63 @@
+"""`agentrig audit`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from agentrig.cli.options import stdout_to_stderr
+
+CANNOT = 2
+"""Exit status when the step cannot be audited."""
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--step", type=click.IntRange(min=1), help="The step; without it the latest.")
+@click.option("--all", "every", is_flag=True, help="All steps of the run.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
+@click.pass_context
+def audit(context: click.Context, run: Path, step: int | None, every: bool, as_json: bool) -> None:
+    """Look at each link of a recorded step again, with code that shares nothing with the trainer.
+
+    Nothing in the run directory changes. Gradient and update need the sketch that the run left of the steps that it
+    audited itself, and the weights before: those of the starting model, or the checkpoint of the step before. The exit
+    status is 0 if every link that could be looked at holds, 1 if one does not, and 2 if nothing could be audited.
+
+    \b
+    agentrig audit runs/mini-20260101-120000 --step 2
+    agentrig audit runs/mini-20260101-120000 --all --json
+    """
+    from agentrig.audit.auditor import Auditor
+    from agentrig.audit.auditor import audit as audited
+    from agentrig.audit.record import Record
+    from agentrig.audit.verdicts import LINKS
+    from agentrig.errors import AgentrigError
+    from agentrig.run.auditing import sources_of
+    from agentrig.run.resume import recorded_plan
+    from agentrig.text import storable
+
+    found = []
+    try:
+        with stdout_to_stderr(as_json):
+            steps = sorted(Record(run).lines)
+            if step is not None and step not in steps:
+                raise AgentrigError(f"{run}/metrics.jsonl has no step {step}; it has {steps or 'none'}")
+            if not steps:
+                raise AgentrigError(f"{run} has no step yet")
+            auditor = Auditor(run, sources_of(recorded_plan(run)))
+            for one in steps if every else [step or steps[-1]]:
+                found.append(audited(auditor, one))
+                if not as_json:
+                    click.echo(f"step {one}: {len(found[-1].looked)} of {len(LINKS)} links")
+                    for verdict in found[-1].verdicts:
+                        causes = f"\n{'':30}likely causes: {verdict.causes}" if verdict.causes else ""
+                        click.echo(f"  {verdict.link:<13} {verdict.result:<14} {storable(verdict.detail)}{causes}")
+    except AgentrigError as error:
+        click.echo(f"agentrig: {storable(str(error))}", err=True)
+        context.exit(CANNOT)
+    if as_json:
+        click.echo(json.dumps([each.as_dict() for each in found], indent=2))
+    context.exit(1 if any(each.faults for each in found) else 0)

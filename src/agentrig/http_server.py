@@ -1,0 +1,254 @@
+"""The HTTP server of every port that a run opens: uvicorn, with limits on slow, endless and strange requests.
+
+uvicorn itself waits for the rest of a request for ever, and takes WebSockets where a library for them is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from functools import partial
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+SILENCE_S = 5
+"""Longest pause inside a request, in turns of about a second."""
+ARRIVAL_S = 30
+"""Longest time from a connection's or a request's first byte to its last, in turns of about a second."""
+HEAD_LIMIT = 64 << 10
+"""Most bytes of a request's line and headers."""
+MOST = 8192
+"""Most connections, where the system allows so many descriptors."""
+DRAINED = 64 << 20
+"""Most bytes of a body that is too long that are read and dropped, so that the client can read the error."""
+
+_REFUSAL = "HTTP/1.1 {}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+TOO_LATE = _REFUSAL.format("408 Request Timeout").encode()
+TOO_LONG = _REFUSAL.format("431 Request Header Fields Too Large").encode()
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class BodyTooLong(Exception):
+    """A request's body is longer than the limit."""
+
+
+async def read_body(receive: Receive, limit: int) -> bytes | None:
+    """Return the body of a request; None if the client has gone before its end.
+
+    Raises:
+        BodyTooLong: It has more bytes than the limit; up to `DRAINED` of them are read.
+    """
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more and size <= max(DRAINED, limit):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        size, more = size + len(message["body"]), message["more_body"]
+        parts.append(message["body"])
+        if size > limit:
+            parts.clear()
+    if size > limit:
+        raise BodyTooLong
+    return b"".join(parts)
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives a body that was read, and then what comes after it."""
+    given = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Any:
+        return given.pop() if given else await receive()
+
+    return again
+
+
+async def reply(send: Send, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
+    """Send a value as JSON, or bytes as they are."""
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
+    sent = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    fields = [(name.encode(), text.encode("latin-1")) for name, text in sent.items()]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
+
+
+class Connections:
+    """The open connections of a server, and which of them have not proven yet that they have the key.
+
+    Args:
+        most: How many may be open.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._open = most, 0
+        self._strangers: dict[Connection, None] = {}
+
+    def came(self, connection: Connection) -> None:
+        """Count a new connection; if there are too many, close the oldest without the key, or this one."""
+        self._open += 1
+        self._strangers[connection] = None
+        if self._open > self._most:
+            oldest = next(iter(self._strangers))
+            self._strangers.pop(oldest)
+            oldest.transport.abort()
+
+    def prove(self, connection: Connection) -> None:
+        """Note that a request with the key came over this connection."""
+        self._strangers.pop(connection, None)
+
+    def gone(self, connection: Connection) -> None:
+        """Remove a connection."""
+        self._open -= 1
+        self._strangers.pop(connection, None)
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection, with limits on how long and how large a request's arrival may be.
+
+    Time is counted in turns of the event loop, not read from a clock: while a model computes for a minute nothing is
+    read, and that is no fault of those who wait. An application finds the connection as `scope["agentrig.connection"]`.
+    """
+
+    def __init__(self, *arguments: Any, connections: Connections, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._all = connections
+        self._head: int | None = 0  # bytes since a request began, until its headers are complete
+        self._arriving, self._begun, self._ticking = True, False, False
+        self._turns = self._silent = 0
+
+    def prove(self) -> None:
+        """Note that a request with the key came over this connection."""
+        self._all.prove(self)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a new connection."""
+        super().connection_made(transport)
+        self._all.came(self)
+        self._tick()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Remove the connection."""
+        self._arriving = False
+        self._all.gone(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes, as long as those of a request's head are not too many."""
+        self._silent, self._begun = 0, True
+        if self._head is not None:
+            self._head += len(data)
+        super().data_received(data)
+        if self._head is not None and self._head > HEAD_LIMIT:
+            self._close(TOO_LONG)
+        self._tick()
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        super().on_message_begin()
+        self.scope["agentrig.connection"] = self  # type: ignore[typeddict-unknown-key]
+        self._arriving, self._turns = True, 0
+
+    def on_headers_complete(self) -> None:
+        """Take a request's head."""
+        self._head = None
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End a request's arrival."""
+        super().on_message_complete()
+        self._head, self._arriving, self._begun = 0, False, False
+
+    def _tick(self) -> None:
+        if self._arriving and not self._ticking:
+            self._ticking = True
+            self.loop.call_later(1, self._turn)
+
+    def _turn(self) -> None:
+        self._ticking = False
+        if self.transport.is_closing() or not self._arriving:
+            return
+        self._turns += 1
+        if not self.flow.read_paused:  # it is the application that does not read on
+            self._silent += 1
+        if self._turns >= ARRIVAL_S or (self._begun and self._silent > SILENCE_S):
+            self._close(TOO_LATE if self._begun else b"")
+        else:
+            self._tick()
+
+    def _close(self, answer: bytes) -> None:
+        """Answer a request that will not be complete, and close the connection."""
+        if not self.transport.is_closing():
+            if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+                self.transport.write(answer)
+            self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server as a part of a process that has other work: it leaves signals as they are."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle none."""
+        yield
+
+
+class ServerThread:
+    """A server in a thread of this process, which listens at once.
+
+    Args:
+        app: The ASGI application.
+        listener: A socket that listens; it is closed at the end.
+        name: Of the thread.
+        more: Settings of uvicorn.
+
+    Attributes:
+        port: Where it listens.
+    """
+
+    def __init__(self, app: Any, listener: socket.socket, name: str, **more: Any) -> None:
+        self.port: int = listener.getsockname()[1]
+        self._listener, self._server = listener, Server(settings(app, **more))
+        serve = partial(self._server.run, sockets=[listener])
+        self._thread = threading.Thread(target=serve, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening, and wait until the answers under way are sent, or `timeout_graceful_shutdown` is over."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._listener.close()
+
+
+def settings(app: Any, *, protocol: type[Connection] = Connection, most: int = MOST, **more: Any) -> uvicorn.Config:
+    """Return the settings of a server with these limits, without WebSockets and without a log of its requests.
+
+    Args:
+        app: The ASGI application.
+        protocol: The class of its connections.
+        most: Most connections.
+        more: Other settings of uvicorn.
+    """
+    quiet = {"log_config": None, "log_level": "error", "access_log": False}
+    chosen = {**quiet, "interface": "asgi3", "lifespan": "off", "ws": "none", **more}
+    return uvicorn.Config(app, http=partial(protocol, connections=Connections(most)), **chosen)  # type: ignore[arg-type]
+
+
+def most_connections() -> int:
+    """Return how many connections this process can hold; asks the system for as many descriptors as it gives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MOST if hard == resource.RLIM_INFINITY else min(hard, 2 * MOST)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return MOST if soft == resource.RLIM_INFINITY else min(MOST, soft // 2)

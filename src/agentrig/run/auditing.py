@@ -1,0 +1,137 @@
+"""The auditor in a run: which steps it looks at, and what a finding does."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrig.agents import Outcome
+from agentrig.audit.auditor import Audited, Auditor, audit
+from agentrig.audit.record import Row, Sources
+from agentrig.audit.sketch import Sketch
+from agentrig.audit.verdicts import LINKS, UNSEEN
+from agentrig.errors import AgentrigError, RunStopped
+from agentrig.plan import Plan
+from agentrig.rewards import Score
+from agentrig.run.files import write_whole
+from agentrig.run.splits import load_splits
+from agentrig.tasks import Task
+from agentrig.traces import Span, Trace
+
+log = logging.getLogger(__name__)
+
+FIRST = 2
+"""So many first steps of a run, or of a resumed one, are audited, whatever it takes."""
+
+VERDICTS = "verdicts-{:05d}.json"
+
+SHARE = 0.02
+"""Of the run's time: what the audits of later steps may take."""
+
+
+class Auditing:
+    """Audits the first steps of a run, and then as many as a share of its time allows.
+
+    Args:
+        run: The run directory.
+        plan: The run's plan; task set and reward are built once more from it.
+        first: The first step, of a resumed run too.
+        on: Whether to audit at all.
+    """
+
+    def __init__(self, run: Path, plan: Plan, *, first: int = 1, on: bool = True) -> None:
+        self._run, self._plan, self._on, self._sure = run, plan, on, first + FIRST
+        self._auditor: Auditor | None = None
+        self._sketch: Sketch | None = None
+        self._start, self._spent, self._last = time.monotonic(), 0.0, 0.0
+
+    def sketch(self, step: int) -> Sketch | None:
+        """Return the sketch of a step that is to be audited; None for other steps."""
+        self._sketch = Sketch(step) if self._due(step) else None
+        return self._sketch
+
+    def _due(self, step: int) -> bool:
+        """Return whether the audit of a step, if it takes as long as the last one, stays within the share."""
+        if not self._on or step < self._sure:
+            return self._on
+        return self._spent + self._last <= SHARE * (time.monotonic() - self._start)
+
+    def end(self, step: int, line: Mapping[str, Any]) -> None:
+        """Audit a step whose sketch was asked for, or one of the first.
+
+        Raises:
+            RunStopped: A link does not hold.
+        """
+        sketch, self._sketch = self._sketch, None
+        if not self._on or (sketch is None and step >= self._sure):
+            return
+        if sketch is not None:
+            sketch.write(self._run)
+        try:
+            if self._auditor is None:
+                self._auditor = Auditor(self._run, sources_of(self._plan))
+            found = audit(self._auditor, step, sketch, line)
+        except AgentrigError as error:
+            log.warning("step %d is not audited: %s", step, error)
+            return
+        self._last = found.seconds
+        if step >= self._sure:
+            self._spent += found.seconds
+        self._write(found)
+        log.info("step %d audited in %.1f s: %d of %d links", step, found.seconds, len(found.looked), len(LINKS))
+        if found.faults:
+            raise RunStopped(found.words(self._run), cause="audit")
+
+    def _write(self, found: Audited) -> None:
+        folder = self._run / "audit"
+        folder.mkdir(exist_ok=True)
+        write_whole(folder / VERDICTS.format(found.step), json.dumps(found.as_dict(), indent=1) + "\n")
+
+    def summary(self) -> dict[str, Any]:
+        """Return the entry of `summary.json`: links that were looked at, why others were not, steps and faults."""
+        files = sorted((self._run / "audit").glob("verdicts-*.json"))
+        steps = [json.loads(file.read_text("utf-8")) for file in files]
+        verdicts = [
+            (verdict["link"], verdict["result"], verdict["detail"]) for one in steps for verdict in one["verdicts"]
+        ]
+        looked = {link for link, result, _ in verdicts if result != UNSEEN}
+        return {
+            "links": len(looked),
+            "of": len(LINKS),
+            "steps": [one["step"] for one in steps],
+            "not_looked_at": {link: why for link, result, why in verdicts if result == UNSEEN and link not in looked},
+            "seconds": sum(one["seconds"] for one in steps),
+            "faults": [f"{link}: {detail}" for link, result, detail in verdicts if result == "fault"],
+        }
+
+
+def sources_of(plan: Plan) -> Sources:
+    """Build a plan's task set and reward for the auditor.
+
+    Raises:
+        AgentrigError: One can't be built, or the task set can't be loaded.
+    """
+    return Sources(splits={role: rows for role, (_, rows) in load_splits(plan).items()}, score=_scoring(plan))
+
+
+def _scoring(plan: Plan) -> Callable[[Task, Row], Score]:
+    reward, sees_trace = plan.reward()
+    budget_s, many = plan.run.reward_budget_s, getattr(reward, "score_many", None)
+
+    def score(task: Task, row: Row) -> Score:
+        item: tuple[Any, ...] = (task, Outcome(answer=row.answer, own_reward=row.own_reward))
+        if sees_trace:
+            item = (*item, Trace(rollout_id=row.id, spans=tuple(Span(**span) for span in row.spans)))
+        try:
+            if many is not None:
+                found: Score = many([item], budget_s)[0]
+                return found
+            return reward(*item[:2], budget_s, *item[2:])  # type: ignore[no-any-return]
+        except Exception as error:
+            return Score.invalid(f"{type(error).__name__}: {error}")
+
+    return score

@@ -1,0 +1,185 @@
+"""`agentrig audit` reads a record only: a healthy one holds, and each changed part of it is named with its link."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from audited_runs import tiny_model, trained
+from click.testing import CliRunner
+
+from agentrig.audit.verdicts import LINKS
+from agentrig.cli import main
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("healthy")
+    return trained(folder, tiny_model(folder), "algorithm.keep_every=1")
+
+
+@pytest.fixture
+def run(healthy: Path, tmp_path: Path) -> Path:
+    """A copy, to be changed."""
+    return Path(shutil.copytree(healthy, tmp_path / "run"))
+
+
+def audited(run: Path, *words: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Return the exit status and the verdicts by link; of a link with several faults, the first."""
+    done = CliRunner().invoke(main, ["audit", str(run), "--json", *words])
+    found: dict[str, dict[str, Any]] = {}
+    for each in json.loads(done.stdout)[-1]["verdicts"]:
+        found.setdefault(each["link"], each)
+    return done.exit_code, found
+
+
+def change_rows(file: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
+    table = pq.read_table(file)
+    rows = table.to_pylist()
+    change(rows)
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
+
+
+def change_spans(file: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
+    """Change the attributes of the calls of a file."""
+
+    def each(rows: list[dict[str, Any]]) -> None:
+        spans = [json.loads(row["spans"]) for row in rows]
+        change([span["attributes"] for of in spans for span in of if "prompt_token_ids" in span["attributes"]])
+        for row, of in zip(rows, spans, strict=True):
+            row["spans"] = json.dumps(of)
+
+    change_rows(file, each)
+
+
+def change_json(file: Path, change: Callable[[Any], None]) -> None:
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value))
+
+
+def test_a_healthy_record_holds_in_every_link_afterwards_too(healthy: Path) -> None:
+    before = sorted((path, path.stat().st_mtime_ns) for path in healthy.rglob("*"))
+    done = CliRunner().invoke(main, ["audit", str(healthy), "--all"])
+    assert done.exit_code == 0, done.output
+    assert done.output.count(f"{len(LINKS)} of {len(LINKS)} links") == 2, done.output
+    assert sorted((path, path.stat().st_mtime_ns) for path in healthy.rglob("*")) == before, "it only reads"
+
+
+def swap_rewards(rows: list[dict[str, Any]]) -> None:
+    other = next(i for i, row in enumerate(rows) if row["value"] != rows[0]["value"])
+    rows[0]["value"], rows[other]["value"] = rows[other]["value"], rows[0]["value"]
+
+
+def set_first(key: str, value: Any) -> Callable[[list[dict[str, Any]]], None]:
+    def change(rows: list[dict[str, Any]]) -> None:
+        rows[0][key] = value
+
+    return change
+
+
+def other_text(calls: list[dict[str, Any]]) -> None:
+    calls[3]["response"]["choices"][0]["message"]["content"] += "!"
+
+
+def other_prompt(calls: list[dict[str, Any]]) -> None:
+    calls[3]["request"]["messages"][0]["content"] = "another question"
+
+
+def other_logprob(calls: list[dict[str, Any]]) -> None:
+    calls[3]["response_logprobs"][0] -= 1e-3
+
+
+def warm(calls: list[dict[str, Any]]) -> None:
+    calls[0]["request"]["temperature"] = 0.7
+
+
+def times(by: float) -> Callable[[Any], None]:
+    def change(sketch: Any) -> None:
+        gradient = sketch["updates"][0]["tensors"]["model.layers.1.mlp.up_proj.weight"]["gradient"]
+        gradient[:] = [value * by for value in gradient]
+
+    return change
+
+
+def other_moments(sketch: Any) -> None:
+    seen = sketch["updates"][0]["tensors"]["model.layers.1.mlp.up_proj.weight"]
+    seen["means"] = [0.0] * len(seen["means"])
+
+
+def other_rate(run: Path) -> None:
+    text = (run / "config.toml").read_text()
+    assert "lr = 0.001" in text
+    (run / "config.toml").write_text(text.replace("lr = 0.001", "lr = 0.002"))
+
+
+CHANGES: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "a task of another step": (
+        "tasks", lambda run: change_rows(run / "rollouts/train-00002.parquet", set_first("task_id", "train-9"))
+    ),
+    "another input": (
+        "tasks", lambda run: change_rows(run / "rollouts/train-00002.parquet", set_first("input", '{"text": "other"}'))
+    ),
+    "another text": ("text", lambda run: change_spans(run / "rollouts/train-00002.parquet", other_text)),
+    "other messages": ("text", lambda run: change_spans(run / "rollouts/train-00002.parquet", other_prompt)),
+    "a log-probability": (
+        "distribution", lambda run: change_spans(run / "rollouts/train-00002.parquet", other_logprob)
+    ),
+    "two rewards": ("score", lambda run: change_rows(run / "rollouts/train-00002.parquet", swap_rewards)),
+    "an advantage": (
+        "advantages", lambda run: change_rows(run / "calls/train-00002.parquet", set_first("advantage", 0.7))
+    ),
+    "a gradient's size": ("gradient", lambda run: change_json(run / "audit/step-00002.json", times(1.01))),
+    "a gradient's sign": ("gradient", lambda run: change_json(run / "audit/step-00002.json", times(-1))),
+    "moments": ("weights", lambda run: change_json(run / "audit/step-00002.json", other_moments)),
+    "the learning rate": ("weights", other_rate),
+    "a warm measurement": ("held-out", lambda run: change_spans(run / "rollouts/report-00002.parquet", warm)),
+    "the stated accuracy": (
+        "held-out", lambda run: change_json(run / "progress.json", lambda told: told["after"].update(accuracy=0.123))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_record_is_named_with_its_link(name: str, run: Path) -> None:
+    link, change = CHANGES[name]
+    change(run)
+    status, found = audited(run, "--step", "2")
+    assert status == 1
+    assert found[link]["result"] == "fault", found
+    assert found[link]["causes"]
+
+
+def test_links_that_cannot_be_looked_at_are_named_and_are_no_fault(run: Path) -> None:
+    (run / "audit/step-00002.json").unlink()
+    shutil.rmtree(run / "checkpoints/step-00001")
+    status, found = audited(run, "--step", "2")
+    assert status == 0
+    unseen = {link: each["detail"] for link, each in found.items() if each["result"] == "not looked at"}
+    assert unseen == {
+        "distribution": "the weights of version 1 were not kept",
+        "gradient": "the learner left no sketch of this step",
+        "weights": "the learner left no sketch of this step",
+    }
+
+
+def test_a_step_that_is_not_there_is_an_error(healthy: Path) -> None:
+    done = CliRunner().invoke(main, ["audit", str(healthy), "--step", "7"])
+    assert done.exit_code == 2
+    assert "has no step 7; it has [1, 2]" in done.output
+
+
+def test_the_report_begins_with_what_was_audited(healthy: Path) -> None:
+    done = CliRunner().invoke(main, ["why", str(healthy)])
+    assert f"audited: {len(LINKS)} of {len(LINKS)} links, steps 1, 2" in done.output, done.output
+    summary = json.loads((healthy / "summary.json").read_text())
+    assert summary["audited"]["steps"] == [1, 2]
+    assert summary["audited"]["faults"] == []

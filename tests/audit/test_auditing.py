@@ -1,0 +1,50 @@
+"""Which steps a run audits, and that it can be turned off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from audited_runs import tiny_model, trained
+
+from agentrig.plan import resolve
+from agentrig.run import auditing
+from agentrig.run.auditing import Auditing
+
+
+def test_the_auditor_can_be_turned_off(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    run = trained(tmp_path, tiny_model(tmp_path), "run.auditor=false", "algorithm.steps=1", "run.report_tasks=1")
+    assert not (run / "audit").exists()
+    assert json.loads((run / "summary.json").read_text())["audited"]["steps"] == []
+
+
+def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_time_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(auditing.time, "monotonic", lambda: clock[0])
+
+    def audit(auditor: object, step: int, sketch: object, line: object) -> auditing.Audited:
+        clock[0] += 4.0
+        return auditing.Audited(step=step, verdicts=[], seconds=4.0)
+
+    monkeypatch.setattr(auditing, "audit", audit)
+    monkeypatch.setattr(auditing, "Auditor", lambda *given: None)
+    monkeypatch.setattr(auditing, "sources_of", lambda plan: None)
+    watched = Auditing(tmp_path, resolve("mini"), first=11)  # a resumed run
+    audited, later = [], 0.0
+    for step in range(11, 211):
+        sketch = watched.sketch(step)
+        clock[0] += 10.0
+        before = clock[0]
+        watched.end(step, {"step": step})
+        if sketch is not None:
+            audited.append(step)
+            later += (clock[0] - before) * (step > 12)
+    assert audited[:2] == [11, 12]
+    assert 8 <= len(audited) <= 12, audited
+    assert 0.015 < later / clock[0] <= 0.02
+    assert watched.summary()["steps"] == audited

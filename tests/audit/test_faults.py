@@ -1,0 +1,79 @@
+"""The auditor: healthy runs raise nothing, and faults that train on in silence are named with their link."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from audit_faults import FAULTS
+from audited_runs import plant, tiny_model, trained, verdicts
+
+from agentrig.audit.verdicts import LINKS
+from agentrig.errors import RunStopped
+
+QUICK = ("the same tasks in every step", "the agent gets the text of another reply", "sampled at half the temperature",
+         "rewards are exchanged within a group", "the size of advantages is ignored", "token weights times 0.1",
+         "the learning rate is a thousandth")  # fmt: skip
+"""One for each link."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.parametrize("rate", [pytest.param("1e-3", id="1e-3"), pytest.param("1e-5", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAULTS]
+)
+def test_a_fault_that_trains_on_in_silence_is_named_with_its_link(
+    name: str, rate: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = FAULTS[name]
+    plant(fault, tmp_path, monkeypatch)
+    with pytest.raises(RunStopped, match="the audit found") as stopped:
+        trained(tmp_path, model, f"algorithm.lr={rate}", *fault.settings)
+    message = str(stopped.value)
+    assert re.search(rf"^  {fault.link}: ", message, re.M), message
+    assert fault.names in message
+    assert "Likely causes" in message
+    assert f"agentrig audit {tmp_path / 'run'} --step" in message
+
+
+HEALTHY = {
+    "all weights": (),
+    "all weights, 1e-5": ("algorithm.lr=1e-5",),
+    "several updates": ("algorithm.ppo_epochs=2", "algorithm.mini_batches=2", "algorithm.tokens_per_batch=96"),
+    "adapters": ("algorithm.lora_rank=4",),
+    "adapters and KL": ("algorithm.lora_rank=4", "algorithm.kl_loss_coef=0.1"),
+    "KL, by rollout, scaled": (
+        "algorithm.kl_loss_coef=0.1", "algorithm.loss_agg_mode=seq-mean-token-mean", "algorithm.scale_rewards=true",
+        "algorithm.negative_scale=0.5",
+    ),
+    "a schedule, decay, a nucleus": (
+        "algorithm.lr_scheduler_type=linear", "algorithm.warmup_steps=3", "algorithm.weight_decay=0.1",
+        "algorithm.top_p=0.9", "algorithm.temperature=0.8",
+    ),
+    "stale": ("algorithm.max_staleness=1", "algorithm.steps=4"),
+    "bfloat16": ("algorithm.dtype=bfloat16",),
+    "bfloat16, adapters": ("algorithm.dtype=bfloat16", "algorithm.lora_rank=4"),
+    "checkpointing": ("algorithm.gradient_checkpointing=true",),
+    "the model mini": ("algorithm.model=mini", "algorithm.temperature=1.5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("all weights", "adapters") else pytest.mark.slow) for n in HEALTHY]
+)
+def test_a_healthy_run_has_no_fault_in_any_link(name: str, model: Path, tmp_path: Path) -> None:
+    found = verdicts(trained(tmp_path, model, *HEALTHY[name]))
+    assert {1, 2} <= found.keys()
+    for step in found:
+        assert list(found[step]) == list(LINKS)
+        results = {link: each["result"] for link, each in found[step].items()}
+        assert set(results.values()) == {"ok"}, found[step]
+        ratios = {link: each["ratio"] for link, each in found[step].items()}
+        assert max(ratios.values()) < 0.8, ratios

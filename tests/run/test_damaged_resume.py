@@ -1,0 +1,316 @@
+"""A resume that fails leaves the whole run directory as it was, and a changed checkpoint is refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import agentrig_grpo.checkpoint
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+
+from agentrig.cli.entry import main
+from agentrig.errors import AgentrigError, RunStopped
+from agentrig.plan import resolve
+from agentrig.run import checkpoints
+from agentrig.run.resume import resume_plan
+from agentrig.run.training import train
+from agentrig.testing.tiny_model import make_tiny_model
+
+PLUGIN = Path(__file__).resolve().parents[1] / "support" / "letters_plugin.py"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of three steps with a real learner; its checkpoints are those of steps 2 and 3."""
+    folder = tmp_path_factory.mktemp("letters")
+    make_tiny_model(folder / "model")
+    words = [
+        f"run.directory={folder}", "run.name=run", 'run.block=["report"]', f"algorithm.model={folder / 'model'}",
+        "algorithm.steps=3", "algorithm.save_every=1", "algorithm.keep_every=2", "algorithm.tasks_per_step=4",
+        "run.report_tasks=4", "hardware.threads=1",
+    ]  # fmt: skip
+    train(resolve("letters", overrides=words, files=[str(PLUGIN)]))
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy, to be damaged."""
+    shutil.copytree(trained, tmp_path / "run", symlinks=True)
+    return tmp_path / "run"
+
+
+def whole(run: Path) -> Mapping[str, str]:
+    """Return everything below a run directory: the mode and content of each entry; the lock's content is left out."""
+    found = {}
+    for path in sorted(run.rglob("*")):
+        name, mode = str(path.relative_to(run)), oct(path.lstat().st_mode)
+        if path.is_symlink():
+            content = os.readlink(path)
+        elif path.is_file() and name != "run.lock":
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            content = ""
+        found[name] = f"{mode} {content}"
+    return found
+
+
+def learner_of(run: Path) -> Path:
+    return run / "checkpoints" / "step-00003" / "trainer" / "learner.pt"
+
+
+def with_learner(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    state = torch.load(learner_of(run), weights_only=True)
+    change(state)
+    torch.save(state, learner_of(run))
+
+
+def weights_not_a_number(run: Path) -> None:
+    with_learner(run, lambda state: next(iter(state["trained"].values())).view(-1)[:3].fill_(float("nan")))
+
+
+def moments_not_a_number(run: Path) -> None:
+    with_learner(run, lambda state: state["optimizer"]["state"][0]["exp_avg"].view(-1)[:3].fill_(float("inf")))
+
+
+def weights_larger(run: Path) -> None:
+    with_learner(run, lambda state: [t.mul_(1.01) for t in state["trained"].values()] and None)
+
+
+def moments_zeroed(run: Path) -> None:
+    with_learner(run, lambda state: [m["exp_avg_sq"].zero_() for m in state["optimizer"]["state"].values()] and None)
+
+
+def moments_lost(run: Path) -> None:
+    with_learner(run, lambda state: state["optimizer"]["state"].clear())
+
+
+def moment_of_another_shape(run: Path) -> None:
+    with_learner(run, lambda state: state["optimizer"]["state"][0].update(exp_avg=torch.zeros(3)))
+
+
+def no_optimizer(run: Path) -> None:
+    with_learner(run, lambda state: state.pop("optimizer"))
+
+
+def other_dtype(run: Path) -> None:
+    with_learner(run, lambda state: state.update(trained={n: t.half() for n, t in state["trained"].items()}))
+
+
+def other_shapes(run: Path) -> None:
+    with_learner(run, lambda state: state.update(trained={n: t[:1] for n, t in state["trained"].items()}))
+
+
+def flipped(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = bytes(byte ^ 0xFF for byte in data[middle : middle + 64])
+    file.write_bytes(data)
+
+
+def flipped_in_the_learner(run: Path) -> None:
+    flipped(learner_of(run))
+
+
+def flipped_in_the_model(run: Path) -> None:
+    flipped(learner_of(run).parents[1] / "model.safetensors")
+
+
+def model_larger(run: Path) -> None:
+    file = str(learner_of(run).parents[1] / "model.safetensors")
+    save_file({name: tensor * 1.01 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+
+
+def cut_off(run: Path) -> None:
+    learner_of(run).write_bytes(learner_of(run).read_bytes()[:-100])
+
+
+def a_directory_for_the_learner(run: Path) -> None:
+    learner_of(run).unlink()
+    learner_of(run).mkdir()
+
+
+def no_learner(run: Path) -> None:
+    learner_of(run).unlink()
+
+
+def no_list(run: Path) -> None:
+    (learner_of(run).parents[1] / checkpoints.LIST).unlink()
+
+
+def another_steps_files(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints" / "step-00003")
+    shutil.copytree(run / "checkpoints" / "step-00002", run / "checkpoints" / "step-00003")
+
+
+def a_directory_for_the_rollouts(run: Path) -> None:
+    (run / "rollouts" / "report-00003.parquet").unlink()
+    (run / "rollouts" / "report-00003.parquet").mkdir()
+
+
+def a_directory_for_the_summary(run: Path) -> None:
+    (run / "summary.json").unlink()
+    (run / "summary.json" / "inside").mkdir(parents=True)
+
+
+def a_directory_for_the_error(run: Path) -> None:
+    (run / "error.json" / "inside").mkdir(parents=True)
+
+
+def a_directory_for_the_progress(run: Path) -> None:
+    (run / "progress.json").unlink()
+    (run / "progress.json").mkdir()
+
+
+def a_directory_for_latest(run: Path) -> None:
+    (run / "checkpoints" / "latest").unlink()
+    (run / "checkpoints" / "latest").mkdir()
+
+
+def a_file_for_the_rollouts(run: Path) -> None:
+    shutil.rmtree(run / "rollouts")
+    (run / "rollouts").write_text("")
+
+
+def a_list_for_the_progress(run: Path) -> None:
+    (run / "progress.json").write_text('{"before": 3, "checkpoints": [1]}')
+
+
+def words_for_numbers(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[0]["failures"], lines[1]["time_s"] = "none", 7
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def words_in_the_manifest(run: Path) -> None:
+    facts = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**facts, "resumed": 3, "server": "ours"}))
+
+
+def nothing_in_the_metrics(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+
+
+DAMAGES: Mapping[Callable[[Path], None], str] = {
+    weights_not_a_number: r"trainer/learner\.pt has changed since it was saved",
+    moments_not_a_number: r"trainer/learner\.pt has changed",
+    weights_larger: r"trainer/learner\.pt has changed",
+    moments_zeroed: r"trainer/learner\.pt has changed",
+    moments_lost: r"trainer/learner\.pt has ",
+    moment_of_another_shape: r"trainer/learner\.pt has ",
+    no_optimizer: r"trainer/learner\.pt has ",
+    other_dtype: r"trainer/learner\.pt has ",
+    other_shapes: r"trainer/learner\.pt has ",
+    flipped_in_the_learner: r"trainer/learner\.pt has changed",
+    flipped_in_the_model: r"model\.safetensors has changed",
+    model_larger: r"model\.safetensors has changed",
+    cut_off: r"trainer/learner\.pt has \d+ bytes; \d+ were saved",
+    a_directory_for_the_learner: r"trainer/learner\.pt is no file",
+    no_learner: r"trainer/learner\.pt is missing",
+    no_list: r"its list of files, \.files\.json, is missing",
+    another_steps_files: r"\.files\.json is not the one that the run wrote",
+    a_directory_for_the_rollouts: r"rollouts/report-00003\.parquet is a directory",
+    a_directory_for_the_summary: r"summary\.json cannot be read",
+    a_directory_for_the_error: r"error\.json is a directory",
+    a_directory_for_the_progress: r"progress\.json cannot be read",
+    a_directory_for_latest: r"checkpoints/latest is a directory",
+    a_file_for_the_rollouts: r"rollouts.*cannot be (read|written)",
+    a_list_for_the_progress: r"progress\.json is damaged",
+    words_in_the_manifest: r"manifest\.json is damaged",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_resume_that_fails_leaves_everything_as_it_was(run: Path, damage: Callable[[Path], None]) -> None:
+    damage(run)
+    before = whole(run)
+    done = CliRunner().invoke(main, ["train", "--resume", str(run), "algorithm.steps=4"])
+    assert done.exit_code == 1, done.output
+    assert isinstance(done.exception, SystemExit), "told without a traceback"
+    assert whole(run) == before
+    said = " ".join(done.stderr.split())
+    assert re.search(DAMAGES[damage], said), said
+
+
+@pytest.mark.parametrize("damage", [words_for_numbers, nothing_in_the_metrics], ids=lambda damage: damage.__name__)
+def test_damaged_lines_are_reported_and_the_run_goes_on(run: Path, damage: Callable[[Path], None]) -> None:
+    damage(run)
+    done = CliRunner().invoke(main, ["train", "--json", "--resume", str(run), "algorithm.steps=4"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["steps"] == 4
+
+
+def test_a_link_with_a_later_steps_name_is_removed_as_a_link(run: Path) -> None:
+    (run / "checkpoints" / "step-00009").symlink_to("step-00002")
+    before = whole(run)
+    done = CliRunner().invoke(main, ["train", "--resume", str(run), "--from-step", "9"])
+    assert (done.exit_code, "step-00009 is damaged" in done.stderr, whole(run) == before) == (1, True, True), (
+        done.output
+    )
+    train(resume_plan(run, overrides=["algorithm.steps=4"]), resume=run)
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert names == ["latest", "step-00001", "step-00002", "step-00003", "step-00004"]
+    assert whole(run)["checkpoints/step-00002/model.safetensors"] == before["checkpoints/step-00002/model.safetensors"]
+
+
+def sealed(run: Path) -> None:
+    """Write the last checkpoint's list of files and its digest again, as if the run had saved what is there now."""
+    folder = learner_of(run).parents[1]
+    files = [f for f in sorted(folder.rglob("*")) if f.is_file() and f.name not in (checkpoints.LIST, "keep")]
+    listed = {str(f.relative_to(folder)): [f.stat().st_size, checkpoints.digest_of(f)] for f in files}
+    (folder / checkpoints.LIST).write_text(json.dumps(listed))
+    progress = json.loads((run / "progress.json").read_text())
+    progress["checkpoints"][folder.name] = [checkpoints.digest_of(folder / checkpoints.LIST)]
+    (run / "progress.json").write_text(json.dumps(progress))
+
+
+SAVED_WRONG: Mapping[Callable[[Path], None], str] = {
+    weights_not_a_number: r"learner\.pt holds NaN or infinite numbers in trained\.",
+    moments_not_a_number: r"learner\.pt holds NaN or infinite numbers in optimizer\.state\.0\.exp_avg",
+    weights_larger: r"its weights are not those of the run after step 3 \(digests\.weights, metrics\.jsonl\)",
+    moment_of_another_shape: r"learner\.pt does not fit: the moment exp_avg of \S+ has the shape \[3\]",
+    no_optimizer: r"learner\.pt lacks optimizer",
+    other_dtype: r"its weights are not those",
+    other_shapes: r"learner\.pt does not fit: the moment",
+}
+
+
+@pytest.mark.parametrize("damage", SAVED_WRONG, ids=lambda damage: damage.__name__)
+def test_a_checkpoint_that_was_wrong_when_it_was_saved_changes_nothing(
+    run: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(run)
+    sealed(run)
+    before = whole(run)
+    with pytest.raises(AgentrigError, match=SAVED_WRONG[damage]):
+        train(resume_plan(run, overrides=["algorithm.steps=4"]), resume=run)
+    assert whole(run) == before
+
+
+def test_a_first_transfer_that_fails_changes_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = agentrig_grpo.checkpoint.weights
+    monkeypatch.setattr(agentrig_grpo.checkpoint, "weights", lambda model: {n: t * 1.5 for n, t in real(model).items()})
+    before = whole(run)
+    with pytest.raises(RunStopped, match="the weights of version 3 did not arrive"):
+        train(resume_plan(run, overrides=["algorithm.steps=4"]), resume=run)
+    assert whole(run) == before
+
+
+@pytest.mark.parametrize("words", [["eval", "letters", f"--plugin={PLUGIN}", "--checkpoint"], ["export"]])
+def test_a_changed_checkpoint_is_neither_measured_nor_exported(run: Path, tmp_path: Path, words: list[str]) -> None:
+    model_larger(run)
+    target = [str(tmp_path / "exported")] if words == ["export"] else []
+    for place in (run, learner_of(run).parents[1]):
+        done = CliRunner().invoke(main, [*words, str(place), *target])
+        assert done.exit_code == 1, done.output
+        assert "model.safetensors has changed since it was saved" in done.stderr
+        assert "step-00002" in done.stderr or "--from-step 2" in done.stderr

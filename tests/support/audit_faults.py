@@ -1,0 +1,219 @@
+"""Faults that train on in silence, each with its code and the link that must be named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        link: The link of `agentrig.audit.verdicts.LINKS` that must be named.
+        code: Python that plants it.
+        where: The process in which it runs: the run's, at its start, or the server's.
+        settings: Overrides of the run.
+        names: A text of the run's message.
+    """
+
+    link: str
+    code: str
+    where: Literal["run", "server"] = "run"
+    settings: Sequence[str] = ()
+    names: str = ""
+
+
+REPLY = """
+import json
+from agentrig_grpo.server import replies
+real, kept = replies.response, []
+def response(chat, choices, tokenizer, *, model):
+    body = json.loads(real(chat, choices, tokenizer, model=model))
+    choice = body["choices"][0]
+    {body}
+    return json.dumps(body).encode()
+replies.response = response
+"""
+
+SAMPLE = """
+import torch
+from attrs import evolve
+from agentrig_grpo.server import engine, sampling
+real = sampling.sample
+def sample(logits, settings, uniforms, allowed=None):
+    logp = real(logits, settings, uniforms, allowed)[1]
+    {body}
+    return tokens, logp
+engine.sample = sample
+"""
+
+SCORES = """
+import attrs
+from agentrig.runners.engine import RolloutEngine
+real = RolloutEngine.run
+def run(self, tasks, *, n, mode, **more):
+    found = real(self, tasks, n=n, mode=mode, **more)
+    if mode == "train":
+        {body}
+    return found
+RolloutEngine.run = run
+"""
+
+SWAP = """pairs = [(i, j) for i in range({first}) for j in range({second}) if found[i].value != found[j].value]
+        i, j = pairs[0]
+        found[i], found[j] = (attrs.evolve(found[a], score=found[b].score) for a, b in ((i, j), (j, i)))"""
+
+ADVANTAGES = """
+from agentrig_grpo import algorithm
+real = algorithm.group_advantages
+def group_advantages(groups, values, **more):
+    {body}
+algorithm.group_advantages = group_advantages
+"""
+
+WEIGHTS = """
+from agentrig_grpo import learner
+real = learner.sample_weights
+def sample_weights(lengths, rollouts, aggregation):
+    found = real(lengths, rollouts, aggregation)
+    return [w * {by} if i % 3 == 0 else w for i, w in enumerate(found)]
+learner.sample_weights = sample_weights
+"""
+
+PASSES = """
+import torch
+from agentrig_grpo import learner
+real, state = learner.tokens_in_loss, {{"passes": 0}}
+batches = learner.Learner._batches
+def begun(self, *given):
+    state.update(passes=0, learner=self)
+    return batches(self, *given)
+def tokens_in_loss(*given):
+    state["passes"] += 1
+    if state["passes"] == 1:
+        for p in state["learner"].trained.values():
+            if p.grad is not None:
+                p.grad *= {by}
+    return real(*given)
+learner.tokens_in_loss, learner.Learner._batches = tokens_in_loss, begun
+"""
+
+FAULTS = {
+    "the same tasks in every step": Fault(
+        link="tasks",
+        code="from agentrig_grpo import algorithm\nreal = algorithm.tasks_of_step\n"
+        "algorithm.tasks_of_step = lambda tasks, *, n, step, seed: real(tasks, n=n, step=1, seed=seed)",
+    ),
+    "one task only": Fault(
+        link="tasks",
+        code="from agentrig_grpo import algorithm\nalgorithm.tasks_of_step = lambda tasks, *, n, **_: [tasks[0]] * n",
+    ),
+    "all training inputs are equal": Fault(
+        link="tasks", code="import os\nos.environ['AUDIT_EQUAL'] = '1'", names="different inputs"
+    ),
+    "the end-of-text token is dropped from the ids": Fault(
+        link="text",
+        where="server",
+        settings=("algorithm.model=mini", "algorithm.temperature=1.5"),
+        code=REPLY.format(
+            body='if choice["token_ids"][-1] == 1 and len(choice["token_ids"]) > 1: '
+            'choice["token_ids"].pop(); choice["logprobs"]["content"].pop()'
+        ),
+        names="ends no reply",
+    ),
+    "tokens are cut out of the prompt": Fault(
+        link="text",
+        where="server",
+        code="from agentrig_grpo.server import chat\nreal = chat.Chat.render\n"
+        "chat.Chat.render = lambda self, *given: (lambda ids: ids[:2] + ids[4:])(real(self, *given))",
+    ),
+    "the agent gets the text of another reply": Fault(
+        link="text",
+        where="server",
+        code=REPLY.format(body='kept.append(choice["message"]); choice["message"] = kept[-2:][0]'),
+    ),
+    "sampled at half the temperature": Fault(
+        link="distribution",
+        where="server",
+        code=SAMPLE.format(
+            body="tokens = real(logits, evolve(settings, temperature=settings.temperature / 2), uniforms, allowed)[0]"
+        ),
+    ),
+    "sampled from the three likeliest tokens": Fault(
+        link="distribution",
+        where="server",
+        code=SAMPLE.format(
+            body="cut = logits.masked_fill(logits < logits.topk(3).values[:, -1:], -torch.inf); "
+            "tokens = real(cut, settings, uniforms, allowed)[0]"
+        ),
+    ),
+    "sampled with the same noise for pairs": Fault(
+        link="distribution",
+        where="server",
+        code="from agentrig_grpo.server import engine\nreal = engine.Uniforms\n"
+        "def pairs(*key):\n    return real(*key[:-1], key[-1] // 2 if isinstance(key[-1], int) else key[-1])\n"
+        "engine.Uniforms = pairs",
+    ),
+    "rewards are exchanged between two tasks": Fault(
+        link="score", code=SCORES.format(body=SWAP.format(first="n", second="n, 2 * n"))
+    ),
+    "rewards are exchanged within a group": Fault(
+        link="score", code=SCORES.format(body=SWAP.format(first="n", second="n"))
+    ),
+    "two groups are merged": Fault(
+        link="tasks",
+        code=SCORES.format(
+            body="found = [attrs.evolve(r, group=found[0].group) if i < 2 * n else r for i, r in enumerate(found)]"
+        ),
+    ),
+    "advantages are 100 times as large in one group": Fault(
+        link="advantages",
+        code=ADVANTAGES.format(
+            body="found = real(groups, values, **more)\n"
+            "    return [a and a * (100 if g == groups[0] else 1) for g, a in zip(groups, found)]"
+        ),
+    ),
+    "the size of advantages is ignored": Fault(
+        link="advantages",
+        code=ADVANTAGES.format(body="return [a and (1.0 if a > 0 else -1.0) for a in real(groups, values, **more)]"),
+    ),
+    "advantages are mixed up between rollouts": Fault(
+        link="advantages", code=ADVANTAGES.format(body="return real(groups, values, **more)[::-1]")
+    ),
+    "token weights times 10": Fault(link="gradient", code=WEIGHTS.format(by="10")),
+    "token weights times 0.1": Fault(link="gradient", code=WEIGHTS.format(by="0.1")),
+    "the gradient's sign is flipped at a layer's input": Fault(
+        link="gradient",
+        code="from agentrig_grpo import learner\nreal = learner.build\n"
+        "def build(model, *given, **more):\n"
+        "    made = real(model, *given, **more)\n"
+        "    def flip(module, args, kwargs):\n"
+        "        if args[0].requires_grad:\n"
+        "            args[0].register_hook(lambda g: -g)\n"
+        "    made.model.model.layers[1].register_forward_pre_hook(flip, with_kwargs=True)\n"
+        "    return made\n"
+        "learner.build = build",
+    ),
+    "one pass's gradient is doubled": Fault(
+        link="gradient", code=PASSES.format(by="2"), settings=("algorithm.tokens_per_batch=96",)
+    ),
+    "one pass's gradient is lost": Fault(
+        link="gradient", code=PASSES.format(by="0"), settings=("algorithm.tokens_per_batch=96",)
+    ),
+    "the learning rate is a thousandth": Fault(
+        link="weights",
+        code="from agentrig_grpo import learner, proofs\nreal = learner.learning_rate\n"
+        "learner.learning_rate = proofs.learning_rate = lambda *given, **more: real(*given, **more) / 1000",
+    ),
+    "the reference of the KL loss is the live model": Fault(
+        link="gradient",
+        settings=("algorithm.kl_loss_coef=0.1",),
+        code="from agentrig_grpo import learner\nimport torch\n"
+        "learner.Learner._reference_logprobs = torch.no_grad()(lambda self, batch: self._score(self.model, batch)[0])",
+    ),
+}
+"""The 20 faults that runs trained on with, found without a look at any check (the merged groups count once)."""

@@ -1,0 +1,117 @@
+"""Small real runs for the tests of the auditor: runners, server, learner and files, with a tiny random model."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agentrig_grpo import algorithm, checkpoint, learner, proofs
+from audit_faults import Fault
+from proof_runs import tiny
+
+from agentrig.plan import resolve
+from agentrig.run.training import train
+from agentrig.runners.engine import RolloutEngine
+
+PLUGIN = """
+import os
+
+import agentrig
+import httpx
+from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
+
+
+class Words:
+    splits = ("train", "test")
+    roles = {"train": "train", "report": "test"}
+
+    def load(self, split):
+        words = ("count the names", "select a name", "order by the name", "where is the answer", "the question", "and")
+        texts = [f"{split} {word}" for word in words]
+        if os.environ.get("AUDIT_EQUAL"):
+            texts = texts[:1] * len(texts)
+        return [Task(id=f"{split}-{i}", input={"text": text}) for i, text in enumerate(texts)]
+
+
+def agent(given, endpoint):
+    body = {"model": endpoint.model, "messages": [{"role": "user", "content": given["text"]}], **endpoint.sampling}
+    headers = {"Authorization": f"Bearer {endpoint.api_key}", **endpoint.headers}
+    reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=60)
+    reply.raise_for_status()
+    return reply.json()["choices"][0]["message"]["content"]
+
+
+def letters(task, outcome, budget_s):
+    text = str(outcome.answer)
+    return Score.ok(sum("a" <= c <= "m" for c in text) / max(len(text), 1), correct=len(text) % 2 == 0)
+
+
+@hookimpl
+def register_tasks():
+    yield TasksSpec(name="words", summary="Six tasks and six to report.", build=lambda config: Words())
+
+
+@hookimpl
+def register_agents():
+    yield AgentSpec(name="speaker", summary="One call.", build=lambda config: agent)
+
+
+@hookimpl
+def register_rewards():
+    yield RewardSpec(name="letters", summary="The share of letters a to m.", build=lambda config: letters)
+"""
+
+SETTINGS = (
+    "adapter.match=", "algorithm.steps=2", "algorithm.tasks_per_step=3", "algorithm.group_size=8",
+    "algorithm.max_tokens=8", "algorithm.lr=1e-3", "algorithm.validate_every=0", "algorithm.warmup_steps=0",
+    "hardware.threads=1", "runners.n=1", "run.report_tasks=2", 'run.block=["report"]',
+)  # fmt: skip
+USES = {"tasks": "words", "agent": "speaker", "reward": "letters", "adapter": "agent-match", "algorithm": "grpo",
+        "hardware": "cpu"}  # fmt: skip
+
+
+def tiny_model(folder: Path, **shape: Any) -> Path:
+    """Save a tiny random model."""
+    models = tiny()
+    checkpoint.save(models.make_model(**shape), models.make_tokenizer(), folder / "model")
+    return folder / "model"
+
+
+def trained(folder: Path, model: Path, *more: str) -> Path:
+    """Run; returns the run directory, whatever the run ends with is raised."""
+    (folder / "speaker.py").write_text(PLUGIN)
+    own = [f"run.directory={folder}", "run.name=run", f"algorithm.model={model}"]
+    train(resolve(None, overrides=[*own, *SETTINGS, *more], uses=USES, files=[str(folder / "speaker.py")]))
+    return folder / "run"
+
+
+def verdicts(run: Path) -> dict[int, dict[str, dict[str, Any]]]:
+    """Return what the auditor said, by step and link; of a link with several faults, the last."""
+    lines = [json.loads(file.read_text()) for file in sorted((run / "audit").glob("verdicts-*.json"))]
+    return {line["step"]: {each["link"]: each for each in line["verdicts"]} for line in lines}
+
+
+def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plant a fault in this process, or at the start of the server's."""
+    if fault.where == "server":
+        (folder / "planted").mkdir()
+        code = textwrap.dedent(fault.code)
+        guarded = "import sys\nif any('agentrig_grpo.server' in word for word in sys.orig_argv):\n"
+        (folder / "planted" / "sitecustomize.py").write_text(guarded + textwrap.indent(code, "    "), "utf-8")
+        monkeypatch.setenv("PYTHONPATH", str(folder / "planted"), prepend=os.pathsep)
+        return
+    monkeypatch.delenv("AUDIT_EQUAL", raising=False)
+    for owner, names in {
+        algorithm: ("tasks_of_step", "group_advantages"),
+        learner: ("sample_weights", "tokens_in_loss", "build", "learning_rate"),
+        proofs: ("learning_rate",),
+        learner.Learner: ("_batches", "_reference_logprobs"),
+        RolloutEngine: ("run",),
+    }.items():
+        for name in names:
+            monkeypatch.setattr(owner, name, getattr(owner, name))  # put back after the test
+    exec(fault.code, {})

@@ -1,0 +1,103 @@
+"""Every port that a run opens: half-sent, huge and strange requests get an answer or are closed, never a 500."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from doors import Door, problems
+
+from agentrig import Endpoint
+
+
+@contextmanager
+def gateway() -> Iterator[Door]:
+    from agentrig.gateway.client import Visit
+    from agentrig.gateway.process import Gateway
+    from agentrig.gateway.settings import GatewaySettings
+
+    with Gateway(GatewaySettings()) as running:
+        endpoint = Visit(running.address, "r").open(1, Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
+        path, port = urlsplit(endpoint.base_url).path, urlsplit(endpoint.base_url).port
+        yield Door(port=port or 0, path=f"{path}/chat/completions", header=f"Authorization: Bearer {endpoint.api_key}")
+
+
+@contextmanager
+def control() -> Iterator[Door]:
+    from agentrig.gateway.process import Gateway
+    from agentrig.gateway.settings import GatewaySettings
+
+    with Gateway(GatewaySettings()) as running:
+        port = urlsplit(running.address.url).port or 0
+        yield Door(port=port, path="/agentrig/open", header=f"Authorization: Bearer {running.address.token}")
+
+
+@contextmanager
+def store() -> Iterator[Door]:
+    from agentrig.runners.joining import JOIN, Joining
+    from agentrig.runners.lightning_store import Store
+    from agentrig.runners.store_server import ServedStore
+
+    token = "a-token-of-this-test-0123"
+    known = {"silent_s": 5.0, "deadline_s": 9.0, "retries": 1, "agent": {"name": "toy"}, "run": "r", "token": token}
+    served = ServedStore(Store(), Joining(host="127.0.0.1", port=0, **known))  # type: ignore[arg-type]
+    served.start()
+    try:
+        yield Door(port=urlsplit(served.url).port or 0, path=JOIN, header=f"Authorization: Bearer {token}")
+    finally:
+        served.stop()
+
+
+@contextmanager
+def callbacks() -> Iterator[Door]:
+    from agentrig.callbacks import Callback, Listener
+
+    listener = Listener()
+    with Callback("r", listener=listener) as callback:
+        parts = urlsplit(callback.url)
+        yield Door(port=parts.port or 0, path=parts.path, header=f"Authorization: Bearer {callback.key}")
+    listener.close()
+
+
+@contextmanager
+def watch(place: Path) -> Iterator[Door]:
+    from agentrig.watch.serving import serving
+
+    with serving(place) as link:
+        parts = urlsplit(link)
+        yield Door(port=parts.port or 0, path=parts.path, method="GET")
+
+
+@contextmanager
+def demonstrations() -> Iterator[Door]:
+    from agentrig.run.demonstration_server import demonstrating
+    from agentrig.tasks import Task
+
+    task = Task(id="t", input={"question": "?"})
+    with demonstrating([task], lambda task, call: "yes", seed=random.randrange(9)) as (endpoints, _):
+        parts = urlsplit(endpoints[0].base_url)
+        header = f"Authorization: Bearer {endpoints[0].api_key}"
+        yield Door(port=parts.port or 0, path="/v1/chat/completions", header=header)
+
+
+DOORS: dict[str, Callable[..., object]] = {
+    each.__name__: each for each in (gateway, control, store, callbacks, watch, demonstrations)
+}
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_door_is_closed_to_what_is_no_request(name: str, ended_run: Callable[..., Path]) -> None:
+    with ExitStack() as stack:
+        made = DOORS[name](ended_run().parent) if name == "watch" else DOORS[name]()
+        door = stack.enter_context(made)  # type: ignore[arg-type]
+        assert problems(door) == []
+        with httpx.Client(trust_env=False) as client:  # and it still answers
+            name, _, value = door.header.partition(": ")
+            headers = {name: value} if name else {}
+            sound = client.request("GET", f"http://127.0.0.1:{door.port}{door.path}", headers=headers, timeout=5)
+            assert sound.status_code in (200, 400, 404, 405)
