@@ -173,7 +173,7 @@ FEATURES: Mapping[str, Sequence[Row]] = {
     "Scripts": [
         Row(
             "`Trainer(...)`, `fit`, `dev`",
-            "works with `from agentrig.lightning import Trainer`",
+            "works with `agentrig run SCRIPT`, or `from agentrig.lightning import Trainer`",
             [f"{TRAINER}::test_fit_runs_each_row_once_in_its_mode", f"{TRAINER}::test_dev_prints_every_span"],
         ),
         Row(
@@ -234,6 +234,14 @@ FEATURES: Mapping[str, Sequence[Row]] = {
         ),
     ],
     "Upstream's examples": [
+        Row(
+            "`examples/spider`: `train_sql_agent.py`, and `LitSQLAgent` in `warmup`, `dev`, `grpo`, on our servers",
+            "works, unmodified: three steps of `agentrig run train_sql_agent.py fast --algorithm grpo`",
+            [
+                "upstream/test_training.py::test_the_agent_answers_in_dev",
+                "upstream/test_training.py::test_the_training_script_takes_three_steps_of_grpo",
+            ],
+        ),
         Row("`examples/spider`: `LitSQLAgent` in `dev`", "works, same as upstream", [f"{UPSTREAM}[sql-dev]"]),
         Row(
             "`examples/spider`: `LitSQLAgent` in train, validation and test",
