@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from scaffolds import Environment, build, environment, new
 
-from agentrig.scaffold.templates import TEMPLATES
+from agentrig.scaffold.templates import DOMAIN, TEMPLATES
 
 TINY = (
     "algorithm.steps=2",
@@ -93,14 +93,15 @@ def all_kinds(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 def test_every_kind_is_listed_and_its_own_tests_pass(all_kinds: Environment) -> None:
     plugins = listed(all_kinds)
     for kind in TEMPLATES:
-        (component,) = plugins[f"agentrig-my-{kind}"]["components"]
-        assert (component["kind"], component["name"]) == (kind, f"my-{kind}")
+        brought = [(c["kind"], c["name"]) for c in plugins[f"agentrig-my-{kind}"]["components"]]
+        kinds = ["agent", "recipe", "reward", "tasks"] if kind == DOMAIN else [kind]
+        assert sorted(brought) == [(each, f"my-{kind}") for each in kinds]
     assert " failed" not in own_tests(all_kinds, list(TEMPLATES))
 
 
 @pytest.mark.slow
 def test_one_run_uses_every_kind(all_kinds: Environment) -> None:
-    uses = [word for kind in TEMPLATES if kind != "recipe" for word in (f"--{kind}", f"my-{kind}")]
+    uses = [word for kind in TEMPLATES if kind not in ("recipe", DOMAIN) for word in (f"--{kind}", f"my-{kind}")]
     words = ["agentrig", "train", "my-recipe", *uses, "algorithm.model=mini", *TINY, "--json"]
     summary = json.loads(all_kinds.run(*words, FAKE_ACCELERATORS="2"))
     assert summary["steps"] == 2

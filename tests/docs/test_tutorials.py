@@ -9,8 +9,9 @@ from pages import ROOT, Block, blocks
 from scaffolds import Environment, new
 from shells import shell, wheels
 
-PUBLISH, AGENT, REWARD = (
-    ROOT / "docs" / "tutorials" / f"{name}.md" for name in ("publish-it", "your-own-agent", "your-own-reward")
+PUBLISH, AGENT, REWARD, DOMAIN = (
+    ROOT / "docs" / "tutorials" / f"{name}.md"
+    for name in ("publish-it", "your-own-agent", "your-own-reward", "your-own-domain")
 )
 LAPTOP = ROOT / "docs" / "how-to" / "laptop.md"
 
@@ -31,7 +32,7 @@ def shown(page: Path) -> list[Block]:
     return [b for b in blocks() if b.page == page]
 
 
-@pytest.mark.parametrize("page", [PUBLISH, AGENT, REWARD], ids=lambda p: p.stem)
+@pytest.mark.parametrize("page", [PUBLISH, AGENT, REWARD, DOMAIN], ids=lambda p: p.stem)
 def test_a_page_shows_what_agentrig_new_prints(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first, text, *_ = shown(page)
@@ -48,7 +49,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", [PUBLISH, AGENT, REWARD], ids=lambda p: p.stem)
+@pytest.mark.parametrize("page", [PUBLISH, AGENT, REWARD, DOMAIN], ids=lambda p: p.stem)
 def test_a_tutorial_works(page: Path, installed: Environment) -> None:
     reader = shell(installed, page.stem, train=() if page == PUBLISH else FEW)
     where = reader.run("python -c 'import agentrig, agentrig_grpo; print(agentrig.__file__, agentrig_grpo.__file__)'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -17,7 +18,7 @@ from agentrig.cli.entry import main
 from agentrig.plugins.loading import load
 from agentrig.plugins.specs import KINDS
 from agentrig.scaffold.copying import make_package
-from agentrig.scaffold.templates import FOLDER, TEMPLATES, snake
+from agentrig.scaffold.templates import DOMAIN, FOLDER, TEMPLATES, snake
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = {"LICENSE", ".gitignore", ".github/workflows/tests.yml"}
@@ -30,7 +31,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_every_kind_has_a_template() -> None:
-    assert set(TEMPLATES) == set(KINDS)
+    assert set(TEMPLATES) == {*KINDS, DOMAIN}
     assert {p.name for p in FOLDER.iterdir() if p.is_dir()} == {*TEMPLATES, "common"}
     names = [template.name for template in TEMPLATES.values()]
     assert not [(a, b) for a in names for b in names if a != b and a in b], "one name would be replaced in another"
@@ -64,7 +65,7 @@ def test_a_copy_has_its_name_everywhere(kind: str, tmp_path: Path, monkeypatch: 
     assert project["project"]["name"] == "agentrig-odd-name2"
     assert set(made) > {"README.md", "LICENSE", "tests/test_odd_name2.py", "src/agentrig_odd_name2/__init__.py"}
     lines = made["src/agentrig_odd_name2/__init__.py"].decode().splitlines()
-    assert len(lines) < 120, "a few dozen lines"
+    assert len(lines) < (180 if kind == DOMAIN else 120), "a few dozen lines"
     # README has the same commands as the message at the end.
     (block,) = re.findall(r"```bash\n(.*?)```", made["README.md"].decode(), re.S)
     told = [line.partition("  # ")[0].strip() for line in printed.splitlines() if line.startswith("  ")]
@@ -96,11 +97,44 @@ def test_a_copy_in_one_file_is_a_plugin(kind: str, tmp_path: Path, monkeypatch: 
     assert f"--plugin {file}" in printed
     assert [p.name for p in tmp_path.iterdir()] == [file]
     (plugin,) = [p for p in load(files=[file]).plugins if p.name == f"odd_{kind}"]
-    assert [(c.kind, c.spec.name) for c in plugin.components] == [(kind, "odd-name3")]
+    brought = ["agent", "recipe", "reward", "tasks"] if kind == DOMAIN else [kind]
+    assert sorted((c.kind, c.spec.name) for c in plugin.components) == [(each, "odd-name3") for each in brought]
     assert f"agentrig validate {file}" in printed
 
 
-LONG = ("tasks", "agent", "reward", "algorithm", "server", "runners", "hardware")
+def test_a_domain_is_small() -> None:
+    assert sum(len(content.splitlines()) for content in files(FOLDER / DOMAIN).values()) < 250
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_domain_is_tried_and_learns_from_its_own_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the message with few steps, and a `dev` of the starting model."""
+    monkeypatch.chdir(tmp_path)
+    printed = new(DOMAIN, "odd-name5", "--here", "odd_domain.py")
+    told = [shlex.split(line, comments=True) for line in printed.splitlines() if line.startswith("  agentrig ")]
+    make, train = [words for words in told if words[1] in ("warmup", "train")]
+    few = ["algorithm.steps=3", "algorithm.tasks_per_step=8", "run.validation_tasks=8", "run.report_tasks=16"]
+    few += ["run.name=r", "hardware.threads=1"]
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    until = make.index("--until")
+    del make[until : until + 2]
+    run(*make, "--passes", "1", "--minutes", "30", "--parameters", "2e5", "--no-measure")
+    dev = json.loads(run("agentrig", "dev", "odd-name5", "--plugin", "odd_domain.py", "--limit", "2", "--json"))
+    assert len(dev) == 2
+    assert all(row["calls"] and '"name": "add"' in row["spans"].replace("\\", "") for row in dev)
+    run(*train, *few)
+    steps = [json.loads(line) for line in (tmp_path / "runs" / "r" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["algorithm"]["weight_change"] > 0 for line in steps] == [True] * 3
+
+
+LONG = (DOMAIN, "tasks", "agent", "reward", "algorithm", "server", "runners", "hardware")
 """Kinds whose checks make data, or start runs, servers or processes."""
 
 
@@ -115,7 +149,8 @@ def test_the_validation_that_is_named_passes(kind: str, tmp_path: Path, monkeypa
         monkeypatch.setenv(*words.pop(0).split("="))
     done = CliRunner().invoke(main, words[1:])
     assert done.exit_code == 0, done.output
-    assert f"{kind} checked_{kind}.py:odd-name4" in done.stdout
+    for each in ("tasks", "agent", "play", "reward", "recipe") if kind == DOMAIN else (kind,):
+        assert f"{each} checked_{kind}.py:odd-name4" in done.stdout
     assert " passed" in done.stdout
 
 

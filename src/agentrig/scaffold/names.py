@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agentrig.errors import ConfigError
 from agentrig.plugins.registry import Registry
-from agentrig.scaffold.templates import snake
+from agentrig.scaffold.templates import DOMAIN, snake
 
 LONGEST = 40
 """Most characters of a name: longer ones make unreadable lines."""
@@ -76,9 +76,10 @@ def _owner(kind: str, name: str, registry: Registry) -> str:
     module = snake(name)
     if owner := _python_owner(module):
         return owner
-    for component in registry.components(kind):
-        if component.spec.name == name:
-            return f"{component.distribution} {component.version} has {_a(kind)} of that name"
+    for each in ("tasks", "agent", "reward", "recipe") if kind == DOMAIN else (kind,):
+        for component in registry.components(each):
+            if component.spec.name == name:
+                return f"{component.distribution} {component.version} has {_a(each)} of that name"
     for plugin in registry.plugins:
         if plugin.name == name:
             return f"a plugin of {plugin.distribution} {plugin.version} has that name"

@@ -13,6 +13,9 @@ from agentrig.errors import ConfigError, nearest
 FOLDER = Path(agentrig.__file__).parent / "templates"
 """Where the templates are: `FOLDER/KIND` is a package, `FOLDER/common` has the files that all packages get."""
 
+DOMAIN = "domain"
+"""What `agentrig new` calls tasks, agent, reward, demonstrator and recipe in one package."""
+
 
 @attrs.frozen(kw_only=True)
 class Template:
@@ -24,6 +27,7 @@ class Template:
         use: How a run uses the component: what follows `agentrig train`, with `{name}`.
         environment: What a shell sets in front of that command, with a space at the end; '' for nothing.
         beside: The components of others that `agentrig validate` needs to check it: what follows its name.
+        before: What makes the model that this command starts from: what follows `agentrig`; '' for nothing.
     """
 
     kind: str
@@ -31,6 +35,7 @@ class Template:
     use: str
     environment: str = ""
     beside: str = ""
+    before: str = ""
 
     @property
     def folder(self) -> Path:
@@ -42,10 +47,11 @@ class Template:
         """Its one source file, relative to the package."""
         return source_of(self.name)
 
-    def command(self, name: str, *, file: Path | None = None) -> str:
-        """Return the command that trains with a component made from it, in a package or in a file."""
-        words = self.use.format(name=name) + (f" --plugin {file}" if file else "")
-        return f"{self.environment}agentrig train {words}"
+    def commands(self, name: str, *, file: Path | None = None) -> list[tuple[str, str]]:
+        """Return the commands that train with what is made from it, in a package or in a file, and why."""
+        more = f" --plugin {file}" if file else ""
+        found = [(f"agentrig {self.before.format(name=name)}{more}", "makes its starting model")] if self.before else []
+        return [*found, (f"{self.environment}agentrig train {self.use.format(name=name)}{more}", "trains with it")]
 
     def validation(self, file: Path) -> str:
         """Return the command that runs the kit's checks on a component in a file."""
@@ -82,9 +88,10 @@ TEMPLATES: Mapping[str, Template] = {
         ),
         Template(kind="observer", name="hard-tasks", use="mini --observer {name}"),
         Template(kind="recipe", name="five-minutes", use="{name}"),
+        Template(kind=DOMAIN, name="order-desk", use="{name}", before="warmup {name} --labels 200 --until 0.2"),
     )
 }
-"""Every kind that `agentrig new` knows, in the order of a run file's sections."""
+"""What `agentrig new` makes: every kind, in the order of a run file's sections, and a domain."""
 
 
 def template_of(kind: str) -> Template:

@@ -14,10 +14,12 @@ import click
 def new(kind: str, name: str, file: Path | None) -> None:
     """Start a component of your own: a package with tests, or one file.
 
-    KIND is tasks, agent, reward, adapter, algorithm, server, runners, hardware, observer or recipe. The package is the
-    folder agentrig-NAME, and works as it is: install it, run its tests, then edit its source file.
+    KIND is tasks, agent, reward, adapter, algorithm, server, runners, hardware, observer or recipe. Or it is domain:
+    tasks, an agent that calls a tool, a reward, a demonstrator and a recipe in one package. The package is the folder
+    agentrig-NAME, and works as it is: install it, run its tests, then edit its source file.
 
     \b
+    agentrig new domain my-domain
     agentrig new reward my-reward
     agentrig new agent my-agent --here my_agent.py
     """
@@ -38,7 +40,7 @@ def new(kind: str, name: str, file: Path | None) -> None:
         steps = [
             (f"agentrig plugins --plugin {file}", "lists it"),
             (template.validation(file), "checks it"),
-            (template.command(name, file=file), "trains with it"),
+            *template.commands(name, file=file),
         ]
         edit = f"Then edit {file}."
     else:
@@ -49,7 +51,7 @@ def new(kind: str, name: str, file: Path | None) -> None:
             ('pip install -e ".[test]"', "agentrig finds it from now on"),
             ("pytest", "runs its tests"),
             ("agentrig plugins", "lists it"),
-            (template.command(name), "trains with it"),
+            *template.commands(name),
         ]
         edit = f"Then edit {source_of(name)}. README.md says how to publish it."
     width = max(len(command) for command, _ in steps)
