@@ -41,7 +41,7 @@ def is_alone(item: pytest.Item) -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--touched`, which `.ci/run` uses."""
-    text = "with the slow tests of the code that changed: since $BASE, or in the last three hours of commits"
+    text = "with the slow tests of the code that changed: since $CI_BASE, or in the last three hours of commits"
     parser.addoption("--touched", action="store_true", help=text)
 
 
@@ -57,12 +57,12 @@ def is_longer(item: pytest.Item) -> bool:
 
 
 def changed_files() -> list[str]:
-    """Return the files that changed between `$BASE` and HEAD; without it, in the three hours before HEAD's date."""
+    """Return the files that changed between `$CI_BASE` and HEAD; without it, in the three hours before HEAD's date."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
-    if base := os.environ.get("BASE"):
+    if base := os.environ.get("CI_BASE"):
         return git("diff", "--name-only", f"{base}...HEAD").split("\n")
     since = int(git("log", "-1", "--format=%ct")) - 3 * 3600
     return git("log", f"--since={since}", "--name-only", "--format=").split("\n")

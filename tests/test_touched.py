@@ -87,7 +87,7 @@ def test_a_base_decides_what_has_changed(tmp_path: Path, commit: Callable[[str, 
     commit("src/agentrig/gateway/apis.py", 5)
     commit("docs/index.md", 11)
     assert ran(tmp_path)[0] == set()
-    assert ran(tmp_path, BASE="HEAD~2")[0] == {"tests/gateway/test_it.py"}
+    assert ran(tmp_path, CI_BASE="HEAD~2")[0] == {"tests/gateway/test_it.py"}
 
 
 def test_slow_tests_end_when_their_time_is_spent(tmp_path: Path, commit: Callable[[str, int], None]) -> None:

@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal
 
-from agentrig.errors import AgentrigError, RunStopped
-from agentrig.rollouts import Rollout
+from agentrig.errors import AgentrigError
 
 EPSILON = 1e-6
 """Added to the standard deviation, as verl does."""
@@ -103,38 +102,3 @@ def group_advantages(
         for place, advantage in zip(places, credit, strict=True):
             found[place] = advantage
     return found
-
-
-def check_advantages(rollouts: Sequence[Rollout], advantages: Sequence[float | None], *, step: int) -> None:
-    """Make sure that better rollouts than their group's mean have a positive advantage, and worse ones none.
-
-    That holds for every estimator with the group's mean as its baseline, whatever it divides by.
-
-    Args:
-        rollouts: A step's.
-        advantages: What each is trained with; None for one that is not trained on.
-        step: The training step, for the message.
-
-    Raises:
-        RunStopped: An advantage belongs to another rollout.
-    """
-    members: dict[str, list[int]] = defaultdict(list)
-    for place, rollout in enumerate(rollouts):
-        if rollout.value is not None:
-            members[rollout.group].append(place)
-    for places in members.values():
-        values = [float(rollouts[i].value or 0.0) for i in places]
-        mean = math.fsum(values) / len(values)
-        slack = 1e-9 * max(1.0, *map(abs, values))
-        for i, value in zip(places, values, strict=True):
-            advantage = advantages[i]
-            if advantage is None or abs(advantage) <= slack:  # a reward that is the mean has rounding as its advantage
-                continue
-            if (advantage > 0 and value < mean + slack) or (advantage < 0 and value > mean - slack):
-                raise RunStopped(
-                    f"step {step}: rollout {i}, of task {rollouts[i].task.id}, has the reward {value:g}, its group's "
-                    f"mean is {mean:g}, and it would be trained with the advantage {advantage:g}: that is another "
-                    "rollout's.\n  This is a fault of the trainer, not of your settings: good answers would become "
-                    "less likely. Please report it.",
-                    cause="update-not-proven",
-                )

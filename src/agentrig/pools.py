@@ -119,7 +119,7 @@ class Result:
         Raises:
             ValueError: Something in it is no plain data, or it is larger than `RESULT_BYTES`; the message names it.
         """
-        sent = {
+        sent: dict[str, Any] = {
             "outcome": attrs.asdict(self.outcome, recurse=False),
             "start": self.start,
             "duration_s": self.duration_s,

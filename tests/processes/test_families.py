@@ -37,6 +37,30 @@ def test_a_killed_run_and_a_killed_guard_leave_no_runner(signal_name: str, close
     assert not lives(int(done.stdout))
 
 
+PRINTS = """
+from agentrig import Endpoint
+from agentrig.pools import Job
+from agentrig.runners.jobs import AgentPlan
+from agentrig.runners.processes import Pool
+
+nowhere = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
+pool = Pool(AgentPlan(name="toy", config={{}}, files=[{file!r}]), n=1, threads=1, deadline_s=60, retries=0)
+pool.build_first(60)
+for do in ("prints", "crash"):
+    pool.submit(Job(id=do, input={{"do": do, "number": 1}}, endpoint=nowhere))
+while pool.pending:
+    pool.poll(1)
+pool.close()
+"""
+
+
+def test_what_an_agent_prints_is_limited_and_its_last_words_are_shown(toy_file: str) -> None:
+    done = subprocess.run([sys.executable, "-c", PRINTS.format(file=toy_file)], capture_output=True, text=True)
+    assert 200_000 < len(done.stdout) <= 256_000  # of 2 MB
+    assert done.stderr.count("prints more than 256 kB in a minute: the rest of this minute is dropped") == 1
+    assert "Segmentation fault" in done.stderr  # a crash is told, however much was printed before
+
+
 def lives(pid: int, within_s: float = 5.0) -> bool:
     """Wait until a process has ended; return whether it still runs."""
     end = time.monotonic() + within_s

@@ -375,11 +375,12 @@ def doctor(toy_file: str) -> Iterator[Callable[..., list[Finding]]]:
 def test_the_doctor_asks_the_service(doctor: Callable[..., list[Finding]]) -> None:
     with serving(Service(says(""))) as service:
         address = service.address
-        assert [(f.result, f.evidence) for f in doctor(url=address, timeout_s=10)] == [("ok", f"{address} answers 200")]
+        (up,) = doctor(url=address, timeout_s=10, restart_s=5)
+        assert (up.result, up.evidence) == ("ok", f"{address} answers 200")
         late = doctor(url=address, timeout_s=600)
         assert [f.result for f in late] == ["ok", "warning"]
-        assert "agent.timeout_s = 600 is not below runners.deadline_s" in late[1].evidence
-    (down,) = doctor(url=address, timeout_s=10)
+        assert "agent.timeout_s + agent.restart_s = 660 is not below runners.deadline_s" in late[1].evidence
+    (down,) = doctor(url=address, timeout_s=10, restart_s=5)
     assert down.result == "problem"
     assert "does not answer" in down.evidence
     assert "start the service" in down.cure

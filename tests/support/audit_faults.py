@@ -181,6 +181,9 @@ FAULTS = {
         link="advantages",
         code=ADVANTAGES.format(body="return [a and (1.0 if a > 0 else -1.0) for a in real(groups, values, **more)]"),
     ),
+    "advantages are mixed up between rollouts": Fault(
+        link="advantages", code=ADVANTAGES.format(body="return real(groups, values, **more)[::-1]")
+    ),
     "token weights times 10": Fault(link="gradient", code=WEIGHTS.format(by="10")),
     "token weights times 0.1": Fault(link="gradient", code=WEIGHTS.format(by="0.1")),
     "the gradient's sign is flipped at a layer's input": Fault(

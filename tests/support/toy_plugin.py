@@ -118,6 +118,11 @@ def misbehave(do, task_input):
         if mark.parent.is_dir():
             mark.touch()
         time.sleep(600)
+    if do == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if do == "prints":
+        for _ in range(2000):
+            os.write(1, b"printed " * 125)
     if do in ("slow", "slower"):
         time.sleep(0.6 if do == "slow" else 4.0)
 
@@ -302,9 +307,7 @@ class RewardConfig:
     says: bool = setting(False, help="say itself what is correct")
     invalid: bool = setting(False, help="judge nothing")
     odd: bool = setting(False, help="add details to the score that no file can store")
-    spin: bool = setting(
-        False, help="keep the interpreter for 25 s for the answer `spin`, whatever is raised meanwhile"
-    )
+    spin: bool = setting(False, help="keep the interpreter for 25 s for the answer `spin`, whatever is raised")
 
 
 @attrs.frozen

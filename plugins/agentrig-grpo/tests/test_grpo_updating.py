@@ -16,11 +16,8 @@ from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.tables import Table
 
-from agentrig import Outcome, Score, Task, Trace
-from agentrig.credit import check_advantages
 from agentrig.delivery import Delivery
 from agentrig.errors import RunStopped
-from agentrig.rollouts import Rollout
 
 Plant = Callable[[Learner, pytest.MonkeyPatch], None]
 
@@ -178,31 +175,6 @@ def test_an_optimizer_whose_state_was_not_restored_is_named(make_model, monkeypa
         RunStopped, match=r"step 3, update 1: this is update 3 of the run, and the optimizer has made 0"
     ):
         second.update(samples_of(second.model, 3), step=3)
-
-
-def test_advantages_of_other_rollouts_are_named() -> None:
-    def rollout(i, group, value):
-        return Rollout(
-            id=str(i),
-            task=Task(id=group, input={}),
-            group=group,
-            mode="train",
-            step=4,
-            outcome=Outcome(answer="") if value is not None else Outcome(failure="deadline"),
-            score=Score.ok(value) if value is not None else None,
-            trace=Trace(rollout_id=str(i)),
-        )
-
-    rollouts = [rollout(i, "ab"[i // 3], v) for i, v in enumerate((0.0, 1.0, None, 0.3, 0.3, 0.9))]
-    right = [-0.5, 0.5, None, -0.2, -0.2, 0.4]
-    check_advantages(rollouts, right, step=4)
-    check_advantages(rollouts, [0.0, 0.1, None, 0.0, 0.0, 9.0], step=4)  # negative_scale = 0, and scaled
-    thirds = [rollout(i, "c", value) for i, value in enumerate((19 / 6, 11 / 3, 17 / 6, 3.0))]
-    check_advantages(thirds, [-4e-16, 0.5, -1 / 3, -1 / 6], step=4)  # the mean itself, and its rounding
-    with pytest.raises(RunStopped, match=r"step 4: rollout 0, of task a, has the reward 0, its group's mean is 0\.5"):
-        check_advantages(rollouts, [0.5, -0.5, *right[2:]], step=4)
-    with pytest.raises(RunStopped, match=r"rollout 4, of task b, .* advantage 0\.4"):
-        check_advantages(rollouts, [*right[:4], 0.4, -0.2], step=4)
 
 
 def check_sampled(learner, folder, dtype="float32"):

@@ -124,7 +124,12 @@ class Auditor:
         if weights is None or set(weights.trained) != names:
             raise CannotLook(f"the weights before step {step} were not kept")
         rows = {(call.rollout, call.span): call for row in record.rows("train", step) for call in row.calls}
-        calls = [rows[tuple(key)] for made_of in sketch.updates for key in made_of["calls"] if tuple(key) in rows]
+        calls = [
+            rows[tuple(key)]
+            for made_of in sketch.updates[: update.LOOKED]
+            for key in made_of["calls"]
+            if tuple(key) in rows
+        ]
         work = 2 * 6 * _parameters(weights.directory) * sum(len(call.prompt) + len(call.reply) for call in calls)
         if work > WORK:
             raise CannotLook(f"it would take {work:.1e} operations to compute this step again; the limit is {WORK:.0e}")

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 TOKENS = 16_384
 """Sampled tokens that are looked at in a step, whole groups of rollouts at a time."""
 
+MEASURED = 32
+"""Calls of a step for which both precisions are computed."""
+
 CHANCE = 1e-9
 """How likely a healthy run is stopped by one of the tests, over all its steps."""
 
@@ -61,8 +64,8 @@ def distribution(
 
     The bound of a log-probability is derived from rounding and measured. As in docs/proofs.md, each of four matrix
     products of a layer rounds by half an ulp, and the root of their number, times 16 for the largest of many, is what
-    independent errors add up to. Four times the largest difference between the model in more and in fewer bits is
-    added, for a model that is more sensitive than a formula knows.
+    independent errors add up to. Four times the largest difference between the model in more and in fewer bits, over
+    the step's first calls, is added, for a model that is more sensitive than a formula knows.
 
     Args:
         record: The run.
@@ -83,8 +86,8 @@ def distribution(
     order = sorted(groups)
     random.Random(step).shuffle(order)
     looked = tokens = total = 0
-    worst, where, bounds, outside = 0.0, "", 0.0, ""
     layers = int(getattr(exact.config, "num_hidden_layers", 1))
+    off, spread, outside = list[tuple[float, float, str]](), 0.0, ""  # differences with their bounds from rounding
     for name in order:
         earlier: list[Sequence[int]] = []
         begun: Sequence[int] = ()
@@ -104,16 +107,15 @@ def distribution(
                     log_p = torch.log_softmax(scores, -1)
                     ids = torch.tensor(call.reply, device=log_p.device)[:, None]
                     own = log_p.gather(-1, ids)[:, 0]
-                    other = logprobs(rough, call, temperature).double()
+                    if looked < MEASURED:
+                        spread = max(spread, float((own - logprobs(rough, call, temperature)).abs().max()))
                 looked, tokens = looked + 1, tokens + len(call.reply)
                 room -= len(call.prompt) + len(call.reply)
                 if call.logprobs is not None:
                     said = torch.tensor(call.logprobs, dtype=torch.float64, device=own.device)
-                    size = 1 + float(own.abs().max())
-                    bound = 16 * 2**-24 * math.sqrt(4 * layers + 1) * size + 4 * float((own - other).abs().max())
-                    off = float((said - own).abs().max()) if len(said) == len(own) else math.inf
-                    if off / bound > worst or math.isnan(off):
-                        worst, where, bounds = (math.inf if math.isnan(off) else off / bound), _name(call), bound
+                    gap = float((said - own).abs().max()) if len(said) == len(own) else math.inf
+                    rounding = 16 * 2**-24 * math.sqrt(4 * layers + 1) * (1 + float(own.abs().max()))
+                    off.append((math.inf if math.isnan(gap) else gap, rounding, _name(call)))
                 if top_p < 1:
                     log_p, cut = _nucleus(log_p, top_p, ids)
                     outside = outside or (f"{_name(call)}: {cut} sampled tokens are not among them" if cut else "")
@@ -128,10 +130,15 @@ def distribution(
     if not looked:
         yield unseen("distribution", f"no call of step {step} was sampled by the weights of version {version}")
         return
-    if worst > 1:
-        detail = f"a log-probability of {where} differs from the model's by {worst * bounds:.3g}; the bound is "
+    gap, bound, where = max(
+        ((gap, rounding + 4 * spread, name) for gap, rounding, name in off),
+        key=lambda each: each[0] / each[1],
+        default=(0.0, 1.0, ""),
+    )
+    if gap > bound:
+        detail = f"a log-probability of {where} differs from the model's by {gap:.3g}; the bound is {bound:.3g}"
         causes = "the server (temperature, weights, positions, cache), or tokens that are not those that it sampled"
-        yield fault("distribution", f"{detail}{bounds:.3g}, from rounding and measured", ratio=worst, causes=causes)
+        yield fault("distribution", f"{detail}, from rounding and measured", ratio=gap / bound, causes=causes)
     if outside:
         yield fault("distribution", f"top_p = {top_p}: {outside}", causes="the server's nucleus sampling")
     what, most = max(evidence.log_ratios.items(), key=lambda each: each[1], default=("", 0.0))
@@ -143,7 +150,7 @@ def distribution(
             "distribution", detail, causes="the server's sampling or its random numbers", ratio=most / evidence.bound
         )
     share = f"{looked} of {total} calls, {tokens} tokens; largest log likelihood ratio {most:.3g} ({what or 'none'})"
-    yield ok("distribution", share, ratio=max(worst, most / evidence.bound, 0.0))
+    yield ok("distribution", share, ratio=max(gap / bound, most / evidence.bound))
 
 
 def _weigh(

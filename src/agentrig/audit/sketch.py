@@ -69,7 +69,11 @@ class Sketch:
         self.updates: list[dict[str, Any]] = []
 
     def take(
-        self, trained: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, calls: Sequence[tuple[str, str]]
+        self,
+        trained: Mapping[str, torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        calls: Sequence[tuple[str, str]],
+        norm: float,
     ) -> None:
         """Note gradients, weights and moments.
 
@@ -77,6 +81,7 @@ class Sketch:
             trained: Name to parameter, with the gradient that the optimizer gets.
             optimizer: The optimizer.
             calls: The calls of the mini-batch, by rollout and span, those without a gradient too.
+            norm: Of the whole gradient before clipping.
         """
         if not self.updates and sum(p.numel() for p in trained.values()) <= LARGEST:
             self.before = {name: p.detach().to("cpu", copy=True) for name, p in trained.items()}
@@ -92,7 +97,7 @@ class Sketch:
                 "squares": _moment(state, 2, at),
                 "made": float(state.get("step", 0)),
             }
-        self.updates.append({"calls": [list(call) for call in calls], "tensors": tensors})
+        self.updates.append({"calls": [list(call) for call in calls], "norm": norm, "tensors": tensors})
 
     def after(self, trained: Mapping[str, torch.Tensor]) -> None:
         """Note the weights after an update."""

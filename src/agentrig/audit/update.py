@@ -33,9 +33,17 @@ FLOOR = 1e-6
 """Of the norm of the whole gradient: what a tensor may differ by where nothing was measured. A sum of n numbers in fp32
 rounds by about 6e-8 times the root of n, for up to a few hundred products in a row."""
 
+HALF = 2.0**-6
+"""Of a tensor's own gradient, where the learner computes in bf16: what it may differ by besides. Each of the two
+operands of some four products in a row is rounded by 2^-9, adapters among them, which the repetition merges in fp32."""
+
 SIGMAS = 6.0
 """A sum of an error's elements with random signs is larger than six times its norm with a probability below 4e-8
 (Hoeffding)."""
+
+LOOKED = 2
+"""Updates of a step whose gradients are computed again: in the second, ratios are not 1 any more, and it begins with
+weights and moments that the first has made."""
 
 Key = tuple[str, str]
 
@@ -52,7 +60,7 @@ class Repeat:
         cast: Whether the forward pass runs under bf16 autocast.
         moments: By trained tensor, AdamW's two moments; zeros if it has none yet.
         begun: The log-probabilities before the first update, by call.
-        norms: Of the gradient of each update before clipping.
+        norms: The norm of the gradient of each update before clipping.
         kl: The estimates of the KL divergence of all tokens.
     """
 
@@ -65,6 +73,16 @@ class Repeat:
     begun: dict[Key, torch.Tensor] = attrs.field(factory=dict)
     norms: list[float] = attrs.field(factory=list)
     kl: list[float] = attrs.field(factory=list)
+
+    def begin(self, calls: Sequence[Call], settings: Mapping[str, Any]) -> None:
+        """Compute the log-probabilities under the weights that the step begins with, where the loss needs them."""
+        import torch
+
+        needed = [call for call in calls if settings["max_staleness"] or call.logprobs is None]
+        model = self.weights.load(self.dtype, rounded=self.rounded) if needed else None
+        for call in needed:
+            with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=self.cast):
+                self.begun[call.rollout, call.span] = logprobs(model, call, settings["temperature"])
 
     def gradient(
         self, calls: Sequence[Call], advantages: Mapping[str, float], settings: Mapping[str, Any]
@@ -93,10 +111,10 @@ class Repeat:
                 continue
             with torch.autocast(model.device.type, torch.bfloat16, enabled=self.cast):
                 now = logprobs(model, call, temperature)
-            begun = self.begun.setdefault((call.rollout, call.span), now.detach())
-            given = call.logprobs
-            sampled = begun if given is None else torch.tensor(given, dtype=now.dtype, device=now.device)
-            ratio = torch.exp(now - (begun if stale else sampled))
+            given, key = call.logprobs, (call.rollout, call.span)
+            sampled = self.begun[key] if given is None else torch.tensor(given, dtype=now.dtype, device=now.device)
+            begun = self.begun[key] if stale else sampled
+            ratio = torch.exp(now - begun)
             gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
             if stale:
                 gain = gain * torch.exp(begun - sampled).clamp(max=settings["rollout_is_threshold"])
@@ -172,16 +190,28 @@ def gradient(
            if times[rollout, span] != epochs]  # fmt: skip
     if odd:
         yield fault("gradient", f"{len(odd)} calls are not in {epochs} updates: {some(odd)}", causes="mini-batches")
-    looked = sketch.updates if moments else sketch.updates[:1]
-    worst = 0.0
+    looked = sketch.updates[: LOOKED if moments else 1]
+    every = [calls[tuple(key)] for key in dict.fromkeys(tuple(key) for one in looked for key in one["calls"])]
+    for repeat in (exact, rough):
+        repeat.begin(every, settings)
+    worst, half = 0.0, rough.cast or rough.dtype.itemsize < 4
     for number, update in enumerate(looked):
         batch = [calls[tuple(key)] for key in update["calls"]]
         right, near = (repeat.gradient(batch, advantages, settings) for repeat in (exact, rough))
         whole = math.sqrt(sum(float(g.double().square().sum()) for g in right.values()))
+        norm, bound = (
+            exact.norms[-1],
+            MARGIN * abs(exact.norms[-1] - rough.norms[-1]) + (HALF if half else 1e-4) * exact.norms[-1] + 1e-9,
+        )
+        if not abs(update["norm"] - norm) <= bound:
+            wrong.append(
+                f"update {number + 1}: norm {update['norm']:.6g} before clipping instead of {norm:.6g}, the bound is "
+                f"{bound:.2g}"
+            )
         for name, seen in update["tensors"].items():
             wanted = projections(right[name], name)
             spread = float((right[name].double() - near[name].double()).norm())
-            bound = MARGIN * spread + FLOOR * whole + 1e-30
+            bound = MARGIN * spread + FLOOR * whole + (HALF * wanted[0] if half else 0.0) + 1e-30
             found = seen["gradient"] or [0.0] * len(wanted)
             share = max(
                 abs(a - b) / (bound * (SIGMAS if k else 1.0))
@@ -207,25 +237,23 @@ def gradient(
         causes = "token weights, the loss, a pass that is lost or counted twice, a layer that is detached or changed"
         yield fault("gradient", detail, causes=causes, ratio=worst)
     if len(looked) == len(sketch.updates):
-        yield from _figures(figures, exact, rough)
+        yield from _kl(figures, exact, rough)
     tensors = len(sketch.updates[0]["tensors"])
     share = f"{len(looked)} of {len(sketch.updates)} updates, {len(times)} calls, {tensors} tensors"
     yield ok("gradient", share, ratio=worst)
 
 
-def _figures(figures: Mapping[str, Any], exact: Repeat, rough: Repeat) -> Iterator[Verdict]:
-    """Compare the stated norm before clipping, which the clipped gradient does not show, and the KL to the start."""
-    pairs = {"grad_norm": (exact.norms, rough.norms), "kl_reference": (exact.kl, rough.kl)}
-    for name, (right, near) in pairs.items():
-        if not right or name not in figures:
-            continue
-        wanted, other = sum(right) / len(right), sum(near) / len(near)
-        # An estimate of a KL near 0 is a difference of numbers near 1, which round by 1.2e-7 each.
-        bound = MARGIN * abs(wanted - other) + 1e-4 * abs(wanted) + (1e-6 if name == "grad_norm" else 2.4e-7)
-        if not abs(figures[name] - wanted) <= bound:
-            causes = "a reference that is not the starting model" if name == "kl_reference" else "the scale of the loss"
-            detail = f"the step states {name} {figures[name]:.6g} and its loss gives {wanted:.6g}, bound {bound:.2g}"
-            yield fault("gradient", detail, causes=causes)
+def _kl(figures: Mapping[str, Any], exact: Repeat, rough: Repeat) -> Iterator[Verdict]:
+    """Compare the stated KL divergence to the starting model."""
+    if not exact.kl or "kl_reference" not in figures:
+        return
+    found, wanted, other = figures["kl_reference"], *(sum(each.kl) / len(each.kl) for each in (exact, rough))
+    # An estimate of a KL near 0 is a difference of numbers near 1, which round by 1.2e-7 each.
+    bound = MARGIN * abs(wanted - other) + 1e-4 * abs(wanted) + 2.4e-7
+    if not abs(found - wanted) <= bound:
+        detail = f"the step states the KL divergence {found:.6g} to its reference, and to the starting model it is "
+        causes = "a reference that is not the starting model"
+        yield fault("gradient", f"{detail}{wanted:.6g}, bound {bound:.2g}", causes=causes)
 
 
 def weights(record: Record, step: int, sketch: Sketch, before: Sketch | None, *, made: int) -> Iterator[Verdict]:

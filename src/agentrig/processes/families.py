@@ -9,18 +9,23 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Collection
 from typing import NoReturn
 
 import psutil
 
-from agentrig.processes.supervisor import adopt_orphans, end_descendants, end_with_parent
+from agentrig.processes.supervisor import adopt_orphans as adopt_orphans
+from agentrig.processes.supervisor import end_descendants, end_with_parent
 
 MARK = "AGENTRIG_RUNNER"
 """Environment variable that identifies the runner that started a process."""
 
 ROUNDS = 8
 """How often to search for processes at most."""
+
+PRINTED = 256_000
+"""Bytes that a runner may write to stdout, and to stderr, in a minute: more would fill the terminal and the disk."""
 
 QUIET = 2
 """Searches in a row that must find nothing: one misses a process whose parent ends while it searches."""
@@ -62,6 +67,8 @@ def guard() -> None:
     kills all of them as soon as the runner has ended, the run's process has, or the pool asks for the end by SIGTERM.
     The runner could not do that itself: it could be killed, and to wait for adopted processes is to take the exit codes
     of the agent's own. A guard that is killed takes the runner with it.
+
+    What the runner prints goes through the guard too, at most `PRINTED` bytes in a minute.
     """
     lead()
     adopts = sys.platform == "linux"
@@ -69,11 +76,16 @@ def guard() -> None:
         adopt_orphans()
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
+    printed = {os.pipe(): number for number in (1, 2)}
     guarding = os.getpid()
     runner = os.fork()
     if runner == 0:
         os.close(woken)
         os.close(wakes)
+        for (source, into), number in printed.items():
+            os.dup2(into, number)
+            os.close(source)
+            os.close(into)
         lead()
         if adopts:
             end_with_parent(guarding)
@@ -90,6 +102,9 @@ def guard() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGCHLD))
+    for _, into in printed:
+        os.close(into)
+    output = _Output(runner, {source: number for (source, _), number in printed.items()})
     run = multiprocessing.parent_process()
     assert run is not None
     status: dict[int, int] = {}
@@ -99,13 +114,53 @@ def guard() -> None:
                 status[runner] = ended[1]
                 break
         else:
-            if run.sentinel not in multiprocessing.connection.wait([woken, run.sentinel]):
+            ready = multiprocessing.connection.wait([woken, run.sentinel, *output.sources])
+            if woken in ready:
                 os.read(woken, 4096)
+            for source in output.sources.keys() & ready:
+                output.forward(source)
     if adopts:
         end_descendants(lambda pid, code, used: status.setdefault(pid, code))
     else:
         end_families([runner], [os.environ.get(MARK, "")])
+    while ready := multiprocessing.connection.wait(list(output.sources), 0):  # the last words
+        for source in output.sources.keys() & ready:
+            output.forward(source)
     _leave_as(status.get(runner, 0))
+
+
+class _Output:
+    """What a runner prints: passed on until it is too much for the minute.
+
+    Args:
+        runner: Its process id.
+        sources: Where its stdout and stderr are read, each with the number where they are written.
+    """
+
+    def __init__(self, runner: int, sources: dict[int, int]) -> None:
+        self.sources, self._runner = sources, runner
+        self._minute, self._left = 0.0, dict[int, int]()
+
+    def forward(self, source: int) -> None:
+        """Read what there is, and write it if it is not too much."""
+        data = os.read(source, 1 << 16)
+        if not data:
+            del self.sources[source]
+            return
+        if time.monotonic() > self._minute:
+            self._minute, self._left = time.monotonic() + 60.0, dict.fromkeys(self.sources, PRINTED)
+        before = self._left[source]
+        self._left[source] = before - len(data)
+        self._write(self.sources[source], data[: max(0, before)])
+        if self._left[source] < 0 <= before:
+            line = f"prints more than {PRINTED // 1000} kB in a minute: the rest of this minute is dropped"
+            self._write(2, f"\nagentrig: the agent in runner {self._runner} {line}\n".encode())
+
+    @staticmethod
+    def _write(number: int, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            while data:
+                data = data[os.write(number, data) :]
 
 
 def _leave_as(status: int) -> NoReturn:

@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,8 @@ def evaluate(
     scorer = make_scorer(plan)
     adapter = plan.build("adapter")
     figures = _Figures()
-    with temporary_files(), first_runner(plan) as pool, gateway_of(plan) as gateway:  # before the model's server starts
+    # The runner is there before the model's server starts.
+    with temporary_files(), closing(scorer), first_runner(plan) as pool, gateway_of(plan) as gateway:
         engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
         engine.as_mode = as_mode
         serving: AbstractContextManager[Endpoint | Sequence[Endpoint]]

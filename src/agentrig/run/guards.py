@@ -216,7 +216,9 @@ def warn_of_ignored(rollouts: Sequence[Rollout]) -> bool:
         for call in rollout.trace.llm_calls():
             found.update(call.attributes.get(IGNORED) or ())
     for name, count in found.most_common():
-        log.warning("%d calls set %s, which has no effect on the run's model (docs/how-to/existing-agent.md)", count, name)
+        log.warning(
+            "%d calls set %s, which has no effect on the run's model (docs/how-to/existing-agent.md)", count, name
+        )
     return bool(found)
 
 
@@ -245,9 +247,10 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
         f"  for example, task {r.task.id}: {cut(json_text(r.outcome.answer), 200)} -> "
         f"{dict(r.score.details) if r.score else {}}"
         for r in samples
+        if r.outcome.own_reward is None  # such an agent has no answer to show
     ]
     cause = "constant-reward"
-    if all(r.outcome.answer is None for r in scored):
+    if all(r.outcome.answer is None and r.outcome.own_reward is None for r in scored):
         cure = "No rollout has an answer: does the agent return it?"
     elif all(r.correct for r in scored):
         cause = "tasks-too-easy"

@@ -6,6 +6,7 @@ This module does not use Agent Lightning: `runtime` moves rollouts from the stor
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import multiprocessing
 import os
@@ -27,7 +28,6 @@ from agentrig.processes.confine import BASE, confine, declared, withheld
 from agentrig.processes.ends import SIGNALS
 from agentrig.processes.families import MARK, end_families, guard
 from agentrig.processes.forks import SAFE_PATH_KEPT, start_process
-from agentrig.processes.garbage import settle
 from agentrig.runners.attempt import build_agent, packed, running_loop
 from agentrig.runners.pools import BasePool, Worker
 from agentrig.text import cut, storable
@@ -71,7 +71,8 @@ def worker_main(
     if agent is None:
         send(b"failed", why.encode())
         os._exit(0)
-    settle()  # what the agent has built stays
+    gc.collect()
+    gc.freeze()  # what the agent has built stays: it is not searched for cycles again
     send(b"ready", str(os.getpid()).encode())
     jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     loop = running_loop()

@@ -119,7 +119,7 @@ async def join(address: StoreAddress, worker: str) -> Mapping[str, Any]:
     """
     connection = StoreConnection(address, worker)
     try:
-        offer: Mapping[str, Any] = await connection.post(JOIN, timeout_s=DEAD_S)
+        offer: Mapping[str, Any] = await connection.post(JOIN, timeout_s=DEAD_S, version=__version__)
     except httpx.TransportError as error:
         raise dead(address, error) from None
     finally:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from agentrig import __version__
 from agentrig.endpoints import is_loopback
 from agentrig.errors import AgentrigError
 from agentrig.http_server import ServerThread
@@ -20,7 +21,7 @@ from agentrig.pools import RESULT_BYTES
 from agentrig.runners.jobs import Result
 from agentrig.runners.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, RUNNING, TOKEN_VARIABLE, Joining
 from agentrig.runners.store_door import StoreDoor, client
-from agentrig.text import words_of
+from agentrig.text import cut, storable, words_of
 
 import_lightning()  # before the imports below, which would bring litellm and its network calls
 
@@ -51,11 +52,13 @@ class ServedStore:
 
     Attributes:
         url: The address, once it is served.
+        warnings: What the run's summary says of its runners.
     """
 
     def __init__(self, store: Store, joining: Joining) -> None:
         self._store, self.joining = store, joining
         self.url = ""
+        self.warnings: list[str] = []
         self._server: ServerThread | None = None
         self._state = RUNNING
         self._present: set[str] = set()
@@ -143,8 +146,15 @@ class ServedStore:
     # --- the routes of agentrig's own runners ---------------------------------------------------------
 
     async def _join(self, sent: Any) -> Any:
-        self._present.add(str(sent["worker"]))
-        log.info("the runner %s has joined", sent["worker"])
+        worker, version = str(sent["worker"]), sent.get("version")
+        self._present.add(worker)
+        log.info("the runner %s has joined", worker)
+        if version != __version__:
+            other = cut(storable(str(version)), 40) if version else "of an unknown version"
+            warning = f"the runner {worker} has agentrig {other}, this run {__version__}: use the same version"
+            if warning not in self.warnings:
+                self.warnings.append(warning)
+                log.warning("%s", warning)
         return self.joining.offer()
 
     async def _alive(self, sent: Any) -> Any:

@@ -257,7 +257,7 @@ class Learner:
         if not figures.before:  # not earlier: activations need the memory
             figures.before = [p.detach().clone() for p in self.trained.values()]
         if self._sketch is not None:
-            self._sketch.take(self.trained, self.optimizer, [s.call for s in samples if s.call is not None])
+            self._sketch.take(self.trained, self.optimizer, [s.call for s in samples if s.call is not None], norm)
         self.optimizer.step()
         if self._masters is not None:
             self._masters.refresh()

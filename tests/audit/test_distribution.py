@@ -1,0 +1,76 @@
+"""The tests of samples: true samples hardly ever reach a bound, others do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from agentrig.audit.distribution import ALTERNATIVES, COPIES, Evidence, _weigh
+from agentrig.audit.record import Call
+
+REPLIES, TOKENS, VOCABULARY = 16, 8, 50
+Sampler = Callable[[torch.Tensor, list[list[int]], torch.Generator], list[int]]
+
+
+def evidence_of(sampler: Sampler, seed: int, groups: int) -> Evidence:
+    """Return the evidence of groups whose replies share their distributions, as for equal beginnings."""
+    rng = torch.Generator().manual_seed(seed)
+    found = Evidence()
+    for _ in range(groups):
+        log_p = torch.log_softmax(2.5 * torch.randn(TOKENS, VOCABULARY, generator=rng, dtype=torch.float64), -1)
+        earlier: list[list[int]] = []
+        for _ in range(REPLIES):
+            reply = sampler(log_p, earlier, rng)
+            ids = torch.tensor(reply)[:, None]
+            call = Call(
+                rollout="r", span="s", request={}, response={}, prompt=[1], reply=reply, logprobs=None, version=0
+            )
+            _weigh(found, log_p, log_p.gather(-1, ids)[:, 0], ids, call, earlier)
+            earlier.append(reply)
+    return found
+
+
+def drawn(power: float = 1.0, top: int = VOCABULARY) -> Sampler:
+    def sample(log_p: torch.Tensor, earlier: list[list[int]], rng: torch.Generator) -> list[int]:
+        least = log_p.topk(top).values[:, -1:]
+        p = (power * log_p).masked_fill(log_p < least, -torch.inf).softmax(-1)
+        return torch.multinomial(p, 1, generator=rng)[:, 0].tolist()
+
+    return sample
+
+
+def in_pairs(log_p: torch.Tensor, earlier: list[list[int]], rng: torch.Generator) -> list[int]:
+    return earlier[-1] if len(earlier) % 2 else drawn()(log_p, earlier, rng)
+
+
+def test_true_samples_reach_a_ratio_of_20_in_at_most_one_of_20_runs() -> None:
+    reached = dict.fromkeys([*ALTERNATIVES, COPIES], 0)
+    runs = 100
+    for seed in range(runs):
+        for name, log_ratio in evidence_of(drawn(), seed, 2).log_ratios.items():
+            reached[name] += log_ratio > math.log(20)
+            assert log_ratio < Evidence().bound
+    assert max(reached.values()) <= runs / 20, reached
+
+
+@pytest.mark.parametrize(
+    ("sampler", "named"),
+    [
+        (drawn(power=2.0), "half the temperature"),
+        (drawn(power=0.5), "twice the temperature"),
+        (drawn(top=3), "the 3 likeliest tokens only"),
+        (in_pairs, COPIES),
+    ],
+    ids=["half", "twice", "top 3", "pairs"],
+)
+def test_samples_of_another_distribution_are_named(sampler: Sampler, named: str) -> None:
+    found = evidence_of(sampler, 0, 4)
+    assert found.log_ratios[named] > found.bound, dict(found.log_ratios)
+
+
+def test_the_same_noise_is_seen_where_temperature_is_right_too() -> None:
+    found = evidence_of(in_pairs, 1, 4)
+    assert all(found.log_ratios[name] < found.bound for name in ALTERNATIVES), "only the copies are beyond chance"
