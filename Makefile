@@ -67,4 +67,4 @@ lock: setup
 	$(BIN)/uv pip freeze --python $(BIN)/python --exclude-editable | grep -v -e '^torch==' -e '^uv==' > requirements/cpu.lock
 
 clean:
-	rm -rf $(VENV) site
+	rm -rf $(VENV) build site

@@ -41,7 +41,7 @@ def is_alone(item: pytest.Item) -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--touched`, which `.ci/run` uses."""
-    text = "with the slow tests of the code that changed: since $BASE, or in the last three hours of commits"
+    text = "with the slow tests of the code that changed: since $CI_BASE, or in the last three hours of commits"
     parser.addoption("--touched", action="store_true", help=text)
 
 
@@ -50,13 +50,19 @@ def is_slow(item: pytest.Item) -> bool:
     return item.get_closest_marker("slow") is not None
 
 
+def is_longer(item: pytest.Item) -> bool:
+    """Whether a test may take more time than others."""
+    own = item.get_closest_marker("timeout")
+    return own is not None and own.args[0] > float(item.config.getini("timeout"))
+
+
 def changed_files() -> list[str]:
-    """Return the files that changed between `$BASE` and HEAD; without it, in the three hours before HEAD's date."""
+    """Return the files that changed between `$CI_BASE` and HEAD; without it, in the three hours before HEAD's date."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
-    if base := os.environ.get("BASE"):
+    if base := os.environ.get("CI_BASE"):
         return git("diff", "--name-only", f"{base}...HEAD").split("\n")
     since = int(git("log", "-1", "--format=%ct")) - 3 * 3600
     return git("log", f"--since={since}", "--name-only", "--format=").split("\n")
@@ -79,7 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if config.getoption("--touched"):
         places = tuple({tests_of(file) for file in changed_files() if file})
-        left_out = [i for i in items if is_slow(i) and not str(i.path.relative_to(ROOT)).startswith(places)]
+        left_out = [
+            i for i in items if is_slow(i) and (is_longer(i) or not str(i.path.relative_to(ROOT)).startswith(places))
+        ]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
         config.option.markexpr = ""  # the default is "not slow"

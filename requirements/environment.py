@@ -2,9 +2,9 @@
 
     python3.11 requirements/environment.py .venv
 
-The cache is the folder agentrig in $XDG_CACHE_HOME or ~/.cache. An entry holds one complete environment and is named by
-a digest of the lock, of this file and of the interpreter. It is written beside and then renamed, so that an interrupted
-build leaves none; one whose files have changed since is deleted. Only Python's own library is used here.
+The cache is the folder agentrig/environments in $XDG_CACHE_HOME or ~/.cache. An entry holds one complete environment,
+and is named by a digest of the lock, of this file and of the interpreter. It is written beside and then renamed, so
+that an interrupted build leaves none; one whose files have changed since is deleted. Only Python's own library is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNCOMPILED = (
 
 def cache() -> Path:
     """Return the folder of the entries."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrig"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrig" / "environments"
 
 
 def key() -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import grimp
 import networkx
 import pytest
+from quick import quick_first
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,35 +33,31 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_contracts_hold() -> None:
-    done = lint(ROOT)
-    assert done.returncode == 0, done.stdout
+WRONG = {
+    "up": ("tasks.py", "from agentrig.run import session", "agentrig.tasks is not allowed to import agentrig.run"),
+    "inside a function": (
+        "errors.py",
+        "def late() -> None:\n    from agentrig.plan import resolve",
+        "agentrig.errors is not allowed to import agentrig.plan",
+    ),
+    "for types only": (
+        "rollouts.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from agentrig.observers import RunEnd",
+        "agentrig.rollouts is not allowed to import agentrig.observers",
+    ),
+    "ray": ("runners/jobs.py", "import ray", "agentrig is not allowed to import ray"),
+    "a plugin imports machinery": (
+        SPIDER,
+        "def late() -> None:\n    from agentrig.run import session",
+        "agentrig_spider -> agentrig.run.session",
+    ),
+}
+"""A file, what is added to it, and what `lint-imports` says. `make lint` checks the sources as they are."""
 
 
-@pytest.mark.parametrize(
-    ("file", "line", "said"),
-    [
-        ("tasks.py", "from agentrig.run import session", "agentrig.tasks is not allowed to import agentrig.run"),
-        (
-            "errors.py",
-            "def late() -> None:\n    from agentrig.plan import resolve",
-            "agentrig.errors is not allowed to import agentrig.plan",
-        ),
-        (
-            "rollouts.py",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from agentrig.observers import RunEnd",
-            "agentrig.rollouts is not allowed to import agentrig.observers",
-        ),
-        ("runners/jobs.py", "import ray", "agentrig is not allowed to import ray"),
-        (
-            SPIDER,
-            "def late() -> None:\n    from agentrig.run import session",
-            "agentrig_spider -> agentrig.run.session",
-        ),
-    ],
-    ids=["up", "inside a function", "for types only", "ray", "a plugin imports machinery"],
-)
-def test_a_wrong_import_is_found(tmp_path: Path, file: str, line: str, said: str) -> None:
+@pytest.mark.parametrize("name", quick_first(WRONG, ("a plugin imports machinery",)))
+def test_a_wrong_import_is_found(tmp_path: Path, name: str) -> None:
+    file, line, said = WRONG[name]
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for plugin in (ROOT / "plugins").iterdir():
         if (plugin / "src").is_dir():

@@ -92,7 +92,10 @@ def test_an_interrupted_copy_leaves_no_entry_and_no_environment(
 
 
 def test_only_the_newest_entries_stay(environment: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = tmp_path / "cache" / "agentrig" / "mini-sql"  # task sets keep theirs beside the environments
+    data.mkdir(parents=True)
     for number in range(5):
         monkeypatch.setattr(environment, "key", lambda number=number: f"entry{number}")
         made(environment, monkeypatch, tmp_path / str(number))
     assert sorted(entry.name for entry in environment.cache().iterdir()) == ["entry2", "entry3", "entry4"]
+    assert data.is_dir()

@@ -173,7 +173,7 @@ def test_an_observer_cannot_change_a_run(model: ModelServer, toy_plan: MakePlan,
 
 
 def test_an_observer_cannot_change_what_ended_a_run(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
-    plan = toy_plan("algorithm.report=false", "reward.right=0")
+    plan = toy_plan("algorithm.report=false", "algorithm.steps=1", "reward.right=0")
     plan.registry.add_observer(Meddler(), "meddler")
     with pytest.raises(Exception, match="got the reward 0"):
         train(plan)

@@ -10,14 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from agentrig import Endpoint, lightning
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, ConfigError
 from agentrig.lightning_import import import_lightning
 from agentrig.runners.attempt import run_agent, running_loop
 from agentrig.runners.jobs import AgentPlan, Job
 from agentrig.runners.processes import Pool
+from agentrig.settings import structure
 
 agl = import_lightning()
 
@@ -122,6 +124,35 @@ async def plain(task: Any, llm: Any, rollout: Any) -> float:
 @pytest.mark.parametrize("source", [decorated, plain, lambda: decorated], ids=["decorated", "plain", "factory"])
 def test_functions(source: Any) -> None:
     assert answer(build(source), job(2), running_loop()) == 2.5
+
+
+class Tuned(agl.LitAgent[Any]):
+    """Takes arguments, as LitSQLAgent does."""
+
+    def __init__(
+        self,
+        trained: str | None = "write",
+        val_temperature: float | None = None,
+        turns: int = 3,
+        tool: Any = None,
+    ) -> None:
+        super().__init__()
+        self.turns, self.val_temperature = turns, val_temperature
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        return self.turns + (self.val_temperature or 0.0)
+
+
+def test_the_arguments_of_a_lit_agent_are_its_keys() -> None:
+    spec = lightning.agent(Tuned, name="mine", summary="Mine.")
+    assert list(attrs.fields_dict(spec.config)) == ["trained", "val_temperature", "turns"]
+    assert answer(spec.build(spec.config()), job()) == 3
+    config = structure(spec.config, {"val_temperature": 0.5, "turns": 5}, owner="mine", section="agent")
+    assert answer(spec.build(config), job()) == 5.5
+    with pytest.raises(ConfigError, match="turns = 'many' does not fit mine: expected int"):
+        structure(spec.config, {"turns": "many"}, owner="mine", section="agent")
+    with pytest.raises(ConfigError, match="its keys: trained, val_temperature, turns"):
+        structure(spec.config, {"temperature": 1}, owner="mine", section="agent")
 
 
 def test_what_is_no_agent_is_named() -> None:

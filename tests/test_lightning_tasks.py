@@ -333,7 +333,7 @@ def test_an_agent_that_sees_its_gold_and_other_rewards(
 def test_dev_has_the_mode_of_its_split(plugin: str, toy_file: str, model: Any, split: str, mode: str) -> None:
     """And an agent that does not ask for whole rows gets no gold: the command fails, and shows why."""
     command = ["dev", "toy", "--plugin", toy_file, "--plugin", plugin, "--agent", "hidden", "--tasks", "sums-gold"]
-    more = ["--endpoint", model.url, "--split", split, "--tasks-n", "1", "--json"]
+    more = ["--endpoint", model.url, "--split", split, "--limit", "1", "--json"]
     done = CliRunner().invoke(main, [*command, *more])
     assert done.exit_code == 1, done.output
     (rollout,) = json.loads(done.stdout)

@@ -1,9 +1,10 @@
-"""A script for Agent Lightning's `Trainer` runs with its import changed, and what is not available here is named."""
+"""A script for Agent Lightning's `Trainer` runs unchanged, and what is not available here is named."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from model_server import model_server
 from agentrig.errors import ConfigError
 from agentrig.lightning import Trainer
 from agentrig.lightning.parcel import packed, unpacked
-from agentrig.lightning.script_run import Datasets, adapter_spec, script_specs
+from agentrig.lightning.script_run import Datasets, adapter_spec, other_algorithm, script_specs
 from agentrig.plan import resolve
 
 IDS = {"prompt_token_ids": [1, 2], "response_token_ids": [3], "request": {"messages": []}, "response": {"id": "c"}}
@@ -24,15 +25,12 @@ SCRIPT = Path(__file__).parent / "support" / "lightning_script.py"
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """What the script printed, and its folder, after a run with one line of it changed."""
+    """What the script printed, and its folder, after `agentrig run` of it, unchanged."""
     folder = tmp_path_factory.mktemp("script")
-    text = SCRIPT.read_text()
-    changed = text.replace("from agentlightning import Trainer", "from agentrig.lightning import Trainer")
-    assert changed != text
-    (folder / "script.py").write_text(changed)
+    shutil.copy(SCRIPT, folder / "script.py")
     with model_server() as server:
         done = subprocess.run(
-            [sys.executable, "script.py"],
+            [sys.executable, "-m", "agentrig", "run", "script.py"],
             cwd=folder,
             env={**os.environ, "HOOKS_FILE": str(folder / "hooks"), "UNIT_WANTED": "km", "MODEL_URL": server.url},
             capture_output=True,
@@ -40,7 +38,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]
             timeout=280,
         )
     assert done.returncode == 0, done.stderr[-5000:]
-    return json.loads(done.stdout), folder
+    printed, _, found = done.stdout.rpartition("\n")
+    return {**json.loads(found), "printed": printed}, folder
 
 
 def test_fit_runs_each_row_once_in_its_mode(ran: tuple[dict[str, Any], Path]) -> None:
@@ -48,9 +47,24 @@ def test_fit_runs_each_row_once_in_its_mode(ran: tuple[dict[str, Any], Path]) ->
     assert ran[0]["fit"] == [*wanted, [9, "val", "succeeded", 0.5]]
 
 
-def test_dev_runs_each_row_once(ran: tuple[dict[str, Any], Path]) -> None:
+def test_dev_runs_the_first_ten_rows_of_each_dataset_once(ran: tuple[dict[str, Any], Path]) -> None:
     """No guard stops it although its calls go to another server: `Baseline` learns nothing."""
-    assert ran[0]["dev"] == [[0, "train", "succeeded", 1.0]]
+    assert ran[0]["dev"] == [*[[n, "train", "succeeded", 1.0] for n in range(10)], [20, "val", "succeeded", 1.0]]
+
+
+def test_dev_prints_every_span(ran: tuple[dict[str, Any], Path]) -> None:
+    trees = ran[0]["printed"].split("rollout ro-")[1:]
+    assert len(trees) == 11
+    assert all("[no-ids]" in tree and "agentlightning.reward.0.value: 1.0" in tree for tree in trees)
+
+
+def test_dev_takes_its_rows_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[Any] = []
+    monkeypatch.setattr(Trainer, "_run", lambda self, agent, algorithm, datasets, display: played.append(datasets))
+    Trainer().dev(lambda task: 1.0, dev_dataset=[1, 2])
+    assert played == [Datasets([1, 2], None)]
+    with pytest.raises(TypeError, match="not both"):
+        Trainer().dev(lambda task: 1.0, [1], dev_dataset=[2])
 
 
 def test_hooks_see_every_rollout(ran: tuple[dict[str, Any], Path]) -> None:
@@ -172,3 +186,22 @@ def test_an_agent_that_cannot_be_sent_is_named_with_the_cure() -> None:
 def test_a_closure_is_sent_by_value() -> None:
     number = 3
     assert unpacked(packed(lambda x: x + number, "the agent"))(4) == 7
+
+
+def test_agentrig_run_says_what_it_cannot_run(tmp_path: Path) -> None:
+    (tmp_path / "idle.py").write_text("import sys, agentlightning as agl\nprint(sys.argv[1:], agl.Trainer.__module__)")
+    words = ["idle.py", "fast", "--active-agent", "write", "--set", "run.seed=1", "--", "--model", "x"]
+    run = [sys.executable, "-m", "agentrig", "run"]
+    idle = subprocess.run([*run, *words], cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert idle.stdout.strip() == "['fast', '--active-agent', 'write', '--model', 'x'] agentrig.lightning.launch"
+    assert idle.returncode == 1
+    assert "idle.py has ended without a run: it called neither fit nor dev" in idle.stderr
+    absent = subprocess.run([*run, "gone.py"], cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert "there is no script gone.py" in absent.stderr
+
+
+def test_another_algorithm_takes_the_place_of_verl_only() -> None:
+    import agentlightning as agl
+
+    with pytest.raises(ConfigError, match=r"grpo takes the place of agl\.VERL, and this script trains by Bas"):
+        other_algorithm("grpo", agl.Baseline(), Datasets([], None))

@@ -6,10 +6,12 @@ import logging
 import sys
 from typing import Any
 
+import attrs
 import pytest
 
 from agentrig import lightning
 from agentrig.errors import AgentrigError, ConfigError
+from agentrig.lightning.verl import KEYS, keys_for
 from agentrig.lightning_import import import_lightning, replace_verl
 from agentrig.settings import structure
 
@@ -84,3 +86,66 @@ def test_it_is_replaced_wherever_it_is_imported_from() -> None:
     assert issubclass(VERL, agl.Algorithm)
     replace_verl()  # a second time it changes nothing
     assert VERL is agl.VERL
+
+
+SETTINGS = (
+    *("model", "steps", "tasks_per_step", "group_size", "lr", "clip_low", "clip_high", "max_tokens", "max_length"),
+    *("mini_batches", "kl_loss_coef", "scale_rewards", "weight_decay", "validate_every", "save_every"),
+)
+GRPO = attrs.make_class("Grpo", {name: attrs.field(default=None) for name in SETTINGS})
+REFERENCE: dict[str, Any] = {
+    "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
+    "data": {"train_batch_size": 32, "max_prompt_length": 4096, "max_response_length": 2048, "truncation": "error"},
+    "actor_rollout_ref": {
+        "rollout": {"n": 4, "gpu_memory_utilization": 0.8},
+        "actor": {
+            "ppo_mini_batch_size": 16,
+            "optim": {"lr": 1e-6},
+            "use_kl_loss": False,
+            "kl_loss_coef": 0.1,
+            "entropy_coeff": 0,
+            "clip_ratio_low": 0.2,
+            "clip_ratio_high": 0.3,
+        },
+        "model": {"path": "some/model"},
+    },
+    "trainer": {"total_epochs": 2, "test_freq": 32, "save_freq": -1, "critic_warmup": 0, "val_before_train": True},
+}
+
+
+def test_another_algorithm_gets_the_same_settings_and_the_rest_is_named() -> None:
+    keys, absent = keys_for(GRPO, REFERENCE, rows=7000)
+    assert keys == {
+        "model": "some/model",
+        "steps": 2 * (7000 // 32),
+        "tasks_per_step": 32,
+        "group_size": 4,
+        "lr": 1e-6,
+        "clip_low": 0.2,
+        "clip_high": 0.3,
+        "max_tokens": 2048,
+        "max_length": 6144,
+        "mini_batches": 2,
+        "scale_rewards": True,  # verl's own default
+        "weight_decay": 0.01,
+        "validate_every": 32,
+        "save_every": 436,
+    }
+    assert absent == ["data.truncation = 'error'", "actor_rollout_ref.rollout.gpu_memory_utilization = 0.8"]
+
+
+def test_what_changes_the_training_is_never_left_out_in_silence() -> None:
+    more: dict[str, Any] = {"algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": True}}
+    more["actor_rollout_ref"] = {"actor": {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2}}
+    more["trainer"] = {"total_training_steps": 3, "total_epochs": 9, "test_freq": -1}
+    keys, absent = keys_for(GRPO, more, rows=8)
+    assert (keys["kl_loss_coef"], keys["steps"], keys["validate_every"]) == (0.2, 3, 0)
+    assert absent == ["algorithm.use_kl_in_reward = True", "actor_rollout_ref.actor.entropy_coeff = 0.1"]
+    with pytest.raises(ConfigError, match="adv_estimator = 'gae'"):
+        keys_for(GRPO, {}, rows=8)
+
+
+def test_every_key_that_is_mapped_is_one_of_grpo() -> None:
+    agentrig_grpo = pytest.importorskip("agentrig_grpo.config")
+    names = set(attrs.fields_dict(agentrig_grpo.GrpoConfig))
+    assert {*KEYS.values(), "mini_batches", "max_length"} <= names

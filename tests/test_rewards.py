@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from agentrig import Outcome, Score, Task
+from agentrig.plan import Plan
+from agentrig.run.training import make_scorer
 from agentrig.runners.scorer import GRACE_S, Scorer
 from agentrig.traces import LLM_CALL, Span, Trace
 
@@ -121,6 +124,47 @@ def test_a_reward_that_hangs_is_invalid_and_the_others_continue() -> None:
     assert time.monotonic() - start < 0.2 + GRACE_S + 3
     assert [s.status for s in scores] == ["invalid"] * 4 + ["ok"] * 8
     assert "ran past its budget of 0.2 s" in scores[0].details["reason"]
+
+
+def test_a_reward_that_never_ends_holds_up_nobody(toy_plan: Callable[..., Plan], caplog: Any) -> None:
+    """Threads that spin would share the interpreter with everything else: 12 such rollouts took three minutes."""
+    plan = toy_plan("reward.spin=true", "run.reward_budget_s=0.5")
+    task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
+    rollouts = [(task, Outcome(answer=answer), Trace(rollout_id="r")) for answer in ["spin"] * 6 + ["odd", "even"] * 3]
+    start = time.monotonic()
+    with contextlib.closing(make_scorer(plan)) as scorer:
+        first = scorer(rollouts)
+        assert [s.status for s in first] == ["invalid"] * 6 + ["ok"] * 6
+        assert [s.value for s in first[6:]] == [1.0, 0.0] * 3
+        assert {s.details["reason"] for s in first[:6]} == {"the reward ran past its budget of 0.5 s"}
+        assert first[6].components == {"parity": 1.0}
+        (said,) = [r.getMessage() for r in caplog.records if "reward_process" in r.getMessage()]
+        assert "judges in processes from now on" in said
+        assert [s.value for s in scorer(rollouts[6:])] == [1.0, 0.0] * 3
+    assert time.monotonic() - start < 60
+
+
+def test_a_reward_may_judge_in_processes_from_the_start(toy_plan: Callable[..., Plan]) -> None:
+    plan = toy_plan("run.reward_process=true", "reward.odd=true")
+    task = Task(id="t-1", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
+    with contextlib.closing(make_scorer(plan)) as scorer:
+        (score,) = scorer([(task, Outcome(answer="odd"), Trace(rollout_id="r"))])
+    assert (score.value, score.correct) == (1.0, True)
+    assert "half" in str(score.details)
+
+
+def test_a_thread_that_spins_is_ended_where_python_can() -> None:
+    def reward(task: Task, outcome: Outcome, budget_s: float) -> Score:
+        while True:
+            pass
+
+    before = set(threading.enumerate())
+    scores = Scorer(reward, budget_s=0.1)(ITEMS[:2])
+    assert [s.status for s in scores] == ["invalid"] * 2
+    end = time.monotonic() + 10
+    while (left := set(threading.enumerate()) - before) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not left
 
 
 class _Batch:

@@ -119,7 +119,7 @@ def test_only_reveal_shows_a_secret() -> None:
 def test_dev_shows_no_secret(plan: MakePlan, model: ModelServer, tmp_path: Path, toy_file: str) -> None:
     for extra in ([], ["--json"]):
         words = ["dev", "toy", "--plugin", toy_file, "--plugin", PLUGIN, "--agent", "look", "--endpoint", model.url]
-        found = CliRunner().invoke(main, [*words, *extra, "--tasks-n", "2", "agent.api_key.env=TOY_TOOL_KEY"])
+        found = CliRunner().invoke(main, [*words, *extra, "--limit", "2", "agent.api_key.env=TOY_TOOL_KEY"])
         assert found.exit_code == 0, found.output
         assert KEY in json.dumps(model.bodies())
         assert KEY not in found.output

@@ -24,12 +24,18 @@ def test_quick():
 @pytest.mark.parametrize("n", range(2))
 def test_slow(n):
     time.sleep(0.1)
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_slow_and_long():
+    raise AssertionError("only make test-slow runs it")
 """
 FOLDERS = ("tests/run", "tests/gateway", "plugins/agentrig-x/tests")
 SETTINGS = """
 [tool.pytest.ini_options]
 addopts = "--import-mode=importlib -m 'not slow'"
 markers = ["slow: a", "alone: b"]
+timeout = 300
 """
 
 
@@ -81,7 +87,7 @@ def test_a_base_decides_what_has_changed(tmp_path: Path, commit: Callable[[str, 
     commit("src/agentrig/gateway/apis.py", 5)
     commit("docs/index.md", 11)
     assert ran(tmp_path)[0] == set()
-    assert ran(tmp_path, BASE="HEAD~2")[0] == {"tests/gateway/test_it.py"}
+    assert ran(tmp_path, CI_BASE="HEAD~2")[0] == {"tests/gateway/test_it.py"}
 
 
 def test_slow_tests_end_when_their_time_is_spent(tmp_path: Path, commit: Callable[[str, int], None]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.starting import make_start
 
-from agentrig.demonstrations import Reply, Turn, WarmUpPlan
+from agentrig.demonstrations import Reply, StartPlan, Turn
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dice import DICE, Rounds
@@ -29,7 +29,7 @@ def make(directory: Path) -> Any:
         for task in Rounds().load("train")
         for reply in replies
     ]
-    plan = WarmUpPlan(directory=directory, minutes=5, passes=4, parameters=100_000, vocabulary=400, context=512)
+    plan = StartPlan(directory=directory, minutes=5, passes=4, parameters=100_000, vocabulary=400, context=512)
     return make_start(GrpoConfig(), plan, turns, log=print)
 
 

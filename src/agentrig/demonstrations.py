@@ -1,4 +1,4 @@
-"""Demonstrations: what a right conversation looks like, for the supervised warm-up of a starting model.
+"""Demonstrations: what a right conversation looks like, for the supervised training of a starting model.
 
 `agentrig warmup` runs the agent on labelled tasks. A local server answers its calls with what a demonstrator says, so
 prompts are exactly those that the agent sends. A demonstrator is, in this order: `AgentSpec.demonstrate`, the method
@@ -88,8 +88,8 @@ class Turn:
 
 
 @attrs.frozen(kw_only=True)
-class WarmUpPlan:
-    """How a starting model is made; what `AlgorithmSpec.warm_up` gets.
+class StartPlan:
+    """How a starting model is made; what `AlgorithmSpec.make_start` gets.
 
     Attributes:
         directory: Where the model goes, as a Hugging Face directory.
@@ -124,7 +124,7 @@ class WarmUpPlan:
 
 
 @attrs.frozen(kw_only=True)
-class WarmedUp:
+class StartingModel:
     """A starting model, and how it was trained.
 
     Attributes:
@@ -152,8 +152,8 @@ class WarmedUp:
     wall_s: float
 
 
-WarmUp = Callable[[Any, WarmUpPlan, Sequence[Turn], Callable[[str], None]], WarmedUp]
-"""What `AlgorithmSpec.warm_up` is: called as `warm_up(config, plan, turns, log)`; `log` takes lines of progress."""
+MakeStart = Callable[[Any, StartPlan, Sequence[Turn], Callable[[str], None]], StartingModel]
+"""What `AlgorithmSpec.make_start` is: `make_start(config, plan, turns, log)`; `log` takes lines of progress."""
 
 
 def gold_of(task: Task, key: str = "") -> str:

@@ -13,6 +13,22 @@ import attrs
 
 from agentrig.errors import AgentrigError, nearest
 
+SAMPLING_FIELDS: Mapping[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "logit_bias": None,
+}
+"""The request fields that define the sampling distribution, and their value when a request leaves them out."""
+
+SECOND_NAMES = {"max_tokens": "max_completion_tokens"}
+"""Sampling fields that have a second name in requests."""
+
 
 @attrs.frozen
 class GatewayAddress:
@@ -61,6 +77,27 @@ class Endpoint:
     def with_sampling(self, **fields: Any) -> Endpoint:
         """Return the same endpoint with these sampling fields added; they replace existing ones."""
         return attrs.evolve(self, sampling={**self.sampling, **fields})
+
+
+def sampled_as(
+    body: Mapping[str, Any], sampling: Mapping[str, Any], *, replace: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a request with a run's sampling fields, and those of its own values that they replace.
+
+    Args:
+        body: The request.
+        sampling: The run's fields, as `Endpoint.sampling` has them.
+        replace: Whether `SAMPLING_FIELDS` replace those of the request, as in a measurement. Otherwise, and for other
+            fields such as `max_tokens`, only what the request lacks is added.
+    """
+    sent, replaced = dict(body), {}
+    for name, value in sampling.items():
+        own = body.get(name, body.get(SECOND_NAMES.get(name, "")))
+        if own is None:
+            sent[name] = value
+        elif replace and name in SAMPLING_FIELDS and own != value:
+            sent[name], replaced[name] = value, own
+    return sent, replaced
 
 
 def without_proxy(url: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
+import resource
 import sysconfig
 import traceback
 from collections.abc import Iterable
@@ -127,3 +129,65 @@ _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")}
 _CORE = os.path.dirname(__file__) + os.sep
 _MACHINERY = tuple(os.path.join(path, name) for path in _INSTALLED for name in ("pluggy", "attr", "attrs"))
 """Paths of code that is not the user's: Python's library, installed packages, agentrig, and what calls plugins."""
+
+
+NO_MEMORY = (
+    *("allocate memory", "not enough memory", "out of memory", "failed to map segment", "bad_alloc"),
+    *("start new thread", "os error 12)", "MemoryError"),
+)
+NO_SPACE = ("No space left on device", "Disk quota exceeded", "os error 28)", "os error 122)")
+TOO_LARGE = ("File too large", "os error 27)")
+TOO_MANY = ("Too many open files", "os error 24)")
+"""What libraries say when a resource has run out; some keep no error number."""
+
+
+def exhausted(error: BaseException | None) -> str:
+    """Say which resource of this process or machine ran out, and what to do; '' if none did.
+
+    Libraries raise errors of their own about it, so the text and the causes of the error are looked at too.
+    """
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    for each in seen:
+        code = each.errno if isinstance(each, OSError) else None
+        text = f"{type(each).__name__}: {each}"
+        if code in (errno.ENOSPC, errno.EDQUOT) or any(said in text for said in NO_SPACE):
+            return (
+                "the disk is full, or your quota is used up. Free some space and continue with "
+                "`agentrig train --resume RUN`: everything written before is intact"
+            )
+        if code == errno.EFBIG or any(said in text for said in TOO_LARGE):
+            most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+            here = f"no file may be larger than {most / 1024:.0f} KiB here (ulimit -f)" if most >= 0 else str(each)
+            return f"{here}. Allow larger ones: ulimit -f unlimited"
+        if code in (errno.EMFILE, errno.ENFILE) or any(said in text for said in TOO_MANY):
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return (
+                f"this process may open {most} files at once (ulimit -n). Allow more, or use fewer runners (runners.n)"
+            )
+        if code == errno.ENOMEM or any(said in text for said in NO_MEMORY):
+            return little_memory() or (
+                f"this machine has too little memory left ({text.splitlines()[0]}). Use a smaller model, smaller "
+                "batches or fewer runners (runners.n), or end other processes"
+            )
+    return ""
+
+
+def little_memory() -> str:
+    """Say that this process has used most of what it may use, and what to do; '' if that is not so."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most < 0:
+        return ""
+    try:
+        lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+        peak = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmPeak"))
+    except (OSError, StopIteration):
+        peak = most
+    if peak < most / 2:
+        return ""
+    return (
+        f"this process may use {most / (1 << 30):.1f} GiB of memory (ulimit -v), and has used "
+        f"{peak / (1 << 30):.1f} GiB: that was probably too little. Allow more: ulimit -v unlimited"
+    )

@@ -12,7 +12,7 @@ import attrs
 
 from agentrig.errors import ConfigError, nearest
 from agentrig.gateway.settings import GatewaySettings
-from agentrig.plugins import auto_server, composing, observing, own_runners
+from agentrig.plugins import auto, composing, observing
 from agentrig.plugins.building import built
 from agentrig.plugins.specs import RUN_KINDS
 from agentrig.pools import RunnerSettings as RunnerSettings
@@ -40,6 +40,10 @@ class RunSettings:
         0.25, help="largest share of a step's rollouts that may fail before the run stops", ge=0, le=1
     )
     reward_budget_s: float = setting(10.0, help="seconds a reward may take for one outcome", gt=0)
+    reward_process: bool = setting(
+        False,
+        help="let the reward judge in processes, which can be ended; true by itself once it did not end in its budget",
+    )
     correct_at: float | None = setting(
         None, help="an answer counts as correct if its reward is at least this; by default the reward decides"
     )
@@ -243,7 +247,6 @@ def resolve(
     Raises:
         ConfigError, LookupFailed, PluginError: The message names the key, the plugin and the nearest valid name.
     """
-    from agentrig.plugins.auto_hardware import auto_hardware, check_auto_keys
     from agentrig.plugins.loading import load
     from agentrig.plugins.specs import RecipeSpec
 
@@ -312,10 +315,10 @@ def resolve(
             raise ConfigError(f'[{kind}] does not say what to use; write use = "NAME" with one of: {names or "none"}')
         if kind == "server":
             algorithm = selected["algorithm"][0]
-            auto_server.check_server(algorithm, use, keys)
-            use = use if getattr(algorithm.spec, "server", False) else auto_server.OWN
+            auto.check_server(algorithm, use, keys)
+            use = use if getattr(algorithm.spec, "server", False) else auto.OWN
         if kind == "runners":
-            use = own_runners.resolved(selected["algorithm"][0], use)
+            use = auto.runners_of(selected["algorithm"][0], use)
         if kind in ("hardware", "server") and use == "auto":
             auto_keys[kind] = keys
         else:
@@ -337,18 +340,18 @@ def resolve(
     components: Mapping[str, Component] = {kind: component for kind, (component, _) in selected.items()}
     configs: Mapping[str, Any] = {kind: config for kind, (_, config) in selected.items()}
     if "hardware" in auto_keys:
-        check_auto_keys(registry, components["algorithm"], auto_keys["hardware"], elsewhere)
+        auto.check_hardware_keys(registry, components["algorithm"], auto_keys["hardware"], elsewhere)
     if "server" in auto_keys:
-        auto_server.check_auto_keys(registry, auto_keys["server"], elsewhere)
+        auto.check_server_keys(registry, auto_keys["server"], elsewhere)
 
     @cache
     def chosen(kind: str) -> tuple[Component, Any, str]:
         why = ""
         if kind == "hardware":
-            name = auto_hardware(registry, components["algorithm"])
+            name = auto.auto_hardware(registry, components["algorithm"])
         else:
             hardware = built(components["hardware"], configs["hardware"])
-            found, why = auto_server.auto_server(registry, hardware, auto_keys[kind])
+            found, why = auto.auto_server(registry, hardware, auto_keys[kind])
             name = registry.reference(found)
         return *select(kind, name, auto_keys[kind]), why
 
@@ -381,11 +384,11 @@ def _elsewhere(key: str, merged: Mapping[str, Mapping[str, Any]], registry: Regi
     for kind in RUN_KINDS:
         use = _plain_name(merged[kind].get("use", "auto"))  # `auto`: any of its kind
         if kind == "runners" and use == "auto":
-            use = own_runners.PROCESSES
+            use = auto.PROCESSES
         found_here = [c for c in registry.components(kind) if use in (c.spec.name, "auto")]
         classes[kind] = [c.spec.config for c in found_here]
         if kind == "algorithm" and not any(getattr(c.spec, "server", False) for c in found_here):
-            merged = {**merged, "server": {"use": auto_server.OWN}}
+            merged = {**merged, "server": {"use": auto.OWN}}
     in_use = {_plain_name(name) for s in observing.SECTIONS for name in observing.used(merged[s], s)}
     for c in registry.components(observing.SECTION):
         if c.spec.name in in_use:

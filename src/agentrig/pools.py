@@ -9,6 +9,7 @@ in as jobs, each comes back as one result, and the agent's process never sees mo
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,11 @@ from agentrig.agents import Agent, Outcome
 from agentrig.endpoints import Endpoint
 from agentrig.secrets import Secret
 from agentrig.settings import setting
+from agentrig.text import check_depth, plain_json, words_of
 from agentrig.traces import Span, Trace
+
+RESULT_BYTES = 256_000_000
+"""Largest result that a runner may send, as JSON."""
 
 
 @attrs.frozen(kw_only=True)
@@ -108,34 +113,60 @@ class Result:
     start: float
     duration_s: float
 
-    def sendable(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return {
-            "outcome": attrs.asdict(self.outcome),
+    def packed(self) -> bytes:
+        """Return it as JSON, in which it leaves a runner: a run never unpickles what an agent's process sends.
+
+        Raises:
+            ValueError: Something in it is no plain data, or it is larger than `RESULT_BYTES`; the message names it.
+        """
+        sent: dict[str, Any] = {
+            "outcome": attrs.asdict(self.outcome, recurse=False),
             "start": self.start,
             "duration_s": self.duration_s,
             "spans": [
                 {field.name: getattr(span, field.name) for field in attrs.fields(Span)} for span in self.trace.spans
             ],
         }
+        try:
+            text = plain_json(sent, "the result")
+        except ValueError:
+            for span in sent["spans"]:
+                plain_json(span["attributes"], f'its span "{span["name"]}": attributes')
+            raise
+        if len(text) > RESULT_BYTES:
+            raise ValueError(f"it has {len(text) / 1e6:.0f} MB of JSON, {RESULT_BYTES / 1e6:.0f} are allowed")
+        return text.encode()
 
     @classmethod
-    def received(cls, id: str, sent: Mapping[str, Any]) -> Result:
-        """Return the result that `sendable` described.
+    def unpacked(cls, id: str, data: bytes | str) -> Result:
+        """Return the result that `packed` described.
 
         Raises:
-            ValueError: It has another form.
+            ValueError: It is no JSON, or has another form.
         """
         try:
-            return cls(
+            sent = json.loads(data)
+            check_depth(sent, "it")
+            result = cls(
                 id=id,
                 outcome=Outcome(**sent["outcome"]),
                 trace=Trace(rollout_id=id, spans=tuple(Span(**span) for span in sent["spans"])),
                 start=float(sent["start"]),
                 duration_s=float(sent["duration_s"]),
             )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"the result of rollout {id} has another form: {error}") from None
+        except (ArithmeticError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"the result of rollout {id} is not as a runner sends it: {words_of(error)}") from None
+        outcome = result.outcome
+        texts = [outcome.message, outcome.failure or ""]
+        numbers = [0.0 if outcome.own_reward is None else outcome.own_reward]
+        for span in result.trace.spans:
+            texts += [span.id, span.parent or "", span.name, span.error or ""]
+            numbers += [span.start, span.end]
+            if not (isinstance(span.attributes, dict) and isinstance(span.otel, dict)):
+                raise ValueError(f"the result of rollout {id} has a span whose attributes are no dict")
+        if not all(isinstance(x, str) for x in texts) or not all(isinstance(x, int | float) for x in numbers):
+            raise ValueError(f"the result of rollout {id} has a field of another type than a runner sends")
+        return result
 
 
 class AgentSource(Protocol):

@@ -82,6 +82,68 @@ def json_text(value: Any) -> str:
         return json.dumps(storable(_described(value)), ensure_ascii=False)
 
 
+DEPTH_LIMIT = 200
+"""Most levels of lists and dicts in plain data: what reads and writes it is recursive."""
+
+
+def plain_json(value: Any, what: str) -> str:
+    """Return plain data as JSON text, with NaN, infinities and whole numbers of any size.
+
+    Args:
+        value: Text, numbers, booleans, None, and lists, tuples and dicts of them.
+        what: What an error calls the value.
+
+    Raises:
+        ValueError: It is no plain data; the message has the place, the type and the cure.
+    """
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(_not_plain(value, what) or f"{what}: {words_of(error)}") from None
+    check_depth(value, what)
+    return text
+
+
+def check_depth(value: Any, what: str) -> None:
+    """Raise `ValueError` if plain data is nested deeper than `DEPTH_LIMIT`."""
+    level: list[Any] = [[value]]
+    for _ in range(DEPTH_LIMIT + 1):
+        level = [x for v in level for x in (v.values() if isinstance(v, dict) else v) if isinstance(x, _CONTAINERS)]
+        if not level:
+            return
+    raise ValueError(f"{what} is nested deeper than {DEPTH_LIMIT} lists or dicts")
+
+
+_CONTAINERS = (dict, list, tuple)
+
+
+def _not_plain(value: Any, what: str) -> str:
+    """Return the first place in a value that JSON has no form for, or ''."""
+    todo = [(what, value)]
+    for _ in range(1_000_000):  # it may be a ring
+        if not todo:
+            return ""
+        place, part = todo.pop()
+        if isinstance(part, dict):
+            for key in part:
+                if not isinstance(key, str | int | float | None):
+                    return f"{place} has a key of the type {_type_name(key)}; return text as keys"
+            todo += [(f"{place}[{json.dumps(key)}]", inner) for key, inner in reversed(part.items())]
+        elif isinstance(part, list | tuple):
+            todo += [(f"{place}[{i}]", part[i]) for i in reversed(range(len(part)))]
+        elif not isinstance(part, str | int | float | None):
+            methods = (name for name in ("tolist", "decode", "isoformat") if hasattr(part, name))
+            cure = next((f"return its .{name}()" for name in methods), "return text, numbers, lists or dicts")
+            cure = "return a list of it" if isinstance(part, set | frozenset) else cure
+            return f"{place} is of the type {_type_name(part)}; {cure}"
+    return ""
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
 def _described(value: Any) -> str:
     try:
         return repr(value)

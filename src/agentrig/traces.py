@@ -25,6 +25,12 @@ MISSED = "agentrig.missed"
 CUT = "agentrig.cut"
 """Attribute of a rollout's root span: how many calls the gateway cut because the rollout had ended."""
 
+IGNORED = "agentrig.ignored"
+"""Attribute of a call: the fields of its request that have no effect on the run's model, such as `reasoning`."""
+
+ASKED = "agentrig.asked"
+"""Attribute of a call of a measurement: the sampling fields of the agent that the run's have replaced."""
+
 PARENT = "agentrig-parent"
 """Header of a call to the gateway: the id of the span in which the call is made."""
 

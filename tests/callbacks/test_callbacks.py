@@ -44,7 +44,13 @@ def test_the_first_answer_counts_the_same_again_is_no_error_and_another_is_refus
         first = callback.wait(5.0)
     assert first is not None
     assert first.judged() == Judged(answer=[1, "é"], reward=1.0)
-    assert post(callback, {"answer": 1})[0] == 410
+    # The sender may not know that its answer has arrived, and the rollout has ended meanwhile.
+    assert post(callback, {"answer": [1, "é"], "reward": 1.0}) == (200, {"accepted": True})
+    assert post(callback, {"answer": 1})[0] == 409
+    assert post(callback, {"answer": [1, "é"], "reward": 1.0}, Authorization="Bearer other")[0] == 401
+    with Callback("r1", listener=here) as again:
+        assert post(callback, {"answer": 1})[0] == 401  # another rollout is under way there
+    assert post(again, {"answer": 1})[0] == 410
 
 
 def test_rollouts_have_keys_of_their_own(here: Listener) -> None:

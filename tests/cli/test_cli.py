@@ -237,14 +237,10 @@ def test_broken_hardware_under_auto_does_not_end_a_command(
     assert "ZeroDivisionError" in lines["unmade devices"]["evidence"]
 
 
-@pytest.mark.parametrize("recipe", ["qwen", "fast", "llama"])
-@pytest.mark.parametrize("command", [["dev", "--tasks-n", "1"], ["eval", "--limit", "1"]], ids=["dev", "eval"])
-def test_a_given_server_needs_no_gpu_on_this_host(
-    here: Path, model: ModelServer, recipe: str, command: list[str]
-) -> None:
+@pytest.mark.parametrize(("recipe", "name"), [("qwen", "dev"), ("fast", "eval"), ("llama", "dev")])
+def test_a_given_server_needs_no_gpu_on_this_host(here: Path, model: ModelServer, recipe: str, name: str) -> None:
     """The dry run before GPU hours: the recipe's agent, tasks, reward and adapter, with any server."""
-    name, *options = command
-    words = [recipe, "--tasks", "mini-sql", "--endpoint", model.url, "runners.n=1", "--json", *options]
+    words = [recipe, "--tasks", "mini-sql", "--endpoint", model.url, "runners.n=1", "--json", "--limit", "1"]
     done = invoke(name, *words)
     assert done.stdout.startswith(("[", "{")), done.stderr
     found = json.loads(done.stdout)
@@ -369,7 +365,7 @@ def test_eval_of_a_model_that_the_server_lacks(here: Path, model: ModelServer, t
 
 
 def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> None:
-    words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--tasks-n", "2"]
+    words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--limit", "2"]
     result = invoke(*words, "--json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)
@@ -384,7 +380,7 @@ def test_dev_shows_every_span(here: Path, model: ModelServer, toy_file: str) -> 
 
 
 def test_a_failed_rollout_sets_the_exit_status_of_dev(here: Path, model: ModelServer, toy_file: str) -> None:
-    words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--tasks-n", "2", "--split", "train"]
+    words = ["dev", "toy", "--plugin", toy_file, "--endpoint", model.url, "--limit", "2", "--split", "train"]
     for shown in ([], ["--json"]):
         result = invoke(*words, "tasks.do=['', 'raise']", *shown)
         assert result.exit_code == 1
@@ -392,7 +388,7 @@ def test_a_failed_rollout_sets_the_exit_status_of_dev(here: Path, model: ModelSe
 
 
 def test_dev_takes_ten_tasks_at_most() -> None:
-    assert invoke("dev", "toy", "--tasks-n", "11").exit_code == 2
+    assert invoke("dev", "toy", "--limit", "11").exit_code == 2
 
 
 def test_the_module_runs_too() -> None:
@@ -405,3 +401,16 @@ def test_the_module_runs_too() -> None:
     assert done.returncode == 1
     assert done.stderr.count("agentrig: ") >= 1
     assert "Traceback" not in done.stderr
+
+
+def test_a_command_ends_without_a_last_search_for_cycles() -> None:
+    plain = "class Part:\n  def __del__(self): print('searched', flush=True)\npart = Part(); part.own = part\n"
+    command = "import agentrig.cli.entry as e\ne.main(['plugins'], standalone_mode=False)\n"
+
+    def said(code: str) -> str:
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert "searched" in said(f"{plain}del part"), "Python itself searches at the exit"
+    text = said(f"{plain}{command}del part")
+    assert "langgraph-sql" in text
+    assert "searched" not in text

@@ -75,6 +75,7 @@ NOT_PAGES = {
         f"src/agentrig/templates/{kind}/README.md": "it goes into a package; test_templates.py compares its commands"
         for kind in TEMPLATES
     },
+    "tests/benchmarks/several_gpus.md": "a dated record of measurements; the files that it names are checked below",
     "plugins/agentrig-grpo/training/README.md": "an hour on a GPU; the files that its commands name are checked below",
     "tests/benchmarks/verl_spider/README.md": "needs Spider and a GPU; files that its commands name are checked below",
 }

@@ -1,4 +1,4 @@
-"""Every hook has a page, every Python snippet of the docs compiles, and every command exists."""
+"""Every hook has a page and a contract, every linked page exists, and what `.ci/run` runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from agentrig.cli.entry import main
 from agentrig.plugins import hookspecs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,17 +24,11 @@ def test_every_hook_has_a_page_that_shows_it(hook: str) -> None:
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_every_hook_has_an_example_in_its_docstring(hook: str) -> None:
-    text = getattr(hookspecs, hook).__doc__
-    assert "Example:" in text
-    assert f"def {hook}(" in text
-
-
-@pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_states_its_contract(hook: str) -> None:
     """What it returns; when, and in which process and thread, it is called; what happens when it raises."""
     sections = dict(re.findall(r"^    (\w[\w ]+):\n((?:        .+\n)+)", getattr(hookspecs, hook).__doc__, re.M))
     assert list(sections) == ["Returns", "Called", "If it raises", "Example"]
+    assert f"def {hook}(" in getattr(hookspecs, hook).__doc__
     assert re.search(r"iterable|Nothing", sections["Returns"])
     assert "process" in sections["Called"]
     assert "thread" in sections["Called"]
@@ -43,29 +36,9 @@ def test_every_hook_states_its_contract(hook: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_snippets_compile(page: Path) -> None:
-    for snippet in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M):
-        compile(snippet, str(page), "exec")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_commands_exist(page: Path) -> None:
-    for block in re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```", page.read_text(), re.S | re.M):
-        for words in re.findall(r"^(?:[A-Z_]+=\S+ )*agentrig ([a-z]+)(?: |$)", block, re.M):
-            assert main.get_command(None, words) is not None, f"{page} shows `agentrig {words}`"  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_pages_that_are_linked_exist(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
-
-
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_of_the_site_stay_in_the_site(page: Path) -> None:
-    """`mkdocs build --strict` fails on a link that leaves docs/, and `make docs` with it."""
-    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).resolve().is_relative_to(ROOT / "docs"), f"{page.name} links to {target}"
 
 
 SAYS = """

@@ -37,6 +37,8 @@ def named(section: str) -> set[str]:
 class Prepared:
     """Replaces the runner pool: returns prepared rollouts."""
 
+    warnings = ()
+
     adapter = staticmethod(lambda trace: [])
     scorer = Scorer(lambda task, outcome, budget_s: Score.ok(1.0), budget_s=5.0)
 

@@ -288,6 +288,23 @@ def test_the_gateway_s_address():
     only(place.check_gateway(situation(*joined, "gateway.host=0.0.0.0")), "ok")
 
 
+def test_each_fixed_model_must_answer():
+    """A dead planner fails every rollout that asks it, and the run starts all the same."""
+    from agentrig.testing.scripted import Reply, scripted_server
+
+    assert list(place.check_models(situation("gateway.use=on"))) == []
+    with scripted_server(lambda body: Reply(text="fine")) as server:
+        dead = server.url
+    with scripted_server(lambda body: Reply(text="fine")) as server:
+        keys = [f"gateway.models.planner.base_url={dead}", f"gateway.models.critic.base_url={server.url}"]
+        keys += ["gateway.models.main=policy"]
+        critic, planner = sorted(place.check_models(situation(*keys)), key=lambda found: found.check)
+    assert (planner.check, planner.result) == ("model planner", "problem")
+    assert f"{dead} does not answer" in planner.evidence
+    assert "gateway.models.planner.base_url" in planner.cure
+    assert (critic.check, critic.result) == ("model critic", "ok")
+
+
 def test_too_many_runners_are_a_warning():
     only(content.check_cores(situation("runners.n=1")), "ok")
     only(content.check_cores(situation("runners.n=1000")), "warning")

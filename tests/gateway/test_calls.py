@@ -92,7 +92,7 @@ def test_what_is_refused_is_recorded_with_its_reason(gateway: Gateway, model: Sc
     key = {"authorization": f"Bearer {endpoint.api_key}"}
     url = f"{endpoint.base_url}/chat/completions"
     answers = [
-        post(endpoint, n=2),
+        post(endpoint, "responses", n=2),
         post(endpoint, model="gpt-4"),
         post(endpoint, messages=[{"role": "user", "content": "x" * (1 << 20)}]),
         httpx.post(url, content=b"{", headers=key),
@@ -106,7 +106,7 @@ def test_what_is_refused_is_recorded_with_its_reason(gateway: Gateway, model: Sc
     assert post(endpoint, "embeddings").status_code == 404
     assert model.requests == []
     errors = [str(s.error) for s in visit.close().spans]
-    assert [e[:8] for e in errors] == ["HTTP 400", "HTTP 404", "HTTP 413", "HTTP 400", "HTTP 400"]
+    assert [e[:8] for e in errors] == ["HTTP 400", "HTTP 404", "HTTP 413", "HTTP 400", "HTTP 400", "HTTP 404"]
 
 
 def test_only_the_key_of_the_open_attempt_is_let_in(gateway: Gateway, model: ScriptedServer) -> None:

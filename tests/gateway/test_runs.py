@@ -88,7 +88,7 @@ def test_no_file_and_no_log_has_a_key(
 
 def test_the_kit_plays_an_agent_through_a_gateway(leaky: Path, toy_file: str) -> None:
     check_agent(
-        f"{leaky}:leaky", tasks=f"{toy_file}:toy-tasks", tasks_n=2, only=["calls-endpoint", "answers", "recorded"]
+        f"{leaky}:leaky", tasks=f"{toy_file}:toy-tasks", limit=2, only=["calls-endpoint", "answers", "recorded"]
     )
 
 

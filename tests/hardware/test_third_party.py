@@ -38,6 +38,7 @@ def site(tmp_path_factory):
     return target
 
 
+@pytest.mark.slow
 def test_it_trains_one_step_of_mini_through_the_embedded_algorithm(site, tmp_path):
     words = ["train", "mini", "--hardware", "fake-accelerator", "run.name=fake", *ONE_STEP]
     environ = {**os.environ, "PYTHONPATH": str(site), "FAKE_ACCELERATORS": "2"}

@@ -8,35 +8,9 @@ import sys
 import time
 
 import psutil
+import pytest
 
-ENDS = """
-import os, subprocess, sys, threading
-from agentrig.processes import families
-families.lead()
-child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-both = threading.Barrier(2)
-def before():
-    os.write(1, b"forks ")
-    try:
-        both.wait(0.5)  # the other thread gets as far as this, if it can
-    except threading.BrokenBarrierError:
-        pass
-os.register_at_fork(before=before)
-print(child.pid, flush=True)
-{planted}
-for _ in "12":
-    threading.Thread(target=families.end_own_family, args=([],)).start()
-"""
-
-
-def ended(planted: str = "") -> tuple[subprocess.CompletedProcess[str], int]:
-    """Let two threads end a process that has a child; return it, and the child's process id."""
-    code = ENDS.format(planted=planted)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
-    return done, int(done.stdout.split()[0])
-
-
-CLOSES = """
+KILLED = """
 import os, signal, sys, threading, time
 import psutil
 from agentrig.runners.jobs import AgentPlan
@@ -46,18 +20,45 @@ pool = Pool(AgentPlan(name="toy", config={{}}, files=[{file!r}]), n=1, threads=1
 pool.build_first(60)
 (runner,) = map(psutil.Process, pool.processes())
 print(runner.pid, flush=True)
-threading.Thread(target=pool.close).start()
-while runner.is_running() and runner.status() != psutil.STATUS_STOPPED:
-    time.sleep(0.001)
+guard = runner.parent()
+guard.{signal}()
+if {closes}:
+    threading.Thread(target=pool.close).start()
+    time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_run_that_is_killed_while_it_ends_a_runner_leaves_no_stopped_runner(toy_file: str) -> None:
-    code = CLOSES.format(file=toy_file)
+@pytest.mark.parametrize(("signal_name", "closes"), [("resume", True), ("resume", False), ("kill", False)])
+def test_a_killed_run_and_a_killed_guard_leave_no_runner(signal_name: str, closes: bool, toy_file: str) -> None:
+    code = KILLED.format(file=toy_file, signal=signal_name, closes=closes)
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert not lives(int(done.stdout))
+
+
+PRINTS = """
+from agentrig import Endpoint
+from agentrig.pools import Job
+from agentrig.runners.jobs import AgentPlan
+from agentrig.runners.processes import Pool
+
+nowhere = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
+pool = Pool(AgentPlan(name="toy", config={{}}, files=[{file!r}]), n=1, threads=1, deadline_s=60, retries=0)
+pool.build_first(60)
+for do in ("prints", "crash"):
+    pool.submit(Job(id=do, input={{"do": do, "number": 1}}, endpoint=nowhere))
+while pool.pending:
+    pool.poll(1)
+pool.close()
+"""
+
+
+def test_what_an_agent_prints_is_limited_and_its_last_words_are_shown(toy_file: str) -> None:
+    done = subprocess.run([sys.executable, "-c", PRINTS.format(file=toy_file)], capture_output=True, text=True)
+    assert 200_000 < len(done.stdout) <= 256_000  # of 2 MB
+    assert done.stderr.count("prints more than 256 kB in a minute: the rest of this minute is dropped") == 1
+    assert "Segmentation fault" in done.stderr  # a crash is told, however much was printed before
 
 
 def lives(pid: int, within_s: float = 5.0) -> bool:
@@ -69,16 +70,3 @@ def lives(pid: int, within_s: float = 5.0) -> bool:
             return True
         time.sleep(0.02)
     return False
-
-
-def test_one_process_ends_a_runner_whichever_threads_ask_for_it() -> None:
-    done, child = ended()
-    assert done.stdout.count("forks") == 1  # two would kill each other, and leave the runner stopped
-    assert (done.returncode, lives(child)) == (-signal.SIGKILL, False)
-
-
-def test_an_error_in_the_search_does_not_leave_a_runner_stopped() -> None:
-    done, child = ended("families.ROUNDS = None")
-    psutil.Process(child).kill()
-    assert done.returncode == -signal.SIGKILL
-    assert "TypeError" in done.stderr

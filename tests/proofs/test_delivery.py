@@ -6,7 +6,7 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from attrs import evolve
 from click.testing import CliRunner
 from delivery_faults import FAULTS, Fault
 from proof_runs import Backend, ProofSession, balanced, run, tiny
+from quick import quick_first
 from safetensors.torch import load_file, save_file
 
 from agentrig.cli import main
@@ -36,11 +37,6 @@ from agentrig.servers import Server
 MODELS = tiny()
 QUICK = ("the swap is skipped, the version is not", "the adapter is merged twice", "the prefix cache is stale",
          "the log-probabilities are shifted by a token")  # fmt: skip
-
-
-def quick_first(names: Iterable[str], quick: Collection[str]) -> list[Any]:
-    """Return the parameters of a test; those that are not quick get the mark `slow`."""
-    return [pytest.param(name, id=name, marks=() if name in quick else pytest.mark.slow) for name in names]
 
 
 def saved(folder: Path, kind: str = "qwen2", **more: Any) -> Path:

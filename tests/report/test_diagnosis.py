@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quick import quick_first
 
 from agentrig.errors import AgentrigError
 from agentrig.plan import resolve
@@ -101,9 +102,11 @@ PLANTED: Mapping[str, tuple[str, list[str], dict[str, Any]]] = {
     "the gradient is not finite": ("diverged", ["algorithm.figures={grad_norm=nan}"], {}),
 }  # fmt: skip
 """What was planted to the cause that must be named first, overrides, and components."""
+QUICK = ("the adapter matches nothing", "the agent raises in a third of the tasks", "the reward pays nothing")
+"""The others run when asked for; test_recorded_runs.py reads recorded runs."""
 
 
-@pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.parametrize("planted", quick_first(PLANTED, QUICK))
 def test_the_planted_cause_is_named_first(tmp_path: Path, served: ScriptedServer, planted: str) -> None:
     cause, words, uses = PLANTED[planted]
     found = diagnose(toy_run(tmp_path, served, *words, **uses))

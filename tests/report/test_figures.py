@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from itertools import product
 from pathlib import Path
 
+import attrs
 import pytest
 
-from agentrig.report import figures
+from agentrig.report import build_report, figures
 from agentrig.report.page import view
 from agentrig.report.reading import read_run
 from agentrig.report.table import row_of
@@ -53,6 +55,25 @@ def test_smoothing_is_the_mean_of_the_last_16():
     assert curve[0] == values[0]
     assert curve[3] == pytest.approx(sum(values[:4]) / 4)
     assert curve[39] == pytest.approx(sum(values[24:40]) / 16)
+
+
+def test_a_binned_curve_has_a_point_for_each_16_steps(tmp_path: Path):
+    run = read_run(write_run(tmp_path / "run", steps=4))
+    steps, values = list(range(1, 41)), [float(v) for v in range(1, 41)]
+    assert figures.averaged(run, steps, values) == (steps, figures.smoothed(values))
+    binned = attrs.evolve(run, binned=True)
+    assert figures.averaged(binned, steps, values) == ([16, 32, 40], [8.5, 24.5, 36.5])
+    assert figures.averaged(binned, steps[2:17], values[2:17]) == ([16, 17], [9.5, 17.0])  # some steps have none
+
+
+def test_the_page_of_a_binned_run_has_its_curve(tmp_path: Path):
+    made = write_run(tmp_path / "run", steps=40)
+    pages = [build_report([made], tmp_path / f"{binned}.html", binned=binned).read_text() for binned in (False, True)]
+    lengths = [
+        {len(points.split()) for points in re.findall(r'class="line[^"]*" points="([^"]*)"', page)} for page in pages
+    ]
+    validation = 5
+    assert lengths == [{40, validation}, {3, validation}]
 
 
 def test_the_best_validation_is_one_measurement(tmp_path: Path):

@@ -8,7 +8,7 @@ import attrs
 import pytest
 from rollouts import rollout, trace_of
 
-from agentrig import Triplet
+from agentrig import Outcome, Triplet
 from agentrig.errors import RunStopped
 from agentrig.run.guards import (
     check_failures,
@@ -163,6 +163,15 @@ def test_rollouts_without_an_answer_are_named() -> None:
     with pytest.raises(RunStopped, match="No rollout has an answer: does the agent return it") as caught:
         check_rewards([rollout(0.0, answer=None)] * 2, step=1)
     assert "easier tasks" not in str(caught.value)
+
+
+def test_an_agent_that_computes_its_own_reward_needs_no_answer() -> None:
+    """As a LitAgent does."""
+    judged = attrs.evolve(rollout(1.0, answer=None), outcome=Outcome(own_reward=1.0))
+    with pytest.raises(RunStopped) as caught:
+        check_rewards([judged] * 2, step=1)
+    assert "No rollout has an answer" not in str(caught.value)
+    assert "for example" not in str(caught.value)
 
 
 @pytest.mark.parametrize("values", [[0.0, 1.0], [1.0], [], [None, None]])

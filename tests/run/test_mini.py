@@ -115,7 +115,7 @@ def test_the_checkpoint_is_a_model_that_transformers_loads_and_eval_measures(fin
 
 
 def test_dev_shows_the_spans_of_the_embedded_model() -> None:
-    text = in_this_process("dev", "mini", "--tasks-n", "1").stdout
+    text = in_this_process("dev", "mini", "--limit", "1").stdout
     for word in ("write_query", "execute_query", "check_query", "SELECT"):
         assert word in text
 

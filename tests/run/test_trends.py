@@ -202,6 +202,15 @@ def test_a_resumed_run_stops_where_an_uninterrupted_one_does(
         resumed_after(toy_plan, 3 if "step 6" in said else 1, *setting)
 
 
+@pytest.mark.parametrize(("reward", "said"), [("reward.right=0", "All wrong"), ("reward.wrong=1", "All correct")])
+def test_a_run_that_was_too_short_for_its_guards_does_not_end_well(
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, reward: str, said: str
+) -> None:
+    with pytest.raises(RunStopped, match=rf"step 2: all 12 rollouts got the reward(.|\n)*{said}"):
+        train(toy_plan("algorithm.steps=2", reward, *SMALL))
+    assert json.loads((tmp_path / "runs" / "toy" / "summary.json").read_text())["complete"] is False
+
+
 def test_a_run_that_has_solved_its_tasks_ends_normally(
     model: ModelServer, toy_plan: MakePlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

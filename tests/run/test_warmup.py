@@ -18,13 +18,13 @@ from openai import BadRequestError, OpenAI
 
 from agentrig import Task
 from agentrig.cli.entry import main
-from agentrig.demonstrations import Reply, Turn, WarmUpPlan, gold_of
+from agentrig.demonstrations import Reply, StartPlan, Turn, gold_of
 from agentrig.errors import ConfigError, PluginError
 from agentrig.plan import Plan, resolve
 from agentrig.run import warmup
 from agentrig.run.demonstration_server import demonstrating
 from agentrig.run.evaluate import Evaluation
-from agentrig.run.warmup import Until, check_unsolved, choose_labels, demonstrate, verdict, warm_up
+from agentrig.run.warmup import Until, check_unsolved, choose_labels, demonstrate, make_start, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = str(ROOT / "tests" / "support" / "warmup_plugin.py")
@@ -143,7 +143,7 @@ def test_mistakes_are_named(colors: Callable[..., Plan], toy_plan: Callable[...,
     with pytest.raises(ConfigError, match=r"does not count 4 of 4 demonstrations by the tasks' gold as correct"):
         demonstrate(toy, choose_labels(toy, 4, seed=0).tasks)
     with pytest.raises(ConfigError, match=r"makes no starting models.*--algorithm grpo"):
-        warm_up(toy, WarmUpPlan(directory=tmp_path), [])
+        make_start(toy, StartPlan(directory=tmp_path), [])
 
 
 # --- the verdict ---
@@ -184,6 +184,8 @@ def test_a_start_with_hardly_any_reward_is_not_recommended() -> None:
     assert "--labels" in message
     assert verdict(measured(rare, 1 / 111), group=64)[0], "larger groups find one"
     assert verdict(measured([0.1, 0.2, 0.3, 0.0] * 16, 0.0), group=8)[0], "partial credit is something to begin with"
+    ready, message = verdict(measured([0.1] * 6 + [0.0] * 58, 0.0), group=8)
+    assert (ready, "the mean reward is 0.00938, hardly more than the least" in message) == (False, True)
 
 
 @pytest.mark.parametrize(("reached", "passes"), [(0.15, 4), (0.9, 6)])
@@ -196,8 +198,8 @@ def test_a_warm_up_ends_when_enough_answers_are_right(
     plan, said = colors(), list[Evaluation]()
     labels = choose_labels(plan, 4, seed=0)
     until = Until(plan, labels, tmp_path / "model", reached, said.append)
-    wanted = WarmUpPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0, enough=until)
-    made = warm_up(plan, wanted, [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))])
+    wanted = StartPlan(directory=tmp_path / "model", parameters=60_000, tokenizer="bytes", passes=6.0, enough=until)
+    made = make_start(plan, wanted, [Turn(messages=[{"role": "user", "content": "a"}], reply=Reply(content="b"))])
     assert len(made.losses) == passes
     assert [f.accuracy for f in said] == [0.1, 0.2, 0.3][: passes - 2]  # the first try is after three passes
     assert until.tries == len(said)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from model_server import ModelServer
 
@@ -159,14 +160,68 @@ def test_answers_that_cannot_be_sent_fail_immediately(model: ModelServer, start:
         "": None,
     }
     assert "answered with Unwritable: OSError: the rows are gone" in found["unwritable"].message
-    assert "RecursionError" in found["nested"].message
+    assert "nested deeper than 200" in found["nested"].message
     assert "it has 11000002 characters of JSON, 10000000 are allowed" in found["huge"].message
     assert "the rollout's result cannot be sent from its process" in found["unsendable"].message
+    assert 'its span "note": attributes["value"]["rows"][1] is of the type function' in found["unsendable"].message
     assert "Speechless: (its message raised RuntimeError)" in found["speechless"].message
     assert "the plan is missing (its kind 'a very long text" in found["long-kind"].message
     assert "no short name" in found["long-kind"].message
     assert found["surrogate"].answer == {"half \ufffd": ["\ufffd", "whole \U0001f600", "é\u2028"]}
     assert pool.replaced == 0
+
+
+def test_what_a_runner_sends_runs_no_code_in_the_run(model: ModelServer, start: Start, tmp_path: Path) -> None:
+    pool = start()
+    submit(pool, jobs(model, "touches", "", marker=str(tmp_path / "ran")))
+    results = {r.id: r.outcome for r in drain(pool, 2)}
+    assert not (tmp_path / "ran").exists()
+    assert results["job-0"].failure == "agent-error"
+    assert re.search(r'its span "note": attributes\["value"\] is of the type .*\.Touches', results["job-0"].message)
+    assert results["job-1"].answer == "odd"
+
+
+def test_plain_data_arrives_as_it_was_returned(model: ModelServer, start: Start) -> None:
+    pool = start()
+    submit(pool, jobs(model, "plain"))
+    (result,) = drain(pool, 1)
+    (span,) = [s for s in result.trace.spans if s.name == "note"]
+    for plain in (result.outcome.answer[1], span.attributes["value"]):
+        assert repr(plain) == repr(
+            {
+                "nan": [float("nan"), float("inf"), float("-inf")],
+                "large": 2**80,
+                "text": "\u2028é",
+                "none": [None, True],
+            }
+        )
+
+
+def test_an_answer_that_is_not_plain_names_its_place_and_the_cure(model: ModelServer, start: Start) -> None:
+    pool = start(threads=1)
+    odd = ["bytes", "set", "array", "date", "key", "own-reward"]
+    submit(pool, jobs(model, *odd))
+    found = {odd[int(r.id[4:])]: r.outcome for r in drain(pool, len(odd))}
+    assert {outcome.failure for outcome in found.values()} == {"bad-answer"}
+    said = {name: outcome.message.partition("AgentFailure: ")[2] for name, outcome in found.items()}
+    assert said == {
+        "bytes": 'its answer["rows"][0]["name"] is of the type bytes; return its .decode()',
+        "set": 'its answer["found"] is of the type set; return a list of it',
+        "array": 'its answer["scores"] is of the type array.array; return its .tolist()',
+        "date": "its answer[0] is of the type datetime.date; return its .isoformat()",
+        "key": 'its answer["a"] has a key of the type tuple; return text as keys',
+        "own-reward": "its own reward is of the type str; return a number",
+    }
+
+
+@pytest.mark.parametrize("what", ["noise", "length", "form", "deep"])
+def test_a_hostile_message_costs_its_rollout_only(what: str, model: ModelServer, start: Start) -> None:
+    pool = start(threads=2, retries=1, deadline_s=15.0)
+    submit(pool, jobs(model, f"writes-{what}", "", "", ""))
+    results = {r.id: r.outcome for r in drain(pool, 4, timeout_s=60)}
+    assert [results[f"job-{i}"].answer for i in (1, 2, 3)] == ["odd"] * 3
+    kinds = {"noise": "runner-died", "length": "deadline", "form": "infrastructure", "deep": "infrastructure"}
+    assert results["job-0"].failure == kinds[what], results["job-0"]
 
 
 def test_a_stuck_rollout_ends_at_its_deadline_and_the_others_continue(model: ModelServer, start: Start) -> None:
@@ -229,6 +284,42 @@ def test_a_rollout_that_kills_its_runner_does_not_fail_others(model: ModelServer
     results = drain(pool, 7)
     assert sorted(r.id for r in results) == [f"job-{i}" for i in range(7)]
     assert {r.id for r in results if r.outcome.failure} == {"job-1", "job-5"}
+
+
+def sleeping(word: str) -> list[psutil.Process]:
+    """Return the processes that run `sleep WORD`."""
+    return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", word]]
+
+
+@pytest.mark.parametrize("how", ["close", "hang", "die"])
+def test_nothing_is_left_of_an_agent_whose_processes_leave_its_family(
+    how: str, model: ModelServer, start: Start
+) -> None:
+    """Each has a session of its own, no variables and no parent: only an adopted process can be found."""
+    word = f"98{os.getpid()}"
+    pool = start(threads=1, retries=0, deadline_s=4.0)
+    submit(pool, jobs(model, *["daemon-" if how == "close" else f"daemon-{how}"] * 2, sleep=word))
+    found: list[Result] = []
+    while how != "die" and not sleeping(word):
+        found += pool.poll(0.05)
+    kinds = [r.outcome.failure for r in found + drain(pool, 2 - len(found))]
+    assert kinds == [{"close": None, "hang": "deadline", "die": "runner-died"}[how]] * 2
+    pool.close()
+    left = sleeping(word)
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+def test_processes_that_nobody_waits_for_do_not_pile_up(model: ModelServer, start: Start) -> None:
+    pool = start(threads=1)
+    submit(pool, jobs(model, *["daemon-"] * 5, sleep="0.01"))
+    assert [r.outcome.failure for r in drain(pool, 5)] == [None] * 5
+    (runner,) = pool.processes()
+    time.sleep(0.5)
+    family = [psutil.Process(runner), *psutil.Process(runner).parents()[:1]]
+    children = {p for each in family for p in each.children() if p.name() == "sleep"}
+    assert [p.status() for p in children] == []
 
 
 def test_the_error_of_an_agent_that_cannot_be_built_has_the_reason(start: Start) -> None:
@@ -355,7 +446,7 @@ def test_answers_are_json_values_as_they_are() -> None:
     assert run(lambda i, e: {"text": "x" * 50_000}).outcome.answer == {"text": "x" * 50_000}
     outcome = run(lambda i, e: {"rows": {3}}).outcome
     assert outcome.failure == "bad-answer"
-    assert "answered with dict: TypeError: Object of type set is not JSON serializable" in outcome.message
+    assert 'its answer["rows"] is of the type set; return a list of it' in outcome.message
 
 
 def test_an_error_names_its_line_in_the_agent() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from agentrig import __version__
 from agentrig.endpoints import is_loopback
 from agentrig.errors import AgentrigError, ConfigError
 from agentrig.runners.joining import JOIN, Joining, address_of, checked_token
@@ -69,6 +70,31 @@ def test_every_route_asks_for_the_token(
         assert page.history[0].headers["set-cookie"].endswith("HttpOnly; SameSite=Strict")
     printed = capfd.readouterr()
     assert printed.out + printed.err == ""  # the link was printed before, once
+
+
+@pytest.mark.parametrize("body", [b"", b"\x80\x05", b"[" * 100_000, b"3", b'{"worker": 1}', b'{"worker": "w"}'])
+def test_a_message_that_no_runner_sends_is_refused(body: bytes, served: ServedStore) -> None:
+    with httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False) as runner:
+        assert runner.post("/v1/agentrig/report", content=body).status_code == 400
+        result = {"worker": "w", "rollout_id": "x", "attempt_id": "y", "result": '{"outcome": [], "spans": {}}'}
+        assert runner.post("/v1/agentrig/report", json=result).status_code == 400
+
+
+def test_a_runner_of_another_version_is_named(served: ServedStore, caplog: pytest.LogCaptureFixture) -> None:
+    with httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False) as runner:
+        runner.post(JOIN, json={"worker": "agentrig-host-1", "version": __version__})
+        assert served.warnings == []
+        for _ in range(2):
+            runner.post(JOIN, json={"worker": "agentrig-host-2", "version": "0.1.9"})
+        runner.post(JOIN, json={"worker": "agentrig-host-3"})
+        for worker in ("1", "2", "3"):
+            runner.post("/v1/agentrig/leave", json={"worker": f"agentrig-host-{worker}"})
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said == served.warnings
+    assert said == [
+        f"the runner agentrig-host-2 has agentrig 0.1.9, this run {__version__}: use the same version",
+        f"the runner agentrig-host-3 has agentrig of an unknown version, this run {__version__}: use the same version",
+    ]
 
 
 def test_an_address_in_use_is_named(served: ServedStore) -> None:

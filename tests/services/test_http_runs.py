@@ -85,7 +85,7 @@ def test_a_run_goes_on_when_its_service_is_killed_and_replaced(
     own += ["algorithm.validate_every=0", "run.report_tasks=4", "hardware.use=cpu", "hardware.threads=1"]
     own += ["runners.n=1", "runners.threads=4", f"agent.url=http://127.0.0.1:{services.port}/{route}"]
     # A service that dies after its 202 never calls back.
-    own += ["agent.retries=1", "agent.timeout_s=15", "adapter.match="]
+    own += ["agent.retries=1", "agent.restart_s=1", "agent.timeout_s=15", "adapter.match="]
     plan = resolve("mini", overrides=own, uses={"agent": "http", "server": "embedded"})
     plan.registry.add_observer(services, "services")
     summary = train(plan)

@@ -11,7 +11,7 @@ import beside  # as a user's own plugin does
 from agentrig import AgentSpec, hookimpl
 
 DETACH = """
-import os, time
+import os, sys
 if child := os.fork():
     os.waitpid(child, 0)
     os._exit(0)
@@ -20,7 +20,7 @@ if grandchild := os.fork():
     print(grandchild, flush=True)
     os._exit(0)
 os.close(1)
-time.sleep(600)
+os.execve(sys.executable, ["python", "-S", "-c", "import time; time.sleep(600)"], {})
 """
 
 

@@ -174,7 +174,7 @@ FEATURES: Mapping[str, Sequence[Row]] = {
         Row(
             "`Trainer(...)`, `fit`, `dev`",
             "works with `from agentrig.lightning import Trainer`",
-            [f"{TRAINER}::test_fit_runs_each_row_once_in_its_mode", f"{TRAINER}::test_dev_runs_each_row_once"],
+            [f"{TRAINER}::test_fit_runs_each_row_once_in_its_mode", f"{TRAINER}::test_dev_prints_every_span"],
         ),
         Row(
             "components as instance, class, path or dict; former names of arguments",

@@ -85,7 +85,7 @@ def main():
         initial_resources=prompt("{n} {unit}"),
         algorithm={"type": "agentlightning.Baseline", "polling_interval": 0.05},
     )
-    dev.dev(formats, rows[:1])
+    dev.dev(formats, [{"number": i} for i in range(12)], val_dataset=[{"number": 20}])
     json.dump({"fit": rollouts(fit), "dev": rollouts(dev)}, sys.stdout)
 
 

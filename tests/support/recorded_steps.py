@@ -41,6 +41,8 @@ ENDPOINT = Endpoint(base_url="http://127.0.0.1:9/v1", model="m", sampling={})
 class Recorded:
     """Replaces the runtime: all its rollouts are recorded."""
 
+    warnings = ()
+
     def __init__(self, *, logprobs: bool) -> None:
         self.results: queue.Queue[Any] = queue.Queue()
         self._random, self._logprobs = random.Random(5), logprobs

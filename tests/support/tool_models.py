@@ -106,7 +106,7 @@ def make(directory: Path) -> ToolModels:
     """Train the model, and write it to a directory."""
     from agentrig_grpo import checkpoint
     from agentrig_grpo.server.chat import Chat
-    from agentrig_grpo.warmup import Example, new_model, warm_up
+    from agentrig_grpo.warmup import Example, fine_tune, new_model
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen2Config
 
@@ -143,7 +143,7 @@ def make(directory: Path) -> ToolModels:
         tie_word_embeddings=True,
     )
     model = new_model(config, plain, seed=0)
-    warm_up(model, plain, examples, epochs=90, lr=1e-2, tokens_per_batch=1024, log=None)
+    fine_tune(model, plain, examples, epochs=90, lr=1e-2, tokens_per_batch=1024, log=None)
     checkpoint.save(model, tokenizers["hermes"], directory)
     return ToolModels(directory, tokenizers)
 

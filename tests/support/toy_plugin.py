@@ -7,15 +7,20 @@ is a field of the task's input: see `misbehave`.
 
 from __future__ import annotations
 
+import array
+import datetime
 import gc
 import hashlib
 import json
+import math
 import os
 import re
 import signal
+import socket
+import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
@@ -39,6 +44,7 @@ from agentrig import (
     setting,
 )
 from agentrig.adapters import triplet_of
+from agentrig.agents import Judged
 from agentrig.hardware import Hardware, Probe
 
 SECRET = re.compile(r"gold-[0-9a-f]{12}")
@@ -95,6 +101,9 @@ def ask(endpoint, content):
 
 def misbehave(do, task_input):
     """Misbehave as the task says."""
+    if do.startswith("daemon"):  # it leaves the family: a session of its own, no parent, no variables
+        subprocess.run(["env", "-i", "setsid", "-f", "setsid", "-f", "sleep", task_input["sleep"]], check=True)
+        do = do.removeprefix("daemon-")
     mark = Path(task_input.get("marker") or os.devnull) / f"seen-{task_input.get('number')}"
     if do == "raise":
         raise ValueError("this agent cannot count")
@@ -109,6 +118,11 @@ def misbehave(do, task_input):
         if mark.parent.is_dir():
             mark.touch()
         time.sleep(600)
+    if do == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if do == "prints":
+        for _ in range(2000):
+            os.write(1, b"printed " * 125)
     if do in ("slow", "slower"):
         time.sleep(0.6 if do == "slow" else 4.0)
 
@@ -137,12 +151,32 @@ def nested(depth):
     return found
 
 
-def unsendable():
-    """Record something that cannot be pickled."""
+class Touches:
+    """Touches a file where it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        """Return what a process that unpickles this calls."""
+        return (Path(self.marker).touch, ())
+
+
+def noted(value):
+    """Record a value in a span."""
     from agentrig.tracing.recorder import current
 
-    current().add("note", time.time(), {"lambda": lambda: 0})
+    current().add("note", time.time(), {"value": value})
     return "odd"
+
+
+def write_to_run(data):
+    """Write to the connection to the run, as hostile code could."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
+            if found.family == socket.AF_UNIX and found.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == 1:
+                os.write(found.fileno(), data)
+    time.sleep(600)
 
 
 def speechless():
@@ -155,12 +189,33 @@ def long_kind():
     raise AgentFailure("the plan is missing", kind="a very long text about what went wrong, \ud800 and where, " * 9)
 
 
+PLAIN = {
+    "nan": [math.nan, math.inf, -math.inf],
+    "large": 2**80,
+    "small": 5e-324,
+    "text": "\u2028é",
+    "none": [None, True],
+}
+
+HOSTILE = {
+    "noise": b"\x80\x05 noise\n" * 3,
+    "length": b"\x7f\xff\xff\xff half of a message",
+    "form": b'result job-0 {"outcome": {"answer": 1}, "spans": [{"id": 3}]}\n',
+    "deep": b"result job-0 " + b"[" * 100_000 + b"\n",
+}
+
 ODD_ANSWERS = {
+    "bytes": lambda: {"rows": [{"name": b"x"}]},
+    "set": lambda: {"found": {1}},
+    "array": lambda: {"scores": array.array("f", [1.0])},
+    "date": lambda: [datetime.date(2024, 1, 1)],
+    "key": lambda: {"a": {(1, 2): 3}},
+    "own-reward": lambda: Judged(answer=1, reward="high"),
     "unwritable": lambda: Unwritable(a=1),
     "nested": lambda: nested(700),
     "ring": lambda: nested(100_000),
     "huge": lambda: "x" * 11_000_000,
-    "unsendable": unsendable,
+    "unsendable": lambda: noted({"rows": [0, lambda: 0]}),
     "speechless": speechless,
     "long-kind": long_kind,
     "surrogate": lambda: {"half \ud800": ["\udfff", "whole \ud83d\ude00", "é\u2028"]},
@@ -171,6 +226,12 @@ def toy_agent(task_input, endpoint):
     """Ask once, under the name `write_query`."""
     do = task_input.get("do", "")
     misbehave(do, task_input)
+    if do == "touches":
+        return noted(Touches(task_input["marker"]))
+    if do.startswith("writes"):
+        return write_to_run(HOSTILE[do.removeprefix("writes-")])
+    if do == "plain":
+        return (noted(PLAIN), PLAIN)
     if do in ODD_ANSWERS:
         return ODD_ANSWERS[do]()
     if do == "no-call":
@@ -246,6 +307,7 @@ class RewardConfig:
     says: bool = setting(False, help="say itself what is correct")
     invalid: bool = setting(False, help="judge nothing")
     odd: bool = setting(False, help="add details to the score that no file can store")
+    spin: bool = setting(False, help="keep the interpreter for 25 s for the answer `spin`, whatever is raised")
 
 
 @attrs.frozen
@@ -258,6 +320,11 @@ class ToyReward:
         """Judge."""
         if self.config.invalid:
             return Score.invalid("the judge is out", gold=task.private["gold"])
+        end = time.monotonic() + 25 if self.config.spin and outcome.answer == "spin" else 0.0
+        while time.monotonic() < end:
+            with suppress(BaseException):
+                while time.monotonic() < end:
+                    pass
         right = outcome.answer == task.private["parity"]
         if self.config.odd:
             ring = {"half": "\ud800", ("a", 1): {3}}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from agentrig import Task
 from agentrig.cli.entry import main
+from agentrig.testing import check_agent
 
 FILE = str(Path(__file__).parent / "domain.py")
 
@@ -18,7 +21,7 @@ def validate(*words: str) -> Result:
 
 
 def test_a_domain_is_validated_and_its_costs_are_shown() -> None:
-    result = validate(FILE, "--json", "--tasks-n", "3")
+    result = validate(FILE, "--json", "--limit", "3")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert [(r["kind"], r["ok"]) for r in found["reports"]] == [
@@ -53,7 +56,7 @@ def test_a_reward_that_breaks_a_trial_is_red(tmp_path: Path, right: str, wrong: 
     assert right in text
     file = tmp_path / "broken_domain.py"
     file.write_text(text.replace(right, wrong))
-    result = validate(str(file), "--only", caught, "--tasks-n", "2")
+    result = validate(str(file), "--only", caught, "--limit", "2")
     assert result.exit_code == 1, result.output
     assert f"failed   {caught}" in result.stdout
     assert said in result.stdout
@@ -61,7 +64,7 @@ def test_a_reward_that_breaks_a_trial_is_red(tmp_path: Path, right: str, wrong: 
 
 
 def test_a_key_of_a_part_is_used() -> None:
-    result = validate(FILE, "adapter.match=sovle", "--only", "play.trains", "--tasks-n", "2")
+    result = validate(FILE, "adapter.match=sovle", "--only", "play.trains", "--limit", "2")
     assert result.exit_code == 1, result.output
     assert "failed   play.trains" in result.stdout
     assert "the calls are under: solve" in result.stdout
@@ -91,3 +94,121 @@ def test_a_file_that_ends_its_process_is_named(tmp_path: Path) -> None:
     result = validate(str(tmp_path / "ends.py"))
     assert result.exit_code == 1
     assert "its import calls os._exit(7)" in result.stderr
+
+
+TOOLS = """
+import json
+from agentrig import AgentSpec, RewardSpec, Score, Task, TasksSpec, hookimpl
+from agentrig.demonstrations import Reply
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+class Sums:
+    splits = ("train",)
+    roles = {"train": "train"}
+
+    def load(self, split):
+        return [Task(id=f"t{i}", input={"q": f"{i} + 7"}, private={"gold": str(i + 7), "a": i}) for i in range(4)]
+
+    def demonstrate(self, task, call):
+        return Reply(tool_calls=[{"name": "add", "arguments": {"a": task.private["a"], "b": 7}}])
+
+
+def ask(task_input, endpoint):
+    from openai import OpenAI
+
+    with OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        reply = client.chat.completions.create(
+            model=endpoint.model, messages=[{"role": "user", "content": task_input["q"]}], tools=[TOOL],
+            extra_body=dict(endpoint.sampling), extra_headers=dict(endpoint.headers),
+        )
+    calls = [c.function for c in reply.choices[0].message.tool_calls or () if c.function.name == "add"]
+    return str(sum(json.loads(calls[0].arguments).values())) if calls else "no call"
+
+
+@hookimpl
+def register_tasks():
+    yield TasksSpec(name="sums", summary="", build=lambda config: Sums())
+
+
+@hookimpl
+def register_agents():
+    yield AgentSpec(name="sums", summary="", build=lambda config: ask)
+
+
+@hookimpl
+def register_rewards():
+    yield RewardSpec(
+        name="sums", summary="", build=lambda config: lambda t, o, b: Score.ok(float(o.answer == t.private["gold"]))
+    )
+"""
+
+
+def test_a_trial_plays_what_the_demonstrator_says_calls_of_tools_included(tmp_path: Path) -> None:
+    """The gold as text would never use the tools: such an agent's right answers earned nothing."""
+    (tmp_path / "sums.py").write_text(TOOLS)
+    result = validate(str(tmp_path / "sums.py"), "--json", "--limit", "3", "--only", "play.readable")
+    assert result.exit_code == 0, result.output
+    (trial,) = json.loads(result.stdout)["trials"]
+    assert trial["reward_mean"] == {"gold": 1.0, "nonsense": 0.0}
+
+
+PICKY = """
+from agentrig import AgentSpec, hookimpl
+from langchain.agents import create_agent
+from langchain_openai import ChatOpenAI
+
+
+def search(question: str) -> str:
+    "Search."
+    return "nothing"
+
+
+def model_of(endpoint):
+    return ChatOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, model=endpoint.model)
+
+
+def unchanged(task_input, endpoint):
+    agent = create_agent(model_of(endpoint), tools=[search])
+    return agent.invoke({"messages": [("user", "find it")]})["messages"][-1].content
+
+
+def strict(task_input, endpoint):
+    reply = model_of(endpoint).invoke("find it")
+    if reply.tool_calls or not reply.content:  # as the Agents SDK and pydantic-ai do
+        raise RuntimeError(f"unexpected model behavior: {reply.tool_calls}")
+    return reply.content
+
+
+def parses(task_input, endpoint):
+    return eval(model_of(endpoint).invoke("find it").content or "0")
+
+
+@hookimpl
+def register_agents():
+    for agent in (unchanged, strict, parses):
+        yield AgentSpec(name=agent.__name__, summary="", build=lambda config, agent=agent: agent)
+"""
+
+
+def test_how_libraries_end_on_odd_replies_is_a_fact_and_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "picky.py").write_text(PICKY)
+
+    def found(name: str) -> dict[str, tuple[str, str]]:
+        tasks = [Task(id="t", input={"q": "?"})]
+        checked = ["odd-replies", "deadline"]
+        more: dict[str, Any] = {"tasks": tasks, "script": "1", "deadline_s": 4.0, "only": checked}
+        report = check_agent(f"{tmp_path}/picky.py:{name}", raise_failed=False, **more)
+        return {r.check.partition(".")[2]: (r.status, r.message) for r in report.results}
+
+    endless = found("unchanged")
+    assert (endless["odd-replies"][0], endless["deadline"][0]) == ("passed", "passed")
+    assert endless["deadline"][1].startswith("a fact, no fault: a tool that nobody offered: after 4 s and")
+    assert "recursion_limit" in endless["deadline"][1]
+    strict = found("strict")
+    assert (strict["odd-replies"][0], strict["deadline"]) == ("passed", ("passed", ""))
+    assert "an empty reply: task t: it ended with agent-error" in strict["odd-replies"][1]
+    assert "a tool that nobody offered: task t: it ended with agent-error" in strict["odd-replies"][1]
+    parses = found("parses")["odd-replies"]
+    assert (parses[0], "words without sense" in parses[1]) == ("failed", True)

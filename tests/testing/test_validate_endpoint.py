@@ -33,7 +33,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
 
 
 def validate(url: str, *more: str) -> Result:
-    words = ["validate", FILE, "--tasks-n", "3", "--json", *(w for check in PLAY for w in ("--only", check))]
+    words = ["validate", FILE, "--limit", "3", "--json", *(w for check in PLAY for w in ("--only", check))]
     return CliRunner().invoke(main, [*words, *(["--endpoint", url] if url else []), *more])
 
 

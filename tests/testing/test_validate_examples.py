@@ -161,7 +161,7 @@ def test_a_whole_domain_is_green(validate: Callable[..., Result], domain: str, n
 def test_a_mistake_in_a_domain_is_red(
     validate: Callable[..., Result], domain: str, mistake: str, patch: Patch, caught: str, said: str
 ) -> None:
-    result = validate(domain, [FEW[domain], patch], "--only", caught, "--tasks-n", "2")
+    result = validate(domain, [FEW[domain], patch], "--only", caught, "--limit", "2")
     assert result.exit_code == 1, result.output
     assert f"failed   {caught}" in result.stdout
     assert said in result.stdout

@@ -70,6 +70,17 @@ def by_httpx(url: str) -> None:
     assert httpx.post(url, content=BODY).status_code == 200
 
 
+def by_asynchronous_openai(url: str) -> None:
+    """Its connection is opened by a task of its own, whose stack has no frame of httpx."""
+    import openai
+
+    async def ask() -> None:
+        async with openai.AsyncOpenAI(base_url=url.removesuffix("/chat/completions"), api_key="x") as client:
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}])
+
+    asyncio.run(ask())
+
+
 @pytest.mark.parametrize(
     ("call", "seen"),
     [
@@ -78,6 +89,7 @@ def by_httpx(url: str) -> None:
         (by_urllib, {"urllib": 1}),
         (by_aiohttp, {"aiohttp": 1}),
         (by_httpx, {}),
+        (by_asynchronous_openai, {}),
     ],
 )
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])

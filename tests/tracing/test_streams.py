@@ -218,7 +218,7 @@ def test_streamed_tool_calls_are_put_together(server: ByteServer, asynchronous: 
     assert call.attributes["response_token_ids"] == [0, 1, 2, 3, 4]
 
 
-def test_choices_of_one_stream_do_not_mix(server: ByteServer) -> None:
+def test_choices_of_one_stream_are_calls_of_their_own(server: ByteServer) -> None:
     data = [
         event({"content": "a", "reasoning_content": "hm"}, index=0, token_ids=[1]),
         event({"content": "x"}, index=1, token_ids=[8]),
@@ -226,11 +226,14 @@ def test_choices_of_one_stream_do_not_mix(server: ByteServer) -> None:
         event({"content": "y"}, index=1, token_ids=[9], finish_reason="stop"),
     ]
     server.chunks = [stream_of(*data, "[DONE]")]
-    call, _ = ask(server)
-    contents = [c["message"]["content"] for c in call.attributes["response"]["choices"]]
-    assert contents == ["ab", "xy"]
-    assert message_of(call)["reasoning_content"] == "hmm"
-    assert call.attributes["response_token_ids"] == [1, 2]
+    client = openai.OpenAI(base_url=server.url, api_key="x", max_retries=0)
+    with recording("r", token_ids=True, base_url=server.url) as recorder, client:
+        list(client.chat.completions.create(model="m", messages=MESSAGES, n=2, stream=True))
+    calls = [s for s in recorder.trace().spans if s.name == LLM_CALL]
+    assert [message_of(call)["content"] for call in calls] == ["ab", "xy"]
+    assert message_of(calls[0])["reasoning_content"] == "hmm"
+    assert [call.attributes["response_token_ids"] for call in calls] == [[1, 2], [8, 9]]
+    assert [call.attributes["request"]["n"] for call in calls] == [1, 1]
 
 
 @given(text=st.text(), whole=st.booleans())

@@ -28,7 +28,6 @@ from scripted_server import ScriptedServer, scripted_server
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-CHECKOUT = "AGENTRIG_AGENT_LIGHTNING"
 LIMIT_S = 900
 """Seconds for one run; Agent Lightning's own takes most of them waiting between its polls."""
 
@@ -91,16 +90,6 @@ def gsm_expressions(example: Path) -> dict[str, str]:
         return {}
     rows = [json.loads(line) for line in (example / "data_gsmhard.jsonl").read_text().splitlines()]
     return {row["input"]: f"{row['target']!r} + {i % 3 // 2}" for i, row in enumerate(rows)}
-
-
-@pytest.fixture(scope="module")
-def checkout() -> Path:
-    """The checkout of Agent Lightning 0.3.0; skips if none is named."""
-    named = os.environ.get(CHECKOUT)
-    if not named:
-        pytest.skip(f"{CHECKOUT} does not name a checkout of Agent Lightning 0.3.0")
-    assert (Path(named) / "examples" / "spider" / "sql_agent.py").is_file(), f"{CHECKOUT}={named} has no examples"
-    return Path(named)
 
 
 @pytest.mark.timeout(2 * LIMIT_S)

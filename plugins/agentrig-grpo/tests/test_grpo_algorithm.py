@@ -144,7 +144,7 @@ def test_a_model_learns_through_the_whole_loop(model_dir, tmp_path):
     Grpo(config_of(model_dir)).run(session)
     assert session.reports["after"] > session.reports["before"] + 0.5
     assert session.calls[:3] == [("plan", 10), ("report", "before", 0), ("validate", 0)]
-    assert session.notes == ["the learner computes tokens that calls share once"]
+    assert session.notes == []
     assert session.calls[-3:] == [("end", 10), ("save", 10, True), ("report", "after", 10)]
     assert [c for c in session.calls if c[0] == "validate"] == [("validate", 0), ("validate", 5), ("validate", 10)]
     assert sorted(session.saved) == [4, 8, 10]
@@ -181,6 +181,7 @@ BANDIT = {"lr": 1e-2, "tasks_per_step": 4, "group_size": 6, "max_tokens": 2, "va
 COSTLY = ("keys-read", "serves", "solves")
 
 
+@pytest.mark.slow
 def test_the_kit():
     names = [check.name for check in checks("algorithm", "grpo")]
     only = [name for name in names if name.partition(".")[2] not in COSTLY]
@@ -245,9 +246,8 @@ def assert_trains_and_resumes(directory, tmp_path, **settings):
 def test_long_prompts_train_through_the_server_and_are_resumed(model_dir, tmp_path):
     """Also where no two calls fit into one pass, which is said before the first step and counted in each."""
     first, lines = assert_trains_and_resumes(model_dir, tmp_path, lr=1e-3, tokens_per_batch=256)
-    assert first.notes[0] == "the learner computes tokens that calls share once"
     said = r"4 of 4 training tasks .*tokens_per_batch = 256 tokens or more, up to 3\d\d: .* set tokens_per_batch to \d+"
-    assert re.search(said, first.notes[1])
+    assert re.search(said, first.notes[0])
     assert all(line["repeated_tokens"] > line["computed_tokens"] / 2 for line in lines)
 
 
@@ -278,6 +278,7 @@ def test_the_best_weights_in_validation_are_kept_when_asked_for(model_dir, tmp_p
     assert all(torch.equal(held[name], tensor) for name, tensor in first.items())
 
 
+@pytest.mark.slow
 def test_the_last_step_is_a_candidate_for_the_best(model_dir, tmp_path, caplog):
     class Steady(FakeSession):
         def validate(self, endpoint, *, step):
@@ -294,6 +295,7 @@ def test_the_last_step_is_a_candidate_for_the_best(model_dir, tmp_path, caplog):
         Grpo(config_of(model_dir, validate_every=0, final="best")).run(session)
 
 
+@pytest.mark.slow
 def test_among_equal_accuracies_the_mean_reward_decides_what_is_best(model_dir, tmp_path):
     class Graded(FakeSession):
         def validate(self, endpoint, *, step):
@@ -333,7 +335,7 @@ def cmdline(process):
         return []
 
 
-@pytest.mark.parametrize("lost", ["rollouts", "weights"])
+@pytest.mark.parametrize("lost", [pytest.param("rollouts", marks=pytest.mark.slow), "weights"])
 def test_a_server_that_dies_in_a_step_is_named_with_the_way_to_go_on(model_dir, tmp_path, lost):
     """It dies before the second step's rollouts, or before it gets the second step's weights."""
 

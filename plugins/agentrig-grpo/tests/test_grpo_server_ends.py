@@ -93,7 +93,7 @@ def kill(parent):
     parent.stdout.close()
 
 
-@pytest.mark.parametrize("halted", [False, True])
+@pytest.mark.parametrize("halted", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_server_ends_with_its_parent(model_dir, stuck, halted):
     parent, server = started(model_dir, PYTHONPATH=str(stuck))
     (guard,) = children(server)
@@ -106,6 +106,7 @@ def test_the_server_ends_with_its_parent(model_dir, stuck, halted):
     assert ended(guard)
 
 
+@pytest.mark.slow
 def test_a_server_whose_interpreter_hangs_can_be_stopped(model_dir, stuck, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)  # the environment variable would take precedence
     environment = {"PYTHONPATH": str(stuck)}
@@ -119,6 +120,7 @@ def test_a_server_whose_interpreter_hangs_can_be_stopped(model_dir, stuck, monke
     assert ended(guard)
 
 
+@pytest.mark.slow
 def test_a_server_without_its_guard_ends_when_its_pipe_closes(model_dir):
     parent, server = started(model_dir)
     for guard in children(server):
@@ -128,6 +130,7 @@ def test_a_server_without_its_guard_ends_when_its_pipe_closes(model_dir):
     assert ended(server)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_a_kill_of_all(model_dir, tmp_path):
     own = tmp_path / "tmp"
     own.mkdir()

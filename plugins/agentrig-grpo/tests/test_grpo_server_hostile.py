@@ -123,6 +123,7 @@ def test_prompts_are_tokenized_beside_the_event_loop(tokenizer):
     class Asked:
         def __init__(self, text):
             self.messages, self.tools, self.max_tokens = [{"role": "user", "content": text}], [], None
+            self.add_generation_prompt, self.continue_final_message = True, False
 
     async def talk():
         slow = [asyncio.create_task(api._prompt(Asked("slow"))) for _ in range(3)]

@@ -276,6 +276,7 @@ def test_a_template_that_can_not_serve_tools_says_why(models, template, words):
     assert isinstance(reason, str)
     assert words in reason
     assert "Qwen2.5" in reason
+    assert "agentrig warmup" in reason
 
 
 def test_the_order_of_a_schemas_keys_reaches_the_template(models):

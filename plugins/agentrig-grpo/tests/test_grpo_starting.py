@@ -16,7 +16,7 @@ from agentrig_grpo.server.chat import Chat
 from agentrig_grpo.starting import affordable, architecture, encode, make_start, parameters_of
 from agentrig_grpo.warmup import new_model
 
-from agentrig.demonstrations import Reply, Turn, WarmedUp, WarmUpPlan
+from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn
 from agentrig.errors import ConfigError
 
 
@@ -27,8 +27,8 @@ def turn(i: int) -> Turn:
 TURNS = [turn(i) for i in range(4, 10)]
 
 
-def made(folder: Path, turns: Any = TURNS, **more: Any) -> WarmedUp:
-    plan = WarmUpPlan(directory=folder, **{"parameters": 215_000, **more})
+def made(folder: Path, turns: Any = TURNS, **more: Any) -> StartingModel:
+    plan = StartPlan(directory=folder, **{"parameters": 215_000, **more})
     return make_start(GrpoConfig(max_tokens=16), plan, turns, lambda line: None)
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 from agentrig_grpo import checkpoint
-from agentrig_grpo.warmup import Example, _progress, encode, new_model, read_examples, warm_up
+from agentrig_grpo.warmup import Example, _progress, encode, fine_tune, new_model, read_examples
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agentrig.errors import AgentrigError
@@ -32,7 +32,7 @@ def test_examples_end_with_the_end_of_turn(tokenizer):
 def test_training_learns_and_is_reproducible(tokenizer, model_dir):
     def run(seed):
         model = new_model(AutoConfig.from_pretrained(model_dir), tokenizer, seed=seed)
-        stats = warm_up(model, tokenizer, DATA, epochs=60, lr=3e-3, tokens_per_batch=64, seed=seed, log=None)
+        stats = fine_tune(model, tokenizer, DATA, epochs=60, lr=3e-3, tokens_per_batch=64, seed=seed, log=None)
         return model, stats
 
     model, stats = run(1)
@@ -53,18 +53,18 @@ def test_the_loss_is_on_the_completion_only(tokenizer, make_model):
     with torch.no_grad():
         logits = model(torch.tensor([[5, 6, 7, 8, 9]])).logits[0]
         expected = torch.nn.functional.cross_entropy(logits[2:4], torch.tensor([8, 9]))
-    stats = warm_up(make_model(), tokenizer, [example], log=None)
+    stats = fine_tune(make_model(), tokenizer, [example], log=None)
     assert stats.losses[0] == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_limits_are_respected_and_mistakes_are_named(tokenizer, make_model, tmp_path):
-    stats = warm_up(make_model(), tokenizer, DATA, epochs=1e4, max_seconds=1.0, log=None)
+    stats = fine_tune(make_model(), tokenizer, DATA, epochs=1e4, max_seconds=1.0, log=None)
     assert 0.9 < stats.wall_s < 10
     assert stats.steps < 1e4
     with pytest.raises(ValueError, match="no examples"):
-        warm_up(make_model(), tokenizer, [])
+        fine_tune(make_model(), tokenizer, [])
     with pytest.raises(ValueError, match="float16"):
-        warm_up(make_model(), tokenizer, DATA, dtype="float16")
+        fine_tune(make_model(), tokenizer, DATA, dtype="float16")
     with pytest.raises(ValueError, match="vocab_size is 100"):
         new_model(make_model(vocab=100).config, tokenizer, seed=0)
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n[1]\n')
@@ -92,12 +92,12 @@ def test_enough_ends_the_training_between_epochs_from_half_of_them_on(tokenizer,
         asked.append((model.training, [p.detach().clone() for p in model.parameters()]))
         return len(asked) == 2
 
-    stats = warm_up(model, tokenizer, DATA, epochs=6, enough=enough, log=None)
+    stats = fine_tune(model, tokenizer, DATA, epochs=6, enough=enough, log=None)
     assert len(stats.losses) == 4  # asked after the third and the fourth
     assert [training for training, _ in asked] == [False, False]
     assert all(torch.equal(a, b) for a, b in zip(asked[1][1], model.parameters(), strict=True))
     assert not model.training
-    assert len(warm_up(make_model(), tokenizer, DATA, epochs=1, enough=lambda: True, log=None).losses) == 1
+    assert len(fine_tune(make_model(), tokenizer, DATA, epochs=1, enough=lambda: True, log=None).losses) == 1
 
 
 @pytest.mark.parametrize("max_seconds", [0.0, 0.5])
@@ -110,7 +110,7 @@ def test_the_end_of_the_time_ends_the_questions_too(tokenizer, make_model, max_s
         time.sleep(0.05)
 
     data = DATA * 40
-    stats = warm_up(make_model(), tokenizer, data, epochs=40, max_seconds=max_seconds, enough=enough, log=None)
+    stats = fine_tune(make_model(), tokenizer, data, epochs=40, max_seconds=max_seconds, enough=enough, log=None)
     assert len(stats.losses) < 40
     assert len(asked) <= max(0, len(stats.losses) - 19)
 

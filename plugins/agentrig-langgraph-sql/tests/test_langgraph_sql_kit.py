@@ -8,7 +8,7 @@ from agentrig.testing import Check, checks
 
 
 @pytest.mark.parametrize(
-    "check", checks("agent", "langgraph-sql", tasks="mini-sql", tasks_n=2, script="SELECT 1", slow_s=0.3), ids=str
+    "check", checks("agent", "langgraph-sql", tasks="mini-sql", limit=2, script="SELECT 1", slow_s=0.3), ids=str
 )
 def test_the_kit(check: Check) -> None:
     check()

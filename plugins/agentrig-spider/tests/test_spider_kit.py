@@ -17,12 +17,12 @@ def test_mini_sql(check: Check) -> None:
     check()
 
 
-@pytest.mark.parametrize("check", checks("reward", "spider-exec", tasks="mini-sql", tasks_n=6), ids=str)
+@pytest.mark.parametrize("check", checks("reward", "spider-exec", tasks="mini-sql", limit=6), ids=str)
 def test_spider_exec(check: Check) -> None:
     check()
 
 
-@pytest.mark.parametrize("check", checks("reward", "spider-exec-strict", tasks="mini-sql", tasks_n=6), ids=str)
+@pytest.mark.parametrize("check", checks("reward", "spider-exec-strict", tasks="mini-sql", limit=6), ids=str)
 def test_spider_exec_strict(check: Check) -> None:
     check()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -24,6 +25,9 @@ FORM = (
 )
 
 KIND = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+
+ANOTHER = 409, {"error": "the rollout has another answer already; only the first one counts"}
+"""The reply to a second answer that differs from the first."""
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +85,8 @@ class Answer:
 class Callback:
     """One rollout's address: the first answer that arrives with its key counts.
 
-    The same answer again is accepted, because its sender may not know that it arrived; another one is refused.
+    The same answer again is accepted, also after the rollout's end, because its sender may not know that it arrived;
+    another one is refused.
 
     Example:
         ```python
@@ -133,7 +138,19 @@ class Callback:
 
     def close(self) -> None:
         """Take no more answers."""
-        self._door.close()
+        if not self._first.done():
+            self._door.close()
+            return
+        taken = _digest(self._first.result())  # not the answer itself, which may be large
+
+        def late(value: Any) -> tuple[int, Mapping[str, Any]]:
+            try:
+                same = _digest(Answer.read(value)) == taken
+            except ValueError as error:
+                return 400, {"error": str(error)}
+            return (200, {"accepted": True}) if same else ANOTHER
+
+        self._door.close(late)
 
     def __enter__(self) -> Callback:
         return self
@@ -152,5 +169,9 @@ class Callback:
         except InvalidStateError:
             if answer != self._first.result():
                 self.repeated += 1
-                return 409, {"error": "the rollout has another answer already; only the first one counts"}
+                return ANOTHER
         return 200, {"accepted": True}
+
+
+def _digest(answer: Answer) -> bytes:
+    return hashlib.sha256(json_text(attrs.astuple(answer, recurse=False)).encode()).digest()

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -45,9 +46,18 @@ class Door:
     _path: str = attrs.field(repr=False)
     _listener: Listener = attrs.field(repr=False)
 
-    def close(self) -> None:
-        """Refuse whatever comes from now on with status 410."""
+    def close(self, late: Take | None = None) -> None:
+        """Refuse whatever comes from now on with status 410.
+
+        Args:
+            late: Gets what comes later with the right key, for as long as few others are closed after it.
+        """
         self._listener._doors.pop(self._path, None)
+        if late is not None:
+            ended = self._listener._ended
+            ended[self._path] = (self.key, late)
+            while len(ended) > MOST:
+                ended.popitem(last=False)
 
 
 class Listener:
@@ -78,6 +88,7 @@ class Listener:
         reached = name or (socket.gethostname() if host in ANY_HOST else host)
         self.url = f"http://{f'[{reached}]' if ':' in reached else reached}:{listener.getsockname()[1]}"
         self._doors: dict[str, tuple[str, Take]] = {}
+        self._ended: OrderedDict[str, tuple[str, Take]] = OrderedDict()
         self._server = ServerThread(self._app, listener, "callbacks", most=MOST)
 
     @classmethod
@@ -103,6 +114,7 @@ class Listener:
         if path in self._doors:
             raise ValueError(f"the callback {path} is open already")
         key = key or secrets.token_urlsafe(24)
+        self._ended.pop(path, None)
         self._doors[path] = (key, take)
         return Door(f"{self.url}/{quote(path)}", key, path, self)
 
@@ -122,7 +134,8 @@ class Listener:
 
         if scope["method"] != "POST":
             return _refused(405, "an answer is posted: send POST")
-        door = self._doors.get(scope["path"].removeprefix("/"))
+        path = scope["path"].removeprefix("/")
+        door = self._doors.get(path) or self._ended.get(path)
         if door is None:
             return _refused(410, "no rollout is under way at this address: it has ended, or the address is wrong")
         key, take = door

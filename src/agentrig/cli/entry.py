@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
+import gc
 import io
 import logging
 import sys
@@ -10,7 +12,6 @@ import sys
 import click
 
 from agentrig.cli.groups import Group
-from agentrig.processes.garbage import leave_to_the_system
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,7 +27,9 @@ def main(verbose: bool) -> None:
     """
     if not faulthandler.is_enabled():
         faulthandler.enable(2, all_threads=False)  # a crash in native code, or kill -ABRT, prints Python's stack
-    leave_to_the_system()
+    # Torch and what it needs make a million objects that stay: search them for cycles seldom, and not at the exit.
+    gc.set_threshold(10_000)
+    atexit.register(gc.freeze)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a model's output can be printed in any terminal encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(

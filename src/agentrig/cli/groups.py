@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import traceback
 from importlib import import_module
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
 
 import click
 
 from agentrig.background import Background, late
-from agentrig.errors import AgentrigError, nearest
+from agentrig.errors import AgentrigError, exhausted, little_memory, nearest
 from agentrig.processes.ends import Interrupted, handling, interrupt, leave
 
 LATE_S = 2.0
@@ -70,6 +74,27 @@ class Group(NearestGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self.lazy.items()])
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the command line; a machine that lacks something gives one message and exit status 1."""
+        if sys.stdout is None:
+            os.open(os.devnull, os.O_WRONLY)  # on its number, which a file of the command would get otherwise
+            _fail("standard output is closed. Send it to a file, or away: agentrig … > /dev/null")
+        try:
+            result = super().main(*args, **options)
+            sys.stdout.flush()
+            return result
+        except SystemExit:
+            try:
+                sys.stdout.flush()
+            except OSError as error:
+                _fail(_unprintable(error))
+            raise
+        except Exception as error:
+            wrong = _unprintable(error) if isinstance(error, OSError) and _printing(error) else exhausted(error)
+            if not wrong:
+                raise
+            _fail(wrong)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; errors that a user can fix give exit status 1, signals 128 plus their number."""
         before = late()  # of an earlier command in this process
@@ -82,6 +107,8 @@ class Group(NearestGroup):
             from agentrig.text import storable
 
             click.echo(f"agentrig: {storable(str(error))}", err=True)
+            if memory := little_memory():
+                click.echo(f"  {memory}", err=True)
             if error.abandoned:
                 leave(1)
             _leave_the_late(1, before)
@@ -100,6 +127,25 @@ class Group(NearestGroup):
                 sys.excepthook(*sys.exc_info())
                 _leave_the_late(1, before)
             raise
+
+
+def _printing(error: OSError) -> bool:
+    """Whether an error is that of writing to the terminal, or to what stands in for it."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return any(Path(file).parent.name in ("click", "rich") for file in files[-2:])
+
+
+def _unprintable(error: OSError) -> str:
+    return f"the output cannot be written: {error.strerror}. Send it elsewhere: agentrig … > FILE"
+
+
+def _fail(wrong: str) -> NoReturn:
+    """Print why the command ends, and end it; what is left of its output goes nowhere."""
+    if sys.stderr is not None:
+        print(f"agentrig: {wrong}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
 
 
 def _leave_the_late(status: int, before: set[Background]) -> None:

@@ -11,7 +11,7 @@ import attrs
 
 from agentrig.findings import Finding, Result, Situation
 from agentrig.hardware.memory import GB, KNOWN, ModelShape, Workload, estimate, in_words
-from agentrig.plugins.auto_server import OWN, refusal
+from agentrig.plugins.auto import OWN, refusal
 
 REFERENCE_MINIMUM = 40 * GB
 """Known need of the reference profiles (1B and 1.5B, full training); with 24 GB, Adam runs out of memory."""

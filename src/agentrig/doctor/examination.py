@@ -38,6 +38,7 @@ CHECKS: Sequence[Callable[[Any], Iterable[Finding]]] = (
     place.check_shared_memory,
     place.check_ports,
     place.check_gateway,
+    place.check_models,
 )
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import attrs
 
 from agentrig.doctor.devices import shape_of, workload
-from agentrig.endpoints import is_loopback
-from agentrig.findings import Finding, Situation
+from agentrig.endpoints import is_loopback, without_proxy
+from agentrig.findings import Finding, Result, Situation
 from agentrig.hardware.memory import GB
 
 LEAST_DISK = GB // 2
@@ -148,3 +148,34 @@ def check_gateway(situation: Situation) -> Iterator[Finding]:
         )
         return
     yield Finding(check="gateway", result="ok", evidence=f"the gateway can listen on {where}")
+
+
+MODEL_S = 10.0
+"""Seconds that the server of a model may take."""
+
+
+def check_models(situation: Situation) -> Iterator[Finding]:
+    """Does each model that is not trained answer? Rollouts that ask a dead one fail."""
+    import httpx
+
+    models = situation.plan.gateway.named if situation.plan is not None else {}
+    for name, model in models.items():
+        if model is None:
+            continue
+        endpoint = model.endpoint(name)
+        without_proxy(endpoint.base_url)
+        headers = {"authorization": f"Bearer {endpoint.api_key}"}
+        result: Result = "ok"
+        said = cure = ""
+        try:
+            status = httpx.get(f"{endpoint.base_url}/models", headers=headers, timeout=MODEL_S).status_code
+            said = f"{endpoint.base_url} answers {status}"
+        except httpx.HTTPError as error:
+            result, said = "problem", f"{endpoint.base_url} does not answer: {error or type(error).__name__}"
+            cure = f"start its server, or name its address (gateway.models.{name}.base_url)"
+        else:
+            if status in (401, 403):
+                result, cure = "problem", f"check its key (gateway.models.{name}.api_key_env)"
+            elif status >= 500:
+                result, cure = "problem", "see the server's log"
+        yield Finding(check=f"model {name}", result=result, evidence=said, cure=cure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import torch  # noqa: TID253  (only the learner and the warm-up import this module)
+import torch  # noqa: TID253  (only the learner and fine-tuning import this module)
 from torch.utils.checkpoint import checkpoint  # noqa: TID253
 
 from agentrig.forest.attention import NAME, use

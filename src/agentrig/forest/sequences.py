@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-import torch  # noqa: TID253  (only the learner and the warm-up import this module)
+import torch  # noqa: TID253  (only the learner and fine-tuning import this module)
 
 from agentrig.forest.attention import Layout, layout_of
 from agentrig.forest.segments import Pack, grow, packs, rows

@@ -57,7 +57,7 @@ async def _serve(listener: socket.socket, line: socket.socket, settings: dict[st
     models = {name: None if given is None else Endpoint(**given) for name, given in settings["models"].items()}
     limit = settings["body_mb"] << 20
     config = http_server.settings(
-        Gateway(token=settings["token"], sampling=settings["sampling"], limit=limit, models=models),
+        Gateway(limit=limit, models=models, **{name: settings[name] for name in ("token", "sampling", "own")}),
         protocol=Connection,
         log_level="critical",  # a call that was cut has an incomplete answer
         most=http_server.most_connections(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from agentrig.endpoints import Endpoint
 from agentrig.gateway.book import Book, Call, Opened, Refused
@@ -25,8 +25,15 @@ CONTROL_LIMIT = 1 << 20
 ROLLOUTS = "/rollouts/"
 """Begins the path of every rollout: `/rollouts/ID/v1`."""
 
-DIALECTS: Mapping[str, Dialect] = {"chat/completions": Chat(), "responses": Responses(), "messages": Messages()}
-"""What an agent may call below its base URL."""
+DIALECTS: Mapping[str, Dialect] = {
+    "chat/completions": Chat(),
+    "responses": Responses(),
+    "messages": Messages(),
+    "messages/count_tokens": Messages(),
+    "completions": Chat(),
+    "embeddings": Chat(),
+}
+"""What an agent may call below its base URL, and in which form it gets errors."""
 
 
 class Gateway:
@@ -37,13 +44,20 @@ class Gateway:
         sampling: Whether the sampling fields that a request lacks are added.
         limit: Most bytes of the body of an agent's request.
         models: The endpoint of each fixed model by the name that agents send; None for a further name of the rollout's.
+        own: The fixed models that get calls in the API in which they come.
     """
 
     def __init__(
-        self, *, token: str, sampling: bool, limit: int, models: Mapping[str, Endpoint | None] | None = None
+        self,
+        *,
+        token: str,
+        sampling: bool,
+        limit: int,
+        models: Mapping[str, Endpoint | None] | None = None,
+        own: Collection[str] = (),
     ) -> None:
         self._token, self._sampling, self._limit = token.encode(), sampling, limit
-        self._models = models or {}
+        self._models, self._own = models or {}, own
         self.book, self._connections = Book(), Connections()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +74,7 @@ class Gateway:
             opened = self.book.caller(rollout if path.startswith(ROLLOUTS) else "", _key(headers))
             scope["agentrig.connection"].prove()
             if route in DIALECTS and scope["method"] == "POST":
-                await self._call(opened, DIALECTS[route], scope, headers, receive, send)
+                await self._call(opened, route, scope, headers, receive, send)
             elif route == "models" and scope["method"] == "GET":
                 same = {"object": "model", "created": 0, "owned_by": "agentrig"}
                 listed = [{"id": name, **same} for name in dict.fromkeys((opened.upstream.model, *self._models))]
@@ -73,11 +87,11 @@ class Gateway:
                     code="not_found",
                 )
         except Refused as refused:
-            body = dialect.error(str(refused), status=refused.status, code=refused.code)
+            body = dialect.error(str(refused), status=refused.status, code=refused.code, param=refused.param)
             await reply(send, refused.status, body, {"connection": "close"})
 
     async def _call(
-        self, opened: Opened, dialect: Dialect, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send
+        self, opened: Opened, route: str, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -87,13 +101,15 @@ class Gateway:
             await Exchange(
                 opened=opened,
                 call=call,
-                dialect=dialect,
+                route=route,
+                dialect=DIALECTS[route],
                 headers=headers,
                 receive=receive,
                 send=send,
                 abort=scope["agentrig.connection"].transport.abort,
                 connections=self._connections,
                 models=self._models,
+                own=self._own,
                 sampling=self._sampling,
                 limit=self._limit,
             ).run()
@@ -112,7 +128,7 @@ class Gateway:
                 return
             sent = json.loads(body)
             rollout, upstream = str(sent["rollout"]), Endpoint(**sent["upstream"]) if path == OPEN else None
-            attempt, key = int(sent.get("attempt", 0)), sent.get("key")
+            attempt, key, measured = int(sent.get("attempt", 0)), sent.get("key"), bool(sent.get("measured"))
         except BodyTooLong:
             raise Refused("the body is too long", status=413, code="request_too_large") from None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -121,7 +137,7 @@ class Gateway:
             if self._models.get(upstream.model) is not None:
                 text = f"the run's model is called {upstream.model}, and so is a fixed one in [gateway.models]"
                 raise Refused(f"{text}: give that another name", status=409, code="name_taken")
-            opened = await self.book.open(rollout, attempt, upstream)
+            opened = await self.book.open(rollout, attempt, upstream, measured=measured)
             answer = json.dumps({"key": opened.key}).encode()
         else:
             opened = await self.book.close(rollout, key)

@@ -26,11 +26,12 @@ class Refused(Exception):
         message: What is wrong, and what to do.
         status: The HTTP status.
         code: A short name of the reason.
+        param: The field of the request that is the reason; '' if it is none.
     """
 
-    def __init__(self, message: str, *, status: int, code: str) -> None:
+    def __init__(self, message: str, *, status: int, code: str, param: str = "") -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.param = status, code, param
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -63,7 +64,9 @@ class Opened:
         attempt: The number of the attempt.
         key: What its calls bring.
         upstream: The model's server.
+        measured: Whether its sampling replaces that of the calls.
         spans: The spans of its calls, as JSON texts in the form of `agentrig.traces.Span`.
+        responses: The messages up to the answer of each call of the Responses API, by the response's id.
         calls: Its calls under way.
         cut: How many calls were cut because the rollout had ended.
         places: Bounds how many of its calls are passed on at once.
@@ -73,7 +76,9 @@ class Opened:
     attempt: int
     key: str = attrs.field(repr=False)
     upstream: Endpoint
+    measured: bool = False
     spans: list[bytes] = attrs.field(factory=list, repr=False)
+    responses: dict[str, list[dict[str, Any]]] = attrs.field(factory=dict, repr=False)
     calls: set[Call] = attrs.field(factory=set, repr=False)
     cut: int = 0
     places: asyncio.Semaphore = attrs.field(factory=lambda: asyncio.Semaphore(CALLS_AT_ONCE), repr=False)
@@ -101,11 +106,11 @@ class Book:
     def __len__(self) -> int:
         return len(self._open)
 
-    async def open(self, rollout: str, attempt: int, upstream: Endpoint) -> Opened:
+    async def open(self, rollout: str, attempt: int, upstream: Endpoint, *, measured: bool = False) -> Opened:
         """Open an attempt. A former one of this rollout that is still open ends, and its spans are dropped."""
         former = self._open.pop(rollout, None)
         opened = self._open[rollout] = Opened(
-            rollout=rollout, attempt=attempt, key=self._new_key(rollout), upstream=upstream
+            rollout=rollout, attempt=attempt, key=self._new_key(rollout), upstream=upstream, measured=measured
         )
         if former is not None:
             await former.end()

@@ -64,14 +64,19 @@ class Visit:
     rollout: str
     key: str | None = attrs.field(default=None, init=False, repr=False)
 
-    def open(self, attempt: int, upstream: Endpoint) -> Endpoint:
+    def open(self, attempt: int, upstream: Endpoint, *, measured: bool = False) -> Endpoint:
         """Open the attempt; return the endpoint that the agent gets.
+
+        Args:
+            attempt: Its number.
+            upstream: The model's server.
+            measured: Whether the upstream's sampling replaces what the agent sends; else it only fills in.
 
         Raises:
             GatewayError: The gateway does not answer, or refuses.
         """
         sent = {k: v for k, v in attrs.asdict(upstream).items() if k != "gateway"}
-        self.key = self._post("/agentrig/open", {"attempt": attempt, "upstream": sent})["key"]
+        self.key = self._post("/agentrig/open", {"attempt": attempt, "upstream": sent, "measured": measured})["key"]
         return Endpoint(
             base_url=f"{self.address.url}/rollouts/{quote(self.rollout, safe='')}/v1",
             model=upstream.model,

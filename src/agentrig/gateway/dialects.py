@@ -25,10 +25,18 @@ class StreamWriter(Protocol):
         ...
 
 
+Earlier = Mapping[str, list[dict[str, Any]]]
+"""The messages up to each answer that a rollout has got from the Responses API, by the response's id."""
+
+
 class Dialect(Protocol):
     """One API."""
 
-    def asked(self, body: dict[str, Any]) -> dict[str, Any]:
+    @property
+    def hints(self) -> frozenset[str]:
+        """Fields that have no effect on the run's model: they are dropped, and the span says so."""
+
+    def asked(self, body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
         """Return the chat completion's request.
 
         Raises:
@@ -44,7 +52,7 @@ class Dialect(Protocol):
         """Return what writes the streamed answer to `body`."""
         ...
 
-    def error(self, message: str, *, status: int, code: str) -> dict[str, Any]:
+    def error(self, message: str, *, status: int, code: str, param: str = "") -> dict[str, Any]:
         """Return the body of an error."""
         ...
 
@@ -52,7 +60,9 @@ class Dialect(Protocol):
 class Chat:
     """OpenAI's chat completions: what the upstream speaks too."""
 
-    def asked(self, body: dict[str, Any]) -> dict[str, Any]:
+    hints = frozenset(("reasoning_effort", "verbosity"))
+
+    def asked(self, body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
         """Return it as it is."""
         return body
 
@@ -64,9 +74,9 @@ class Chat:
         """Return what passes events on."""
         return _Passing()
 
-    def error(self, message: str, *, status: int, code: str) -> dict[str, Any]:
+    def error(self, message: str, *, status: int, code: str, param: str = "") -> dict[str, Any]:
         """Return OpenAI's form."""
-        return openai_error(message, status=status, code=code)
+        return openai_error(message, status=status, code=code, param=param)
 
 
 class _Passing:
@@ -77,11 +87,11 @@ class _Passing:
         return b""
 
 
-def openai_error(message: str, *, status: int, code: str) -> dict[str, Any]:
+def openai_error(message: str, *, status: int, code: str, param: str = "") -> dict[str, Any]:
     """Return an error in OpenAI's form."""
     kind = {401: "authentication_error", 410: "rollout_ended"}.get(status)
     kind = kind or ("invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    return {"error": {"message": message, "type": kind, "param": param or None, "code": code}}
 
 
 def sse(data: str, event: str = "") -> bytes:

@@ -8,7 +8,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,24 +16,35 @@ import aiohttp
 import attrs
 import orjson
 
-from agentrig.endpoints import Endpoint
+from agentrig.endpoints import Endpoint, sampled_as
 from agentrig.gateway.book import CUT, Call, Opened, Refused
 from agentrig.gateway.connections import FAILED, Connections
-from agentrig.gateway.dialects import Dialect, StreamWriter
+from agentrig.gateway.dialects import Chat, Dialect, StreamWriter
+from agentrig.gateway.mapping import ELSEWHERE
+from agentrig.gateway.responses import Responses
 from agentrig.http_server import BodyTooLong, Receive, Send, read_body, reply
 from agentrig.text import cut, parsed, words_of
-from agentrig.traces import LLM_CALL, PARENT, SERVER
+from agentrig.traces import ASKED, IGNORED, LLM_CALL, PARENT, SERVER
 from agentrig.tracing.recorder import server_of
 from agentrig.tracing.streams import Events, Joining
-from agentrig.tracing.tokens import token_attributes
+from agentrig.tracing.tokens import sampled_calls
 
 log = logging.getLogger(__name__)
 
+ONLY_FIXED = ("completions", "embeddings")
+"""Routes that only models which are not trained have."""
+
+COUNT = "messages/count_tokens"
+"""The route that counts a prompt's tokens."""
+
+TOKENIZE = "/tokenize"
+"""The route of a model's server that gives a prompt's tokens; as vLLM's, it is not below `/v1`."""
+
+SHOWN = 2000
+"""Most bytes of a fixed model's answer that a span has, where it is passed on as it is."""
+
 NODE_HEADER = "agentrig-span"
 """Header of a call: the name of the part of the agent that makes it, as `agentrig.span` gives it."""
-
-SAME_FIELD = {"max_tokens": "max_completion_tokens"}
-"""Sampling fields that have a second name in requests."""
 
 TOKENS = ("prompt_token_ids", "response_token_ids", "response_logprobs")
 """Attributes of a call that has the tokens of the run's model."""
@@ -51,6 +62,7 @@ class Exchange:
     Attributes:
         opened: The rollout.
         call: Its entry in the book.
+        route: What it calls, below the rollout's base URL.
         dialect: The API that it speaks.
         headers: Its headers, names in lower case.
         receive: ASGI's.
@@ -58,12 +70,14 @@ class Exchange:
         abort: Breaks the connection to the client.
         connections: To the model's server.
         models: The endpoint of each fixed model by name; None for a further name of the rollout's model.
+        own: The fixed models that get calls as they are.
         sampling: Whether to add the sampling fields that it lacks.
         limit: Most bytes of its body.
     """
 
     opened: Opened
     call: Call
+    route: str
     dialect: Dialect
     headers: Mapping[str, str]
     receive: Receive
@@ -71,12 +85,15 @@ class Exchange:
     abort: Callable[[], None]
     connections: Connections
     models: Mapping[str, Endpoint | None]
+    own: Collection[str]
     sampling: bool
     limit: int
     _start: float = attrs.field(factory=time.time, init=False)
     _body: dict[str, Any] = attrs.field(factory=dict, init=False)
     _sent: dict[str, Any] = attrs.field(factory=dict, init=False)
     _sent_text: bytes = attrs.field(default=b"", init=False)
+    _ignored: list[str] = attrs.field(factory=list, init=False)
+    _replaced: dict[str, Any] = attrs.field(factory=dict, init=False)
     _upstream: Endpoint = attrs.field(init=False)
     _fixed: bool = attrs.field(default=False, init=False)
     _began: bool = attrs.field(default=False, init=False)
@@ -89,13 +106,20 @@ class Exchange:
         watching: asyncio.Task[None] | None = None
         try:
             self._body = await self._read()
-            self._sent = self._prepared(self._asked())
+            self._address()
+            passes = self._fixed and (self.route in ONLY_FIXED or self._body["model"] in self.own)
+            self._sent = {**self._body, "model": self._upstream.model} if passes else self._prepared(self._asked())
             watching = asyncio.create_task(self._watch())
             async with self.opened.places:
-                await self._forward()
+                if passes:
+                    await self._pass_on()
+                elif self.route == COUNT:
+                    await self._count()
+                else:
+                    await self._forward()
         except Refused as refused:
             self._record({}, error=f"HTTP {refused.status}: {refused}")
-            await self._refuse(str(refused), status=refused.status, code=refused.code)
+            await self._refuse(str(refused), status=refused.status, code=refused.code, param=refused.param)
         except FAILED as error:
             reason = f"the model's server at {self._upstream.base_url} failed: {words_of(error)}"
             self._record({}, error=reason)
@@ -138,32 +162,47 @@ class Exchange:
 
     def _asked(self) -> dict[str, Any]:
         try:
-            return self.dialect.asked(self._body)
+            return self.dialect.asked(self._body, self.opened.responses)
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             text = f"the body does not have the form of this API: {words_of(error)}"
             raise Refused(text, status=400, code="invalid_type") from None
 
-    def _prepared(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return the request that the model's server gets."""
-        policy, name = self.opened.upstream, asked.get("model")
+    def _address(self) -> None:
+        """Find the model that the call names.
+
+        Raises:
+            Refused: There is none of that name, or it has no such route.
+        """
+        policy, name = self.opened.upstream, self._body.get("model")
         if name != policy.model and not (isinstance(name, str) and name in self.models):
             others = "".join(f" or {other!r}" for other in self.models if other != policy.model)
             raise Refused(
                 f"there is no model {name!r:.200} here; send model = {policy.model!r} (an agent has it as "
-                f"endpoint.model, a program as OPENAI_MODEL){others}; [gateway.models] gives models further names",
+                f"endpoint.model, a program as OPENAI_MODEL){others}. For an agent that always sends this name, add to "
+                f'the run file: [gateway.models] {json.dumps(str(name)[:200])} = "policy"',
                 status=404,
                 code="model_not_found",
+                param="model",
             )
-        fixed = self.models.get(name)
+        fixed = self.models.get(name) if isinstance(name, str) else None
         self._upstream, self._fixed = fixed or policy, fixed is not None
-        if asked.get("n") not in (None, 1):
-            text = "n must be 1: a rollout learns from one answer to each call; make several calls instead"
-            raise Refused(text, status=400, code="unsupported_value")
+        if self.route in ONLY_FIXED and fixed is None:
+            raise Refused(
+                f"the run's model answers no /v1/{self.route}: it is trained on chat completions; {ELSEWHERE}",
+                status=404,
+                code="not_found",
+                param="model",
+            )
+
+    def _prepared(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return the request that the model's server gets."""
         sent = {**asked, "model": self._upstream.model}
+        if not self._fixed:
+            off: tuple[Any, ...] = (None, {"type": "disabled"}, {})
+            self._ignored = sorted(name for name in self.dialect.hints if self._body.get(name) not in off)
+            sent = {key: value for key, value in sent.items() if key not in Chat.hints}
         if self.sampling:
-            for field, value in self._upstream.sampling.items():
-                if field not in sent and SAME_FIELD.get(field) not in sent:
-                    sent[field] = value
+            sent, self._replaced = sampled_as(sent, self._upstream.sampling, replace=self.opened.measured)
         if self._upstream.token_ids:
             sent["return_token_ids"] = sent["logprobs"] = True
         return sent
@@ -176,17 +215,56 @@ class Exchange:
 
     # --- the answer -------------------------------------------------------------------------------
 
-    async def _forward(self) -> None:
+    async def _post(self, path: str, **more: str) -> aiohttp.ClientResponse:
         upstream = self._upstream
         headers = {
             **upstream.headers,
             "authorization": f"Bearer {upstream.api_key}",
             "content-type": "application/json",
             "accept-encoding": "identity",
+            **more,
         }
-        url = f"{upstream.base_url.rstrip('/')}/chat/completions"
         self._sent_text = json.dumps(self._sent).encode()
-        response = await self.connections.post(url, self._sent_text, headers)
+        url = upstream.base_url.rstrip("/").removesuffix("/v1") if path == TOKENIZE else upstream.base_url.rstrip("/")
+        return await self.connections.post(url + path, self._sent_text, headers)
+
+    async def _count(self) -> None:
+        """Answer with the length of the prompt in tokens; nothing is sampled, so there is no span."""
+        kept = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message")
+        self._sent, self.call.recorded = {key: self._sent[key] for key in kept if key in self._sent}, True
+        response = await self._post(TOKENIZE)
+        content = await response.read()
+        try:
+            found = {"input_tokens": int(json.loads(content)["count"])}
+        except (ValueError, LookupError, TypeError):
+            if response.status < 400:
+                raise Refused("the model's server counts no tokens", status=502, code="upstream_failed") from None
+            await self._failed(response, content)
+            return
+        await self._respond(200, json.dumps(found).encode())
+
+    async def _pass_on(self) -> None:
+        """Pass a call to a fixed model and its answer back, as they are."""
+        named = {name: self.headers[name] for name in ("anthropic-version", "anthropic-beta") if name in self.headers}
+        response = await self._post(f"/{self.route}", **named, **{"x-api-key": self._upstream.api_key})
+        kept = {k: response.headers[k] for k in ("content-type", "retry-after") if k in response.headers}
+        start = b""
+        try:
+            self._began = True
+            fields = [(name.encode(), value.encode("latin-1")) for name, value in kept.items()]
+            await self.send({"type": "http.response.start", "status": response.status, "headers": fields})
+            async for chunk in response.content.iter_any():
+                start += chunk[: max(0, SHOWN - len(start))]
+                await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
+        finally:
+            response.close()
+        text = start.decode("utf-8", "replace")
+        error = f"HTTP {response.status}: {text[:500]}" if response.status >= 400 else None
+        self._record({"response": {"text": text}}, error=error)
+        await self.send({"type": "http.response.body", "body": b""})
+
+    async def _forward(self) -> None:
+        response = await self._post("/chat/completions")
         try:
             streams = response.headers.get("content-type", "").startswith("text/event-stream")
             if response.status < 400 and streams:
@@ -204,14 +282,14 @@ class Exchange:
         try:
             completion, plain = parsed(content)
             shown = self._shown(completion)
-            tokens = token_attributes(completion)
+            calls = list(sampled_calls(self._request(), completion))
             body = json.dumps(self.dialect.answer(shown, self._body)).encode()
         except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
             reason = f"the model's server answered no chat completion: {words_of(error)}"
             self._record({"response": {"text": content[:2000].decode("utf-8", "replace")}}, error=reason)
             await self._refuse(reason, status=502, code="upstream_failed")
             return
-        self._record({"response": completion, **tokens}, plain=plain)
+        self._record_calls(calls, plain=plain)
         await self._respond(200, body)
 
     def _shown(self, completion: dict[str, Any]) -> dict[str, Any]:
@@ -235,10 +313,12 @@ class Exchange:
         try:
             body = json.loads(content)
             message = str(body["error"]["message"])
-            code = str(body["error"].get("code") or "upstream_error")
+            code, param = str(body["error"].get("code") or "upstream_error"), str(body["error"].get("param") or "")
         except (ValueError, LookupError, AttributeError, TypeError):
-            message, code = cut(text, 2000), "upstream_error"
-        shown = self.dialect.error(message, status=response.status, code=code)
+            message, code, param = cut(text, 2000), "upstream_error", ""
+        if response.status == 400 and param and not self._fixed:
+            message = f"{message} (the run's model; {ELSEWHERE})"
+        shown = self.dialect.error(message, status=response.status, code=code, param=param)
         await self._respond(response.status, json.dumps(shown).encode(), kept)
 
     async def _stream(self, response: aiohttp.ClientResponse) -> None:
@@ -283,12 +363,32 @@ class Exchange:
             return
         response, wrong = joining.end(rest, whole=error is None)
         try:
-            tokens = token_attributes(response)
+            calls = list(sampled_calls(self._request(), response))
         except (LookupError, AttributeError, TypeError) as broken:
-            tokens, wrong = {}, wrong or f"the stream's tokens cannot be read: {words_of(broken)}"
-        self._record({"response": response, **tokens}, error=error or wrong)
+            calls = [(self._request(), response, {})]
+            wrong = wrong or f"the stream's tokens cannot be read: {words_of(broken)}"
+        self._record_calls(calls, error=error or wrong)
 
     # --- what is recorded, and what the client gets --------------------------------------------------
+
+    def _request(self) -> Mapping[str, Any]:
+        """Return the request that is recorded: what the server gets, with the name that the agent has sent."""
+        sent, named = self._sent or self._body, self._body.get("model")
+        return sent if sent.get("model") == named else {**sent, "model": named}
+
+    def _record_calls(
+        self,
+        calls: Sequence[tuple[Mapping[str, Any], dict[str, Any], dict[str, Any]]],
+        *,
+        error: str | None = None,
+        plain: bool = False,
+    ) -> None:
+        """Record a span for each choice of a completion: each is a call with the same prompt."""
+        if isinstance(self.dialect, Responses) and error is None:
+            self.opened.responses |= self.dialect.conversation(self._body, self.opened.responses, calls[0][1])
+        for request, response, tokens in calls:
+            self.call.recorded = False
+            self._record({"request": request, "response": response, **tokens}, error=error, plain=plain)
 
     def _record(self, attributes: Mapping[str, Any], *, error: str | None = None, plain: bool = False) -> None:
         """Record the call's span, once.
@@ -301,10 +401,11 @@ class Exchange:
         if self.call.recorded:
             return
         self.call.recorded = True
-        request = self._sent or self._body
-        if self._sent and self._sent["model"] != self._body.get("model"):
-            request = {**request, "model": self._body.get("model")}  # which of several names the agent has sent
-            plain = False
+        request = attributes.get("request") or self._request()
+        if self._ignored:
+            attributes = {**attributes, IGNORED: self._ignored}
+        if self._replaced:
+            attributes = {**attributes, ASKED: self._replaced}
         if self._fixed:
             # Another model's tokens must never be trained.
             attributes = {key: value for key, value in attributes.items() if key not in TOKENS}
@@ -317,9 +418,9 @@ class Exchange:
             "start": self._start,
             "end": time.time(),
             "error": error,
-            "attributes": {"request": request, **attributes},
+            "attributes": {**attributes, "request": request},
         }
-        if plain:  # what was sent is text already
+        if plain and request is self._sent:  # it is text already
             span["attributes"]["request"] = orjson.Fragment(self._sent_text)
         node = self.headers.get(NODE_HEADER, "")
         if node:
@@ -328,11 +429,11 @@ class Exchange:
             self.opened.spans.append(json.dumps(above).encode())
         self.opened.spans.append(orjson.dumps(span) if plain else json.dumps(span).encode())
 
-    async def _refuse(self, message: str, *, status: int, code: str) -> None:
+    async def _refuse(self, message: str, *, status: int, code: str, param: str = "") -> None:
         if self._began:
             self.abort()
             return
-        body = json.dumps(self.dialect.error(message, status=status, code=code)).encode()
+        body = json.dumps(self.dialect.error(message, status=status, code=code, param=param)).encode()
         await self._respond(status, body, {"connection": "close"} if status in (410, 413) else {})
 
     async def _respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:

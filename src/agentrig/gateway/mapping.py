@@ -26,17 +26,21 @@ SAMPLING = frozenset(
 """Fields that go to the model's server as they are, whatever API a request speaks: a run's sampling may have them."""
 
 
-def unfit(what: str) -> Refused:
+ELSEWHERE = 'to send it to a model that is not trained, name that in [gateway.models] with api = "own"'
+"""What to do about something that the run's model cannot be asked."""
+
+
+def unfit(what: str, param: str = "") -> Refused:
     """Return the refusal of something that does not map to a chat completion."""
-    text = f"{what} does not map to a chat completion, which is what the gateway asks of the model's server"
-    return Refused(text, status=400, code="unsupported")
+    text = f"{what} does not map to a chat completion, which is what the run's model is asked for; {ELSEWHERE}"
+    return Refused(text, status=400, code="unsupported", param=param)
 
 
 def check_fields(body: Mapping[str, Any], known: Iterable[str]) -> None:
     """Refuse fields that have a value and are not known."""
     for name in body.keys() - set(known) - SAMPLING:
         if body[name] not in (None, False, [], {}):
-            raise unfit(f"the field {name}")
+            raise unfit(f"the field {name}", name)
 
 
 def listed(value: Any, what: str) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrig.gateway.book import Refused
-from agentrig.gateway.dialects import StreamWriter, sse
+from agentrig.gateway.dialects import Earlier, StreamWriter, sse
 from agentrig.gateway.mapping import check_fields, choice_of, content_of, error_in, listed, sampled, unfit
 
 MAPPED = ("model", "messages", "system", "max_tokens", "stop_sequences", "tools", "tool_choice", "stream", "metadata")
@@ -37,16 +37,16 @@ MALFORMED = "malformed_json"
 class Messages:
     """Anthropic's Messages API."""
 
-    def asked(self, body: dict[str, Any]) -> dict[str, Any]:
+    hints = frozenset(("thinking",))
+
+    def asked(self, body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
         """Return the chat completion's request."""
-        check_fields(body, (*MAPPED, *WITHOUT_EFFECT, "thinking", "n"))
-        thinking = body.get("thinking")
-        if thinking is not None and (not isinstance(thinking, dict) or thinking.get("type") != "disabled"):
-            raise unfit("thinking")
+        check_fields(body, (*MAPPED, *WITHOUT_EFFECT, *self.hints))
         found: dict[str, Any] = {"model": body.get("model"), "messages": _messages(body), **sampled(body)}
-        for name in ("max_tokens", "n"):
-            if body.get(name) is not None:
-                found[name] = body[name]
+        if found["messages"] and found["messages"][-1]["role"] == "assistant":  # the model is to go on with it
+            found |= {"add_generation_prompt": False, "continue_final_message": True}
+        if body.get("max_tokens") is not None:
+            found["max_tokens"] = body["max_tokens"]
         if body.get("stop_sequences"):
             found["stop"] = body["stop_sequences"]
         if body.get("tools"):
@@ -76,7 +76,7 @@ class Messages:
         """Return what writes the events."""
         return _Writer()
 
-    def error(self, message: str, *, status: int, code: str) -> dict[str, Any]:
+    def error(self, message: str, *, status: int, code: str, param: str = "") -> dict[str, Any]:
         """Return Anthropic's form."""
         return {"type": "error", "error": {"type": KINDS.get(status, "api_error"), "message": message}}
 
@@ -88,10 +88,7 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if body.get("system"):
         found.append({"role": "system", "content": _text(body["system"], "system")})
-    given = listed(body.get("messages"), "messages")
-    if given and given[-1].get("role") == "assistant":
-        raise unfit("a last message of the assistant, whose beginning the model is to continue,")
-    for message in given:
+    for message in listed(body.get("messages"), "messages"):
         role, content = message.get("role"), message.get("content")
         if isinstance(content, str):
             found.append({"role": role, "content": content})

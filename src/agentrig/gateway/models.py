@@ -19,6 +19,8 @@ FORM = (
     'write NAME = "policy" for the run\'s model, or NAME = {base_url = "…/v1", model = "…", api_key_env = "VARIABLE"}'
 )
 
+APIS = ("chat", "own")
+
 
 @attrs.frozen(kw_only=True)
 class FixedModel:
@@ -28,11 +30,14 @@ class FixedModel:
         base_url: The address of its server, up to and including `/v1`.
         model: Its name there; empty for the name that the agent sends.
         api_key_env: The environment variable of the run that has its key; empty if it needs none.
+        api: `chat`: calls of the APIs Responses and Messages become chat completions, as for the run's model. `own`:
+            its server has these APIs itself, and gets such calls as they are.
     """
 
     base_url: str
     model: str = ""
     api_key_env: str = ""
+    api: str = "chat"
 
     def endpoint(self, name: str) -> Endpoint:
         """Return its endpoint, with its key.
@@ -84,6 +89,8 @@ def _model(name: str, value: Any) -> FixedModel | None:
             raise ValueError(f'models.{name} has no key "{key}".{nearest(str(key), KEYS)} {FORM}')
         if not isinstance(given, str):
             raise ValueError(f"models.{name}.{key} must be a text: {FORM}")
+    if value.get("api", "chat") not in APIS:
+        raise ValueError(f'models.{name}.api must be "chat" or "own", not {value["api"]!r}')
     parts = urlsplit(str(value.get("base_url", "")))
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"models.{name} needs base_url, as http://HOST:PORT/v1: {FORM}")

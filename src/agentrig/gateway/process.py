@@ -76,6 +76,7 @@ class Gateway:
         where = f"{self._settings.host}:{self._settings.port} (gateway.host, gateway.port)"
         sent = {"token": self._token, "host": self._settings.host, "port": self._settings.port}
         sent |= {"sampling": self._settings.sampling, "body_mb": self._settings.body_mb, "models": self._models()}
+        sent["own"] = [name for name, model in self._settings.named.items() if model and model.api == "own"]
         line.settimeout(START_S)
         try:
             line.sendall(json.dumps(sent).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, to and from chat completions; nothing is stored, so each request brings its whole input."""
+"""OpenAI's Responses API, to and from chat completions; what came before a request is stored with its rollout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrig.gateway.book import Refused
-from agentrig.gateway.dialects import StreamWriter, openai_error, sse
+from agentrig.gateway.dialects import Earlier, StreamWriter, openai_error, sse
 from agentrig.gateway.mapping import check_fields, choice_of, content_of, error_in, listed, sampled, unfit
 
 MAPPED = (
@@ -27,15 +27,25 @@ WITHOUT_EFFECT = (
 class Responses:
     """OpenAI's Responses API."""
 
-    def asked(self, body: dict[str, Any]) -> dict[str, Any]:
+    hints = frozenset(("reasoning",))
+
+    def asked(self, body: dict[str, Any], earlier: Earlier) -> dict[str, Any]:
         """Return the chat completion's request."""
-        check_fields(body, (*MAPPED, *WITHOUT_EFFECT, "include", "truncation", "n"))
+        check_fields(body, (*MAPPED, *WITHOUT_EFFECT, *self.hints, "include", "truncation", "previous_response_id"))
         if set(body.get("include") or ()) - {"reasoning.encrypted_content"}:
-            raise unfit(f"include = {body['include']}")
+            raise unfit(f"include = {body['include']}", "include")
         if body.get("truncation") not in (None, "disabled"):
-            raise unfit(f"truncation = {body['truncation']!r}")
-        found: dict[str, Any] = {"model": body.get("model"), "messages": _messages(body), **sampled(body)}
-        for name in ("parallel_tool_calls", "user", "n"):
+            raise unfit(f"truncation = {body['truncation']!r}", "truncation")
+        before: list[dict[str, Any]] = []
+        if (former := body.get("previous_response_id")) is not None:
+            if former not in earlier:
+                text = f"this rollout has got no response {former!r:.100} that it stored"
+                code = "previous_response_not_found"
+                raise Refused(text, status=400, code=code, param="previous_response_id")
+            before = earlier[former]
+        messages = [*_instructions(body), *before, *_messages(body)]
+        found: dict[str, Any] = {"model": body.get("model"), "messages": messages, **sampled(body)}
+        for name in ("parallel_tool_calls", "user"):
             if body.get(name) is not None:
                 found[name] = body[name]
         if body.get("max_output_tokens") is not None:
@@ -62,21 +72,35 @@ class Responses:
         """Return what writes the events."""
         return _Writer(body)
 
-    def error(self, message: str, *, status: int, code: str) -> dict[str, Any]:
+    def error(self, message: str, *, status: int, code: str, param: str = "") -> dict[str, Any]:
         """Return OpenAI's form."""
-        return openai_error(message, status=status, code=code)
+        return openai_error(message, status=status, code=code, param=param)
+
+    def conversation(self, body: Mapping[str, Any], earlier: Earlier, completion: dict[str, Any]) -> dict[str, Any]:
+        """Return what `previous_response_id` refers to: the messages up to an answer, by its id; without instructions.
+
+        Nothing with `store: false`, as at OpenAI.
+        """
+        if body.get("store") is False:
+            return {}
+        before = earlier.get(str(body.get("previous_response_id")), [])
+        message = choice_of(completion).get("message") or {}
+        answer = {key: message[key] for key in ("role", "content", "tool_calls") if key in message}
+        return {f"resp_{completion.get('id')}": [*before, *_messages(body), answer]}
 
 
 # --- the request ------------------------------------------------------------------------------------
 
 
+def _instructions(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+
+
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    if body.get("instructions"):
-        found.append({"role": "system", "content": body["instructions"]})
     given = body.get("input")
     if isinstance(given, str):
-        return [*found, {"role": "user", "content": given}]
+        return [{"role": "user", "content": given}]
     for item in listed(given, "input"):
         kind = item.get("type", "message")
         if kind == "message":
@@ -184,8 +208,8 @@ def _response(
         "model": completion.get("model"),
         "output": output,
         "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
-        "previous_response_id": None,
-        "store": False,
+        "previous_response_id": body.get("previous_response_id"),
+        "store": body.get("store") is not False,
         "temperature": body.get("temperature"),
         "text": body.get("text") or {"format": {"type": "text"}},
         "tool_choice": body.get("tool_choice") or "auto",

@@ -36,7 +36,7 @@ class GatewaySettings:
     models: dict[str, Any] = setting(
         dict,
         help='the models that agents may name: NAME = "policy" for the run\'s, which is trained, or a table with '
-        "base_url, model and api_key_env for one that is not",
+        "base_url, model, api_key_env and api for one that is not",
         validator=_checked,
     )
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args, get_type_hints
+
+import attrs
 
 from agentrig.lightning.instances import Factory, check_form
-from agentrig.plugins.specs import AgentSpec
+from agentrig.plugins.specs import AgentSpec, NoConfig
 from agentrig.traces import Trace
 
 SPIDER = "VERL_SPIDER_DATA_DIR"
 """Where Agent Lightning's SQL agent looks for Spider."""
+
+SIMPLE = {str, int, float, bool, type(None)}
+"""Types, alone or in a union, of arguments that a run file can give."""
 
 
 def agent(
@@ -36,6 +43,9 @@ def agent(
     Every thread of a runner process has an agent of its own; an `async` agent has one for every rollout that runs at
     the same time. So an agent may keep state in `self` during a rollout.
 
+    If it is given by its class, the arguments of its `__init__` that have a default are its keys in a run file:
+    `agent.val_temperature=0`.
+
     Args:
         cls: The `LitAgent` subclass; an instance, which is copied; a function decorated with `agl.rollout`, or one
             that could be; or a function without parameters that makes an instance.
@@ -56,12 +66,13 @@ def agent(
         TypeError: `cls` is something else.
     """
     check_form(cls)
+    keys = _keys(cls)
 
     def build(config: Any) -> Any:
         from agentrig.lightning.calls import LitAgentCall
 
         return LitAgentCall(
-            cls,
+            functools.partial(cls, **attrs.asdict(config, recurse=False)) if attrs.fields(keys) else cls,
             resource=resource,
             initial_resources=initial_resources,
             tracer=tracer() if tracer is not None else None,
@@ -73,11 +84,29 @@ def agent(
     return AgentSpec(
         name=name,
         summary=summary,
+        config=keys,
         build=build,
         preload=("agentrig.runners.runtime", "openai"),
         environment=(SPIDER, *environment),
         whole_rows=whole_rows,
     )
+
+
+def _keys(source: Any) -> type:
+    """Return the config class of a `LitAgent`: the arguments of its `__init__` that a run file can give."""
+    if not isinstance(source, type):
+        return NoConfig
+    try:
+        hints = get_type_hints(source.__init__)  # type: ignore[misc]
+    except Exception:  # a name that exists for the type checker only
+        return NoConfig
+    found = {
+        name: attrs.field(default=p.default, type=hints[name], metadata={"help": f"argument of {source.__name__}"})
+        for name, p in inspect.signature(source).parameters.items()
+        if p.default is not p.empty and name in hints and set(get_args(hints[name]) or [hints[name]]) <= SIMPLE
+    }
+    made: type = attrs.make_class(f"{source.__name__}Config", found, frozen=True, kw_only=True)
+    return made
 
 
 def tracer(

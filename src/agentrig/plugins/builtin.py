@@ -21,15 +21,14 @@ from agentrig import (
 from agentrig.errors import AgentrigError
 from agentrig.lightning_v1.config import LightningV1Config
 from agentrig.otlp.exporting import OtlpConfig
-from agentrig.plugins import own_runners
-from agentrig.plugins.auto_server import OWN
+from agentrig.plugins.auto import OWN, PROCESSES
 from agentrig.programs.config import ENVIRONMENT, CommandConfig
 from agentrig.services.checks import check_service
 from agentrig.services.config import HttpConfig
 from agentrig.traces import LLM_CALL, Trace
 from agentrig.trackers.own import OWN as OWN_TRACKERS
 
-PROCESSES = "agentrig.runners.processes:Pool"
+POOL = "agentrig.runners.processes:Pool"
 """By name, as an entry point has it: runners load plugins, so no plugin is imported together with them."""
 
 
@@ -148,12 +147,10 @@ def register_runners() -> Iterable[RunnersSpec]:
     """Register `processes` and `own`."""
 
     def processes(config: Any) -> Any:
-        return pkgutil.resolve_name(PROCESSES)
+        return pkgutil.resolve_name(POOL)
 
     def build(config: Any) -> Any:
-        raise AgentrigError(
-            f"the runners `{own_runners.OWN}` are the algorithm's own: an algorithm that has none can't use them"
-        )
+        raise AgentrigError(f"the runners `{OWN}` are the algorithm's own: an algorithm that has none can't use them")
 
-    yield RunnersSpec(name=own_runners.PROCESSES, summary="Processes of this machine.", build=processes)
-    yield RunnersSpec(name=own_runners.OWN, summary="Those that the algorithm brings itself.", build=build)
+    yield RunnersSpec(name=PROCESSES, summary="Processes of this machine.", build=processes)
+    yield RunnersSpec(name=OWN, summary="Those that the algorithm brings itself.", build=build)

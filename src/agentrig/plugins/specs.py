@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agentrig.adapters import Adapter
     from agentrig.agents import Agent
     from agentrig.algorithms import Algorithm
-    from agentrig.demonstrations import Demonstrate, WarmUp
+    from agentrig.demonstrations import Demonstrate, MakeStart
     from agentrig.findings import Check, ModelHub
     from agentrig.hardware import Hardware
     from agentrig.hardware.memory import Workload
@@ -175,8 +175,8 @@ class AlgorithmSpec(Spec):
         runners: Whether it decides when and where its runners start, because they need what it starts first. It then
             has a method `pool`: an `agentrig.pools.MakePool` with one more argument, `make`, which is the `MakePool`
             that `[runners] use` names, or None if the run leaves the choice to the algorithm.
-        warm_up: `warm_up(config, plan, turns, log)` makes a starting model for `agentrig warmup`
-            (`agentrig.demonstrations.WarmUp`); None for an algorithm that can't.
+        make_start: `make_start(config, plan, turns, log)` makes a starting model for `agentrig warmup`
+            (`agentrig.demonstrations.MakeStart`); None for an algorithm that can't.
     """
 
     kind: ClassVar[str] = "algorithm"
@@ -187,7 +187,7 @@ class AlgorithmSpec(Spec):
     hub: Callable[[Mapping[str, str]], ModelHub | None] | None = None
     server: bool = False
     runners: bool = False
-    warm_up: WarmUp | None = None
+    make_start: MakeStart | None = None
 
 
 @attrs.frozen(kw_only=True)

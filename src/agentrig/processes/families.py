@@ -1,16 +1,22 @@
-"""Finds the processes that a runner's agent started, even detached ones, and ends them with the runner."""
+"""Ends the processes that a runner's agent started, even detached ones, with the runner."""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import multiprocessing.connection
 import os
+import resource
 import signal
-import threading
-import traceback
+import sys
+import time
 from collections.abc import Collection
 from typing import NoReturn
 
 import psutil
+
+from agentrig.processes.supervisor import adopt_orphans as adopt_orphans
+from agentrig.processes.supervisor import end_descendants, end_with_parent
 
 MARK = "AGENTRIG_RUNNER"
 """Environment variable that identifies the runner that started a process."""
@@ -18,11 +24,11 @@ MARK = "AGENTRIG_RUNNER"
 ROUNDS = 8
 """How often to search for processes at most."""
 
+PRINTED = 256_000
+"""Bytes that a runner may write to stdout, and to stderr, in a minute: more would fill the terminal and the disk."""
+
 QUIET = 2
 """Searches in a row that must find nothing: one misses a process whose parent ends while it searches."""
-
-_ending = threading.Lock()
-"""Held by the thread that ends this process."""
 
 
 def lead() -> None:
@@ -54,46 +60,118 @@ def end_families(leaders: Collection[int], marks: Collection[str]) -> None:
         psutil.wait_procs(list(found.values()), timeout=0.2)
 
 
-def end_stopped(leaders: Collection[int], marks: Collection[str]) -> None:
-    """Stop runners, so that they start nothing more while it is searched, and kill them with what they started.
+def guard() -> None:
+    """Fork, and return in the forked process: a runner. This one guards it, and ends when the runner has ended.
 
-    The process that calls this must live until it returns: if it is killed, the runners stay stopped.
+    The guard adopts every descendant of the runner whose parent ends, whatever its session and its variables are. It
+    kills all of them as soon as the runner has ended, the run's process has, or the pool asks for the end by SIGTERM.
+    The runner could not do that itself: it could be killed, and to wait for adopted processes is to take the exit codes
+    of the agent's own. A guard that is killed takes the runner with it.
+
+    What the runner prints goes through the guard too, at most `PRINTED` bytes in a minute.
     """
-    try:
-        for leader in leaders:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(leader, signal.SIGSTOP)
-        end_families(leaders, marks)
-    except BaseException:
-        for leader in leaders:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(leader, signal.SIGKILL)
-        raise
+    lead()
+    adopts = sys.platform == "linux"
+    if adopts:
+        adopt_orphans()
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    printed = {os.pipe(): number for number in (1, 2)}
+    guarding = os.getpid()
+    runner = os.fork()
+    if runner == 0:
+        os.close(woken)
+        os.close(wakes)
+        for (source, into), number in printed.items():
+            os.dup2(into, number)
+            os.close(source)
+            os.close(into)
+        lead()
+        if adopts:
+            end_with_parent(guarding)
+        return
+    asked = False
+
+    def ask(*_: object) -> None:
+        nonlocal asked
+        asked = True
+
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGCHLD))
+    for _, into in printed:
+        os.close(into)
+    output = _Output(runner, {source: number for (source, _), number in printed.items()})
+    run = multiprocessing.parent_process()
+    assert run is not None
+    status: dict[int, int] = {}
+    while runner not in status and not asked and not multiprocessing.connection.wait([run.sentinel], 0):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == runner:
+                status[runner] = ended[1]
+                break
+        else:
+            ready = multiprocessing.connection.wait([woken, run.sentinel, *output.sources])
+            if woken in ready:
+                os.read(woken, 4096)
+            for source in output.sources.keys() & ready:
+                output.forward(source)
+    if adopts:
+        end_descendants(lambda pid, code, used: status.setdefault(pid, code))
+    else:
+        end_families([runner], [os.environ.get(MARK, "")])
+    while ready := multiprocessing.connection.wait(list(output.sources), 0):  # the last words
+        for source in output.sources.keys() & ready:
+            output.forward(source)
+    _leave_as(status.get(runner, 0))
 
 
-def end_own_family(marks: Collection[str]) -> NoReturn:
-    """End this process and those that it started, whatever its threads still start meanwhile.
+class _Output:
+    """What a runner prints: passed on until it is too much for the minute.
 
-    A forked process does it: it stops this one first, so that nothing more is started while it searches. There is one
-    such process only, whichever threads call this: two would find and kill each other, and leave this one stopped.
+    Args:
+        runner: Its process id.
+        sources: Where its stdout and stderr are read, each with the number where they are written.
     """
-    if not _ending.acquire(blocking=False):
-        threading.Event().wait()  # another thread ends this process
-    leader = os.getpid()
-    try:
-        forked = os.fork()
-    except OSError:  # no process can be started: nor can the agent start any
-        end_families([leader], marks)
-        os._exit(0)
-    if forked == 0:
-        try:
-            end_stopped([leader], marks)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    threading.Event().wait()  # until it is killed
-    os._exit(0)
+
+    def __init__(self, runner: int, sources: dict[int, int]) -> None:
+        self.sources, self._runner = sources, runner
+        self._minute, self._left = 0.0, dict[int, int]()
+
+    def forward(self, source: int) -> None:
+        """Read what there is, and write it if it is not too much."""
+        data = os.read(source, 1 << 16)
+        if not data:
+            del self.sources[source]
+            return
+        if time.monotonic() > self._minute:
+            self._minute, self._left = time.monotonic() + 60.0, dict.fromkeys(self.sources, PRINTED)
+        before = self._left[source]
+        self._left[source] = before - len(data)
+        self._write(self.sources[source], data[: max(0, before)])
+        if self._left[source] < 0 <= before:
+            line = f"prints more than {PRINTED // 1000} kB in a minute: the rest of this minute is dropped"
+            self._write(2, f"\nagentrig: the agent in runner {self._runner} {line}\n".encode())
+
+    @staticmethod
+    def _write(number: int, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            while data:
+                data = data[os.write(number, data) :]
+
+
+def _leave_as(status: int) -> NoReturn:
+    """End this process as the runner has ended: with its exit code, or by its signal."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status))
 
 
 def marked(name: str, value: str) -> list[psutil.Process]:

@@ -40,8 +40,8 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 ENTRY = 512
 """Bytes that each file and folder counts, also an empty one."""
 
-SUBREAPER = 36
-"""PR_SET_CHILD_SUBREAPER, of <linux/prctl.h>."""
+SUBREAPER, PARENT_ENDS = 36, 1
+"""PR_SET_CHILD_SUBREAPER and PR_SET_PDEATHSIG, of <linux/prctl.h>."""
 
 REMOVE_S = 30.0
 """How long the removal of a container, or a question about it, may take, seconds."""
@@ -254,10 +254,21 @@ def output_of(words: list[str]) -> tuple[bool, bytes]:
 
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose parent ends."""
+    _control(SUBREAPER, 1)
+
+
+def end_with_parent(parent: int) -> None:
+    """Let this process be killed when its parent ends, or now if it has ended."""
+    _control(PARENT_ENDS, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _control(option: int, value: int) -> None:
     import ctypes
 
-    if ctypes.CDLL(None, use_errno=True).prctl(SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
 
 
 def numbers() -> list[int]:
@@ -307,7 +318,7 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def end_descendants(reaped: "Callable[[int, int, resource.struct_rusage], None]") -> tuple[int, int]:
+def end_descendants(reaped: "Callable[[int, int, resource.struct_rusage], object]") -> tuple[int, int]:
     """Kill all processes below this one, which must have called `adopt_orphans`.
 
     Args:

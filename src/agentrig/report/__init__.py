@@ -10,6 +10,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import attrs
+
 from agentrig.report.reading import read_run
 from agentrig.report.table import compare, compare_text
 from agentrig.run.damage import writing
@@ -18,7 +20,9 @@ from agentrig.text import storable
 __all__ = ["build_report", "compare", "compare_text"]
 
 
-def build_report(run_dirs: Sequence[Path], out: Path | None = None, *, gold: bool = False) -> Path:
+def build_report(
+    run_dirs: Sequence[Path], out: Path | None = None, *, gold: bool = False, binned: bool = False
+) -> Path:
     """Write the report of a run, or one that compares several, and its plots.
 
     Args:
@@ -27,6 +31,7 @@ def build_report(run_dirs: Sequence[Path], out: Path | None = None, *, gold: boo
             `comparison/report.html` beside the first of several. The plots go to `plots/` beside it.
         gold: Whether the rollouts on the page come with the private part of their tasks, gold answers included;
             the runs' task sets are loaded for it.
+        binned: Whether training curves are the mean of each 16 steps instead of a moving mean.
 
     Returns:
         The page's path: one HTML file that needs no other.
@@ -39,7 +44,7 @@ def build_report(run_dirs: Sequence[Path], out: Path | None = None, *, gold: boo
 
     if not run_dirs:
         raise ValueError("build_report needs at least one run directory")
-    runs = [read_run(Path(d)) for d in run_dirs]
+    runs = [attrs.evolve(read_run(Path(d)), binned=binned) for d in run_dirs]
     if out is None:
         first = runs[0].directory
         out = (first if len(runs) == 1 else first.parent / "comparison") / "report.html"

@@ -38,13 +38,13 @@ def _accuracy(runs: Sequence[RunData]) -> Drawing | None:
             steps, values = figures.series(run, "reward")
             values = values if values and min(values) >= 0 and max(values) <= 1 else []
             steps = steps if values else []
-        curve = [100 * v for v in figures.smoothed(values)]
+        at, curve = figures.averaged(run, steps, [100 * v for v in values])
         if alone:
             lines.append(Line(label="", xs=steps, ys=[100 * v for v in values], series=2, faint=True))
         lines.append(
             Line(
                 label=f"training, {MEAN}" if alone else run.name,
-                xs=steps,
+                xs=at,
                 ys=curve,
                 series=2 if alone else color,
                 dashed=not alone,
@@ -92,7 +92,8 @@ def _reward(runs: Sequence[RunData]) -> Drawing | None:
         alone, color = len(runs) == 1, color_of(i)
         own = 2 if alone else color
         lines.append(Line(label="", xs=steps, ys=values, series=own, faint=True))
-        lines.append(Line(label=MEAN if alone else run.name, xs=steps, ys=figures.smoothed(values), series=own))
+        at, means = figures.averaged(run, steps, values)
+        lines.append(Line(label=MEAN if alone else run.name, xs=at, ys=means, series=own))
         steps, values = figures.series(run, "validation_reward")
         label = "validation" if alone else run.name
         lines.append(Line(label=label, xs=steps, ys=values, series=color, mark="dot", joined=False))
@@ -111,8 +112,8 @@ def _reward(runs: Sequence[RunData]) -> Drawing | None:
         for j, name in enumerate(audits(run), 3):
             steps, values = figures.series(run, "audit", name)
             label = f"audit: {name}" if alone else run.name
-            ys = figures.smoothed(values)
-            lines.append(Line(label=label, xs=steps, ys=ys, series=color_of(j) if alone else color, dashed=True))
+            at, means = figures.averaged(run, steps, values)
+            lines.append(Line(label=label, xs=at, ys=means, series=color_of(j) if alone else color, dashed=True))
     caption = "The mean over a step's rollouts that were scored. Pale: each step; strong: the mean of 16."
     key = " Dots: validation; diamonds: held out; dashed: the audit." if len(runs) > 1 else ""
     return draw_lines("reward", lines, caption=caption + key)
@@ -131,7 +132,8 @@ def _of(
         color = color_of(i if len(runs) > 1 else 2)
         lines.append(Line(label="", xs=steps, ys=values, series=color, faint=True))
         label = run.name if len(runs) > 1 else MEAN
-        lines.append(Line(label=label, xs=steps, ys=figures.smoothed(values), series=color))
+        at, means = figures.averaged(run, steps, values)
+        lines.append(Line(label=label, xs=at, ys=means, series=color))
     return draw_lines(name, lines, least=least, caption=caption)
 
 

@@ -211,7 +211,7 @@ CAUSES: Mapping[str, str] = {
     "zero-variance-groups": "groups with a single reward, some right and some wrong",
     "reward-and-audit-part": "a trained reward that rises without the audit",
     "clip-fraction": "most of the trained tokens are clipped",
-    "warmup-too-long": "a learning rate that never left its warm-up",
+    "warmup-too-long": "a learning rate that was still rising at the end",
     "learning-rate-too-small": "answers that are the same before and after training",
     "error": "any other error that ended the run",
 }

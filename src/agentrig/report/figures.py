@@ -33,6 +33,19 @@ def smoothed(values: Sequence[float], window: int = SMOOTHING) -> list[float]:
     return [mean(values[max(0, i + 1 - window) : i + 1]) or 0.0 for i in range(len(values))]
 
 
+def averaged(run: RunData, steps: Sequence[int], values: Sequence[float]) -> tuple[Sequence[int], list[float]]:
+    """Return the steps and values of a training curve: the moving mean, or for a binned run the mean of each 16 steps.
+
+    Steps 1 to 16 are one bin, which is drawn at its last step; a bin that has not ended is drawn at its latest.
+    """
+    if not run.binned:
+        return steps, smoothed(values)
+    bins: dict[int, list[tuple[int, float]]] = {}
+    for step, value in zip(steps, values, strict=True):
+        bins.setdefault((step - 1) // SMOOTHING, []).append((step, value))
+    return [found[-1][0] for found in bins.values()], [mean(v for _, v in found) or 0.0 for found in bins.values()]
+
+
 def mean(values: Iterable[float]) -> float | None:
     """Return the mean, or None without values."""
     found = list(values)

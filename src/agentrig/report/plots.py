@@ -27,11 +27,11 @@ def accuracy(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
         if not values:  # lines of earlier versions have none
             steps, values = figures.series(run, "reward")
         if values and min(values) >= 0 and max(values) <= 1:
-            curve = [100 * v for v in figures.smoothed(values)]
+            at, curve = figures.averaged(run, steps, [100 * v for v in values])
             if len(runs) == 1:
                 axes.plot(steps, [100 * v for v in values], color=color_of(colors, 1), alpha=0.28, lw=1)
             axes.plot(
-                steps,
+                at,
                 curve,
                 color=color_of(colors, 1) if len(runs) == 1 else color,
                 lw=1.4,
@@ -84,7 +84,7 @@ def reward(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
         color = color_of(colors, i if len(runs) > 1 else 1)  # alone: the colour that training has in the accuracy plot
         label = short(run.name) if len(runs) > 1 else f"mean of {figures.SMOOTHING} steps"
         axes.plot(steps, values, color=color, alpha=0.28, lw=1, label="" if len(runs) > 1 else "each step")
-        axes.plot(steps, figures.smoothed(values), color=color, lw=1.8, label=label)
+        axes.plot(*figures.averaged(run, steps, values), color=color, lw=1.8, label=label)
         steps, values = figures.series(run, "validation_reward")
         if values:
             own = "" if len(runs) > 1 else "validation"
@@ -99,8 +99,7 @@ def reward(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
         for j, name in enumerate(audits(run), 1):
             steps, values = figures.series(run, "audit", name)
             axes.plot(
-                steps,
-                figures.smoothed(values),
+                *figures.averaged(run, steps, values),
                 color=color_of(colors, i if len(runs) > 1 else j + 1),
                 lw=1.4,
                 ls="--",
@@ -174,7 +173,7 @@ def lengths(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
             drawn = True
             axes.plot(steps, values, color=color_of(colors, i), alpha=0.28, lw=1)
             name = short(run.name) if len(runs) > 1 and axes is several[0] else ""
-            axes.plot(steps, figures.smoothed(values), color=color_of(colors, i), lw=1.8, label=name)
+            axes.plot(*figures.averaged(run, steps, values), color=color_of(colors, i), lw=1.8, label=name)
         finish(axes, colors, ylabel=label, xlabel="step" if axes is several[-1] else "")
     return drawn
 

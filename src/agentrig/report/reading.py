@@ -47,6 +47,7 @@ class RunData:
         error: `error.json`: the error that ended the run; empty without one, or if the run was resumed since.
         files: The rollout files, by mode and step.
         missing: What is missing or cannot be read, one sentence each.
+        binned: Whether its curves have one point for each 16 steps, as published ones, and no moving mean.
     """
 
     directory: Path
@@ -59,6 +60,7 @@ class RunData:
     error: Mapping[str, Any]
     files: Sequence[RolloutFile]
     missing: Sequence[str]
+    binned: bool = False
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentrig.errors import AgentrigError, RunFileError
+from agentrig.errors import AgentrigError, RunFileError, exhausted
 
 FULL = 1 << 16
 """A disk with fewer free bytes counts as full; libraries that write weights do not always report it."""
@@ -38,19 +38,16 @@ def writing(path: Path) -> Iterator[None]:
     except AgentrigError:
         raise
     except Exception as error:
-        full = not getattr(error, "errno", None) and _is_full(path)
-        if not isinstance(error, OSError) and not full:
+        if not getattr(error, "errno", None) and _is_full(path):
+            error = OSError(errno.ENOSPC, str(error))
+        wrong = exhausted(error)
+        if not isinstance(error, OSError) and not wrong:
             raise
-        raise RunFileError(f"{path} cannot be written: {_wrong(error, full)}") from error
+        raise RunFileError(f"{path} cannot be written: {wrong or _wrong(error)}") from error
 
 
-def _wrong(error: Exception, full: bool) -> str:
+def _wrong(error: Exception) -> str:
     code = error.errno if isinstance(error, OSError) else None
-    if full or code in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            "the disk is full, or your quota is used up. Free some space and continue with "
-            "`agentrig train --resume RUN`: everything written before is intact"
-        )
     what = os.strerror(code) if code else f"{type(error).__name__}: {error}"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{what}. Get write permission there, or choose another folder: run.directory=DIR"

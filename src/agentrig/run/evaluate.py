@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from agentrig.plan import Plan
 from agentrig.processes.ends import Interrupted, handling, name_of
 from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Mode, Rollout
-from agentrig.run.guards import warn_of_sampling, warn_of_unseen
+from agentrig.run.guards import warn_of_ignored, warn_of_sampling, warn_of_unseen
 from agentrig.run.metrics import reason_of
 from agentrig.run.setup import first_runner, gateway_of, make_engine, make_server, ready_hardware, ready_server
 from agentrig.run.splits import gold_warnings, load_split, split_of, task_set
@@ -113,7 +113,8 @@ def evaluate(
     scorer = make_scorer(plan)
     adapter = plan.build("adapter")
     figures = _Figures()
-    with temporary_files(), first_runner(plan) as pool, gateway_of(plan) as gateway:  # before the model's server starts
+    # The runner is there before the model's server starts.
+    with temporary_files(), closing(scorer), first_runner(plan) as pool, gateway_of(plan) as gateway:
         engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, pool=pool, gateway=gateway)
         engine.as_mode = as_mode
         serving: AbstractContextManager[Endpoint | Sequence[Endpoint]]
@@ -139,6 +140,7 @@ def evaluate(
                         if mode != "dev":  # which says it by itself, below the spans
                             warn_of_unseen(rollouts)
                         warn_of_sampling(rollouts, sampled[0].sampling, mode=mode)
+                        warn_of_ignored(rollouts)
                     for rollout in rollouts:
                         each(rollout)
                         figures.add(rollout, keep=keep)

@@ -7,26 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agentrig.endpoints import SAMPLING_FIELDS
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.metrics import count_failures, failure_lines, reason_of
 from agentrig.text import cut, json_text
-from agentrig.traces import LLM_CALL, MISSED, SERVER, Span, Trace
+from agentrig.traces import IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace
 
 log = logging.getLogger(__name__)
-
-SAMPLING_FIELDS: Mapping[str, Any] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "min_tokens": 0,
-    "logit_bias": None,
-}
-"""The request fields that define the sampling distribution, and their value when a request leaves them out."""
 
 SERVER_DEFAULTS = ("temperature", "top_p")
 """Fields for which a server may have its own default: they are compared only if the run sets them."""
@@ -186,7 +174,7 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
     if several:
         raise RunStopped(
             f"step {step}: {several} of {len(requests)} calls that are trained on asked for more than one choice (n): "
-            "only the first choice would be trained on, whichever the agent used.\n  Make one call for each choice.",
+            "another tracer than the run's recorded only the first choice.\n  Make one call for each choice.",
             cause="several-choices",
         )
     others = _sampling_mismatches(requests, sampling)
@@ -221,6 +209,19 @@ def warn_of_constraints(rollouts: Sequence[Rollout], *, step: int) -> bool:
     return bool(found)
 
 
+def warn_of_ignored(rollouts: Sequence[Rollout]) -> bool:
+    """Warn when calls have fields that the gateway drops; return whether any do."""
+    found: Counter[str] = Counter()
+    for rollout in rollouts:
+        for call in rollout.trace.llm_calls():
+            found.update(call.attributes.get(IGNORED) or ())
+    for name, count in found.most_common():
+        log.warning(
+            "%d calls set %s, which has no effect on the run's model (docs/how-to/existing-agent.md)", count, name
+        )
+    return bool(found)
+
+
 def same_reward(rollouts: Sequence[Rollout]) -> bool:
     """Return whether all scored rollouts, two or more, got the same reward."""
     values = [r.value for r in rollouts if r.value is not None]
@@ -246,9 +247,10 @@ def check_rewards(rollouts: Sequence[Rollout], *, step: int, running: int = 1) -
         f"  for example, task {r.task.id}: {cut(json_text(r.outcome.answer), 200)} -> "
         f"{dict(r.score.details) if r.score else {}}"
         for r in samples
+        if r.outcome.own_reward is None  # such an agent has no answer to show
     ]
     cause = "constant-reward"
-    if all(r.outcome.answer is None for r in scored):
+    if all(r.outcome.answer is None and r.outcome.own_reward is None for r in scored):
         cure = "No rollout has an answer: does the agent return it?"
     elif all(r.correct for r in scored):
         cause = "tasks-too-easy"

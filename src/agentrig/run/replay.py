@@ -102,6 +102,7 @@ def replay(plan: Plan, directory: Path, step: int, *, rescore: bool = False) -> 
         splits = load_splits(plan, ("train",))
         tasks = {task.id: task for task in splits["train"][1]}
         scorer = make_scorer(plan)
+        ending.callback(scorer.close)
 
         from agentrig.run.recorded import read_rollouts
 

@@ -32,9 +32,11 @@ from agentrig.run.directory import RunDirectory
 from agentrig.run.foreign import ForeignBooks
 from agentrig.run.guards import (
     check_failures,
+    check_rewards,
     check_sampling,
     check_triplets,
     warn_of_constraints,
+    warn_of_ignored,
     warn_of_sampling,
     warn_of_unseen,
 )
@@ -105,6 +107,7 @@ class RunSession:
         self._progress: dict[str, Any] = dict(past.progress)
         self.lines: list[Mapping[str, Any]] = list(past.lines)
         self._step_rollouts: list[Rollout] = []
+        self._judged: list[Rollout] = []  # of the latest step that was learned
         self._step_audits: dict[str, dict[str, Score]] = {}
         self._step_time: dict[str, float] = defaultdict(float)
         self._validated: Measurement | None = None
@@ -124,7 +127,7 @@ class RunSession:
         self._measured = sum(past.measured.values())
         self._warnings: list[str] = []
         self._notes: list[str] = []
-        self._warned = self._constrained = self._unseen = False
+        self._warned = self._constrained = self._unseen = self._ignored = False
         self._ahead: RolloutsAhead | None = None
         self._rollouts_s = 0.0  # of the step's training rollouts, whether the run waited for them or not
         self._overlap_s: float | None = None  # of these, while the step before was learned
@@ -286,6 +289,7 @@ class RunSession:
         self.delivery.offer(rollouts)
         self.delivery.settle()  # what was sampled counts only if the weights had arrived
         check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
+        self._ignored = self._ignored or warn_of_ignored(rollouts)
         if mode != "train":
             self._measured += len(rollouts)
             self._warned = self._warned or warn_of_sampling(rollouts, sampling, mode=mode)
@@ -299,9 +303,19 @@ class RunSession:
         self._ledger.record(rollouts, step=step, expected=expected)
         self._constrained = self._constrained or warn_of_constraints(rollouts, step=step)
         self._unseen = self._unseen or warn_of_unseen(rollouts, step=step)
+        self._judged = list(self._step_rollouts) if learns else []
         if learns and self._guards.judge(self._step_rollouts, step=step) and not self.solved:
             self.solved = True
             log.info("step %d: every rollout was correct in %d steps running: the tasks are solved", step, SOLVED)
+
+    def check_learned(self) -> None:
+        """Stop a run at its end if it was too short for its guards, and all of its rewards were the same.
+
+        Raises:
+            RunStopped: The message has examples.
+        """
+        if self._judged and not self._guards.varied:
+            check_rewards(self._judged, step=self._judged[0].step, running=self._guards.silent)
 
     def _spend(self, rollouts: Sequence[Rollout], *, wall_s: float, waited_s: float) -> None:
         """Add the seconds that the run waited for rollouts to the current step's time."""
@@ -436,10 +450,12 @@ class RunSession:
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
         """Save a checkpoint, atomically."""
-        saved, name = self._progress.setdefault(SAVED, {}), self._run.checkpoints.path(step).name
+        there = self._run.checkpoints
 
         def record(digest: str) -> None:
-            saved[name] = [*saved.get(name, []), digest]  # until it has its name, the one before it counts too
+            names, name = {there.path(s).name for s in there.steps()}, there.path(step).name
+            kept = {n: digests for n, digests in self._progress.get(SAVED, {}).items() if n in names}
+            self._progress[SAVED] = {**kept, name: [*kept.get(name, []), digest]}  # one of before counts until then
             self._run.write_json("progress.json", self._progress)
 
         return self._run.save_checkpoint(step, write, keep=keep, record=record)
@@ -482,7 +498,9 @@ class RunSession:
             "transitions_per_rollout": mean([line["transitions_per_rollout"] for line in lines]),
             "prompt_tokens": mean([line["prompt_tokens"] for line in lines if line["prompt_tokens"]]),
             "response_tokens": mean([line["response_tokens"] for line in lines if line["response_tokens"]]),
-            "warnings": [w for w in (self.engine.scorer.correctness.warning, *self._warnings) if w],
+            "warnings": [
+                w for w in (self.engine.scorer.correctness.warning, *self._warnings, *self.runtime.warnings) if w
+            ],
             "notes": list(self._notes),
             "delivery": self.delivery.summary(),
             "audited": self.auditing.summary(),

@@ -18,12 +18,11 @@ from agentrig.errors import ConfigError
 from agentrig.gateway.process import Gateway
 from agentrig.hardware import Hardware, select
 from agentrig.plan import Plan
-from agentrig.plugins import own_runners
-from agentrig.plugins.auto_server import OWN, auto_server, refusal
+from agentrig.plugins.auto import OWN, PROCESSES, auto_server, refusal
 from agentrig.plugins.building import built
 from agentrig.pools import MakePool, RunnerPool
 from agentrig.run.splits import sees_gold
-from agentrig.runners.jobs import AgentPlan
+from agentrig.runners.jobs import AgentPlan, RewardPlan
 from agentrig.runners.joining import Joining, address_of, checked_token
 from agentrig.runners.processes import Pool
 from agentrig.runners.scorer import Scorer
@@ -154,8 +153,8 @@ def own_pool(plan: Plan, algorithm: Algorithm | None) -> MakePool | None:
         return None
     spec, name = plan.components["algorithm"].spec, plan.components["runners"].spec.name
     if getattr(spec, "runners", False):
-        return functools.partial(own, make=None if name == own_runners.OWN else plan.build("runners"))
-    if name != own_runners.PROCESSES:
+        return functools.partial(own, make=None if name == OWN else plan.build("runners"))
+    if name != PROCESSES:
         raise ConfigError(
             f'[runners] use = "{name}": algorithm {spec.name} brings its own runners, so these would not be used. '
             "Leave --runners out; an algorithm that can place them says so in its spec, AlgorithmSpec(runners=True)"
@@ -168,7 +167,7 @@ def make_pool(plan: Plan, make: MakePool | None = None) -> RunnerPool:
     """Return the pool of a plan's runners, without starting any; `make` instead of what `[runners] use` names."""
     spec: Any = plan.components["agent"].spec
     if make is None:
-        make = plan.build("runners") if plan.components["runners"].spec.name != own_runners.OWN else Pool
+        make = plan.build("runners") if plan.components["runners"].spec.name != OWN else Pool
     pool: RunnerPool = make(
         agent_plan(plan),
         n=plan.runners.n,
@@ -235,6 +234,18 @@ def joining(plan: Plan) -> Joining:
         retries=plan.runners.retries,
         agent=agent,
         run=plan.run.name or plan.recipe,
+    )
+
+
+def reward_plan(plan: Plan, component: Any, config: Any) -> RewardPlan:
+    """Return how processes build a reward of this plan."""
+    like = agent_plan(plan)
+    return RewardPlan(
+        name=plan.registry.reference(component),
+        config=attrs.asdict(config),
+        files=like.files,
+        block=like.block,
+        budget_s=plan.run.reward_budget_s,
     )
 
 

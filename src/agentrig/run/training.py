@@ -18,8 +18,7 @@ from agentrig.errors import CheckpointDamaged, RunFileError
 from agentrig.observers import RunEnd, RunError
 from agentrig.plan import Plan
 from agentrig.plugins import composing
-from agentrig.plugins.auto_server import OWN
-from agentrig.processes import garbage
+from agentrig.plugins.auto import OWN
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
 from agentrig.run.damage import reading
@@ -27,7 +26,7 @@ from agentrig.run.directory import RunDirectory, run_name
 from agentrig.run.log_file import warnings_in
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
-from agentrig.run.setup import first_runner, gateway_of, make_engine, ready_hardware, ready_server
+from agentrig.run.setup import first_runner, gateway_of, make_engine, ready_hardware, ready_server, reward_plan
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
 from agentrig.runners.roles import with_roles
 from agentrig.runners.scorer import Scorer
@@ -60,7 +59,6 @@ def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = Non
     with ExitStack() as ending:
         ending.enter_context(handling(interrupt))  # replaced by RunSignals once there is something to save
         ending.enter_context(temporary_files())
-        ending.enter_context(garbage.loading())
         return _train(plan, resume, from_step, ending)
 
 
@@ -88,6 +86,8 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     tasks = plan.build("tasks")
     scorer = make_scorer(plan)
     audits = audit_scorers(plan)
+    for each in (scorer, *audits.values()):
+        ending.callback(each.close)
     adapter = plan.build("adapter")
     pool = ending.enter_context(first_runner(plan, trains=True))
     algorithm: Algorithm = plan.build("algorithm")
@@ -131,7 +131,6 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
                 raise KeyboardInterrupt("interrupted while the run started")
             begin(run, plan, facts, past)
         logged.begin()
-        garbage.settle()
 
     def body() -> None:
         try:
@@ -139,6 +138,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         finally:
             session.close()
         session.begin()  # for an algorithm without plan_steps and rollouts
+        session.check_learned()
 
     session = RunSession(
         plan=plan,
@@ -236,6 +236,8 @@ def make_scorer(plan: Plan) -> Scorer:
         budget_s=plan.run.reward_budget_s,
         correctness=correctness,
         sees_trace=sees_trace,
+        plan=reward_plan(plan, component, plan.configs["reward"]),
+        process=plan.run.reward_process,
     )
 
 
@@ -246,5 +248,12 @@ def audit_scorers(plan: Plan) -> dict[str, Scorer]:
         reward, sees_trace = composing.build(component, config, plan.registry)
         rule = Correctness(reward_at=getattr(component.spec, "correct_at", None))
         name = plan.registry.reference(component)
-        found[name] = Scorer(reward, budget_s=plan.run.reward_budget_s, correctness=rule, sees_trace=sees_trace)
+        found[name] = Scorer(
+            reward,
+            budget_s=plan.run.reward_budget_s,
+            correctness=rule,
+            sees_trace=sees_trace,
+            plan=reward_plan(plan, component, config),
+            process=plan.run.reward_process,
+        )
     return found

@@ -17,7 +17,7 @@ variance in the latest RECENT steps that had a signal, and at least
 
 These two also decide while no step has had a signal. So a constant reward from the first step on stops the run
 once 35 groups have it: after 35 / tasks_per_step steps. Right answers count too then, as AGREEING, because a reward may
-ignore the answer.
+ignore the answer. A run that ends before, with one reward in all steps, ends with the same error.
 
 Steps in which a group has unlike rewards and the weights did not change are no chance: two in a row are enough.
 """

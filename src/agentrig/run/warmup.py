@@ -5,6 +5,7 @@ Held-out tasks are read once, to make sure that no labelled task is one of them;
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from agentrig.demonstrations import Demonstrate, Turn, WarmedUp, WarmUpPlan, gold_of, gold_reply
+from agentrig.demonstrations import Demonstrate, StartingModel, StartPlan, Turn, gold_of, gold_reply
 from agentrig.errors import ConfigError, PluginError
 from agentrig.plan import Plan
 from agentrig.rollouts import Rollout
@@ -33,6 +34,9 @@ SOLVED = 0.95
 
 DIFFER = 0.2
 """Share of groups whose rewards must differ for a model that training is recommended for."""
+
+LITTLE = 0.05
+"""How far the mean reward must be above the least one for that, while no answer is correct."""
 
 REJECTED = 0.1
 """Largest share of demonstrations that the reward may reject."""
@@ -150,7 +154,9 @@ def demonstrate(
     if not any(conversation.turns for _, conversation in pairs):
         raise ConfigError(
             f"agent {plan.components['agent'].spec.name} ended {len(pairs)} rollouts without a call to its endpoint: "
-            "there is nothing to demonstrate.\n  It must ask endpoint.base_url with endpoint.api_key (docs/agents.md)"
+            f"there is nothing to demonstrate. The first one: {_line(pairs[0][0])}\n"
+            "  Does it find its files? A runner has only the variables that the agent or runners.environment names "
+            "(docs/secrets.md). Does it ask endpoint.base_url? (docs/agents.md)"
         )
     wrong = [_line(rollout) for rollout, _ in pairs if not rollout.correct]
     if len(wrong) > REJECTED * len(pairs):
@@ -188,24 +194,24 @@ def _line(rollout: Rollout) -> str:
     return f"{rollout.task.id}: {str(rollout.outcome.answer)[:120]!r} -> {rollout.value:g} {str(details)[:200]}"
 
 
-def warm_up(
-    plan: Plan, wanted: WarmUpPlan, turns: Sequence[Turn], log: Callable[[str], None] = lambda line: None
-) -> WarmedUp:
+def make_start(
+    plan: Plan, wanted: StartPlan, turns: Sequence[Turn], log: Callable[[str], None] = lambda line: None
+) -> StartingModel:
     """Train a starting model on demonstrations with the plan's algorithm.
 
     Raises:
         ConfigError: The algorithm makes none, or a demonstration does not fit the model.
     """
     spec: Any = plan.components["algorithm"].spec
-    if spec.warm_up is None:
-        able = [c.spec.name for c in plan.registry.components("algorithm") if getattr(c.spec, "warm_up", None)]
+    if spec.make_start is None:
+        able = [c.spec.name for c in plan.registry.components("algorithm") if getattr(c.spec, "make_start", None)]
         raise ConfigError(
             f"algorithm {spec.name} makes no starting models; let one that does make it: --algorithm "
             f"{able[0] if able else 'NAME (none is installed: agentrig-grpo has one)'}.\n"
             "  Any algorithm can train the directory that it writes"
         )
     ready_hardware(plan)  # before torch is imported: its idle threads must not spin
-    found: WarmedUp = spec.warm_up(plan.configs["algorithm"], wanted, turns, log)
+    found: StartingModel = spec.make_start(plan.configs["algorithm"], wanted, turns, log)
     return found
 
 
@@ -230,7 +236,7 @@ def measure(plan: Plan, labels: Labels, checkpoint: Path | None) -> Evaluation:
 
 
 class Until:
-    """Ends a warm-up when the model answers enough training tasks without a label; `WarmUpPlan.enough` calls it.
+    """Ends a warm-up when the model answers enough training tasks without a label; `StartPlan.enough` calls it.
 
     Args:
         plan: With agent, reward and algorithm.
@@ -307,6 +313,12 @@ def verdict(measured: Evaluation, group: int = 8) -> tuple[bool, str]:
         return False, (
             f"about {differ:.0%} of groups of {group} rollouts would have rewards that differ, and training learns "
             f"from these only. {cure}"
+        )
+    mean = math.fsum(values.elements()) / values.total()
+    if not measured.accuracy and mean - min(values) < LITTLE:
+        return False, (
+            f"no sampled answer is correct, and the mean reward is {mean:.3g}, hardly more than "
+            f"the least: training would hardly begin. {cure}"
         )
     if not measured.accuracy:
         return True, "no sampled answer is correct yet; the rewards differ, so training has something to begin with"

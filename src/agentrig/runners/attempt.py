@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import json
 import logging
-import pickle
 import re
 import threading
 import time
@@ -20,7 +19,7 @@ from agentrig.errors import AgentFailure, AgentrigError, place_of
 from agentrig.gateway.client import GatewayError, Visit
 from agentrig.pools import AgentSource, Job, Result
 from agentrig.processes.confine import hint
-from agentrig.text import cut, masked, storable, words_of
+from agentrig.text import cut, masked, plain_json, storable, words_of
 from agentrig.traces import Trace
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def run_agent(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = N
     if address is not None and not getattr(agent, "reads_own_trace", False):
         visit = Visit(address, job.id)
         try:
-            job = attrs.evolve(job, endpoint=visit.open(job.attempt, job.endpoint))
+            job = attrs.evolve(job, endpoint=visit.open(job.attempt, job.endpoint, measured=_measured(job)))
         except GatewayError as error:
             failed = Outcome(failure="llm-error", message=words_of(error))
             return Result(id=job.id, outcome=failed, trace=Trace(rollout_id=job.id), start=start, duration_s=0.0)
@@ -96,6 +95,8 @@ def _called(
         muted=muted,
         base_url=endpoint.base_url,
         gateway=visit is not None,
+        sampling=endpoint.sampling if _measured(job) else {},
+        replace=not getattr(agent, "reads_own_trace", False),  # a LitAgent has a temperature of its own for validation
         key="" if endpoint.api_key == "none" else endpoint.api_key,
     ) as recorder:
         try:
@@ -105,7 +106,7 @@ def _called(
                 waiting = _await(answer)
                 answer = asyncio.run_coroutine_threadsafe(waiting, loop).result() if loop else asyncio.run(waiting)
             own = answer if isinstance(answer, Judged) else Judged(answer=answer)
-            outcome = Outcome(answer=json_values(own.answer), own_reward=own.reward)
+            outcome = Outcome(answer=json_values(own.answer), own_reward=_number(own.reward))
         except BaseException as error:  # BaseException: nothing else in this thread would handle a CancelledError
             outcome = _failed(error)
             recorder.fail(outcome.message)
@@ -117,6 +118,11 @@ def _called(
             outcome = Outcome(failure="llm-error", message=f"the rollout's calls are lost: {words_of(error)}")
             recorder.fail(outcome.message)
     return recorder, outcome
+
+
+def _measured(job: Job) -> bool:
+    """Whether a rollout is a measurement: then the run's sampling holds for all its calls."""
+    return job.mode in ("val", "test")
 
 
 def _failed(error: BaseException) -> Outcome:
@@ -145,16 +151,17 @@ def json_values(answer: Any) -> Any:
     """Return an answer as the JSON values that the reward gets; lone surrogates become U+FFFD.
 
     Raises:
-        AgentFailure: It is not JSON, too long, or nested too deep to be pickled; the kind is `bad-answer`.
+        AgentFailure: It is no plain data, too long, or nested too deep; the kind is `bad-answer`.
     """
     try:
-        text = json.dumps(answer)
+        text = plain_json(answer, "its answer")
         if len(text) > ANSWER_LIMIT:
             raise ValueError(f"it has {len(text)} characters of JSON, {ANSWER_LIMIT} are allowed")
         values = json.loads(text)
         if "\\ud" in text:  # an escape that may be half of a pair
             values = json.loads(storable(json.dumps(values, ensure_ascii=False)))
-        pickle.dumps(values)
+    except ValueError as error:
+        raise AgentFailure(str(error), kind="bad-answer") from None
     except Exception as error:  # a dict's or list's own methods may raise anything
         raise AgentFailure(
             f"the agent answered with {type(answer).__name__}: {words_of(error)}; return text, numbers, lists or dicts",
@@ -163,14 +170,21 @@ def json_values(answer: Any) -> Any:
     return values
 
 
+def _number(reward: Any) -> float | None:
+    """Return an agent's own reward as a plain number."""
+    if reward is not None and not hasattr(reward, "__float__"):
+        raise AgentFailure(f"its own reward is of the type {type(reward).__name__}; return a number", kind="bad-answer")
+    return None if reward is None else float(reward)
+
+
 def packed(agent: Agent, job: Job, loop: asyncio.AbstractEventLoop | None = None) -> bytes:
-    """Run a rollout and return its pickled `Result`; never raises, so that no rollout waits for its deadline."""
+    """Run a rollout and return its `Result`, packed; never raises, so that no rollout waits for its deadline."""
     started = time.monotonic()
     try:
-        return pickle.dumps(run_agent(agent, job, loop))
+        return run_agent(agent, job, loop).packed()
     except BaseException as error:
         message = f"the rollout's result cannot be sent from its process: {words_of(error)}"
-        return pickle.dumps(job.failed("agent-error", message, started))
+        return job.failed("agent-error", message, started).packed()
 
 
 def running_loop() -> asyncio.AbstractEventLoop:

@@ -6,29 +6,31 @@ This module does not use Agent Lightning: `runtime` moves rollouts from the stor
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import multiprocessing
 import os
-import pickle
 import queue
 import signal
 import threading
+import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, NoReturn
+from typing import Any
+from urllib.parse import quote, unquote
 
 import attrs
 
 from agentrig.errors import AgentrigError
-from agentrig.pools import AgentSource, Job, Result
+from agentrig.pools import RESULT_BYTES, AgentSource, Job, Result
 from agentrig.processes.confine import BASE, confine, declared, withheld
 from agentrig.processes.ends import SIGNALS
-from agentrig.processes.families import MARK, end_families, end_own_family, end_stopped, lead
+from agentrig.processes.families import MARK, end_families, guard
 from agentrig.processes.forks import SAFE_PATH_KEPT, start_process
-from agentrig.processes.garbage import settle
 from agentrig.runners.attempt import build_agent, packed, running_loop
 from agentrig.runners.pools import BasePool, Worker
+from agentrig.text import cut, storable
 
 log = logging.getLogger(__name__)
 
@@ -45,31 +47,39 @@ PRELOAD = (
 )
 """Modules that every runner imports, and how the process that forks them ends; missing ones are skipped."""
 
+END_S = 10.0
+"""How long the guards of runners may take to end them and what their agents started, seconds."""
+
 
 def worker_main(
     pipe: Connection, plan: AgentSource, threads: int, environment: Mapping[str, str], absent: Sequence[str]
 ) -> None:
     """Run in a runner process: build the agent, then run the jobs from the pipe until it closes."""
-    own_family()
+    guard()
+    ignore_signals()
     faulthandler.enable(all_threads=False)  # the file and line at which an agent crashes this process
-    threading.Thread(target=_leave_with_run, name="run", daemon=True).start()
     confine(plan.environment, environment, absent)
-    agent, why = build_agent(plan)
-    if agent is None:
-        pipe.send(("failed", why))
-        leave_no_family()
-    settle()  # what the agent has built stays
-    pipe.send(("ready", os.getpid()))
-    jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     lock = threading.Lock()
 
+    def send(*words: bytes) -> None:
+        with lock:
+            line = memoryview(b" ".join(words) + b"\n")
+            while line:
+                line = line[os.write(pipe.fileno(), line) :]
+
+    agent, why = build_agent(plan)
+    if agent is None:
+        send(b"failed", why.encode())
+        os._exit(0)
+    gc.collect()
+    gc.freeze()  # what the agent has built stays: it is not searched for cycles again
+    send(b"ready", str(os.getpid()).encode())
+    jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     loop = running_loop()
 
     def serve() -> None:
         while (job := jobs.get()) is not None:
-            result = packed(agent, job, loop)
-            with lock:
-                pipe.send(("result", result))
+            send(b"result", quote(job.id, safe="").encode(), packed(agent, job, loop))
 
     for i in range(threads):
         threading.Thread(target=serve, name=f"rollout-{i}", daemon=True).start()
@@ -81,18 +91,11 @@ def worker_main(
         if message is None:
             break
         jobs.put(message)
-    leave_no_family()  # threads may hang in the agent; this process has nothing left to save
+    os._exit(0)  # threads may hang in the agent; this process has nothing left to save
 
 
-def ender_main(pipe: Connection, leaders: Sequence[int], marks: Sequence[str]) -> None:
-    """Run in a process of its own: end runners. It goes on if the run is killed meanwhile, else they stay stopped."""
-    lead()
-    end_stopped(leaders, marks)
-
-
-def own_family() -> None:
-    """Make this process the leader of all processes that its agent starts, and ignore signals; the run ends it."""
-    lead()
+def ignore_signals() -> None:
+    """Ignore the signals of a terminal or a scheduler: the run ends its runners."""
     for number in SIGNALS:
         signal.signal(number, lambda *_: None)  # not SIG_IGN: processes that the agent starts would inherit it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -100,24 +103,13 @@ def own_family() -> None:
         os.environ.pop("PYTHONSAFEPATH", None)  # it was set only for the start of this process
 
 
-def _leave_with_run() -> None:
-    """End this process when the run's process ends, even while it builds the agent."""
-    run = multiprocessing.parent_process()
-    assert run is not None
-    run.join()
-    leave_no_family()
-
-
-def leave_no_family() -> NoReturn:
-    """End this process and the processes that its agent has started."""
-    end_own_family([os.environ.get(MARK, "")])
-
-
 @attrs.define(eq=False)
 class _Worker(Worker):
     process: Any
     pipe: Connection
     mark: str
+    pid: int = 0
+    read: bytearray = attrs.field(factory=bytearray)
 
 
 class Pool(BasePool[_Worker]):
@@ -161,8 +153,8 @@ class Pool(BasePool[_Worker]):
                 self._wake_in.send(None)
 
     def processes(self) -> list[int]:
-        """Return the process ids of the runners."""
-        return [w.process.pid for w in self._workers]
+        """Return the process ids of the runners; of one that builds its agent, that of its guard."""
+        return [w.pid or w.process.pid for w in self._workers]
 
     def close(self) -> None:
         """End all runners and the processes that they have started; their current rollouts are lost."""
@@ -180,19 +172,16 @@ class Pool(BasePool[_Worker]):
         self._end([worker])
 
     def _end(self, workers: Sequence[_Worker]) -> None:
-        if not workers:
-            return
-        leaders, marks = [w.process.pid for w in workers], [w.mark for w in workers]
-        try:
-            pipe, ender = start_process(self._context, ender_main, leaders, marks)
-        except AgentrigError:  # no process can be started
-            end_stopped(leaders, marks)
-        else:
-            ender.join()
-            pipe.close()
         for worker in workers:
-            worker.process.kill()
-            worker.process.join()
+            worker.process.terminate()  # the guard ends the runner, and does it too if this process is killed now
+        limit = time.monotonic() + END_S
+        for worker in workers:
+            worker.process.join(max(0.0, limit - time.monotonic()))
+            if worker.process.exitcode is None:
+                log.warning("%s has not ended %g s after it was asked to; its guard is killed", worker.title, END_S)
+                worker.process.kill()
+                worker.process.join()
+                end_families([worker.process.pid], [worker.mark])
             worker.pipe.close()
 
     def _send(self, worker: _Worker, job: Job) -> bool:
@@ -218,25 +207,56 @@ class Pool(BasePool[_Worker]):
         return results
 
     def _receive(self, worker: _Worker) -> list[Result]:
+        """Read what a runner has sent: lines that start with a word. Nothing in them is trusted."""
         results = []
         try:
             while worker.pipe.poll():
-                what, value = worker.pipe.recv()
-                if what == "ready":
-                    self._built(worker)
-                elif what == "failed":
-                    raise AgentrigError(value)
-                else:
-                    results += self._ended(worker, pickle.loads(value))
+                data = os.read(worker.pipe.fileno(), 1 << 20)
+                if not data:
+                    raise EOFError
+                first, *lines = data.split(b"\n")
+                worker.read += first
+                for line in lines:
+                    results += self._handle(worker, bytes(worker.read))
+                    worker.read = bytearray(line)
+                if len(worker.read) > RESULT_BYTES + 1000:
+                    raise ValueError(f"more than {RESULT_BYTES / 1e6:.0f} MB in one message")
         except (EOFError, OSError):
             pass  # the process is gone; its sentinel brings it to _died
+        except ValueError as error:
+            log.warning("%s sent what no runner sends (%s), and is ended", worker.title, error)
+            worker.read.clear()
+            worker.process.terminate()
         return results
+
+    def _handle(self, worker: _Worker, line: bytes) -> list[Result]:
+        """Handle a line of a runner.
+
+        Raises:
+            AgentrigError: The runner cannot build the agent.
+            ValueError: It is no line of a runner.
+        """
+        what, _, value = line.partition(b" ")
+        if what == b"ready" and value.isdigit() and not worker.ready:
+            worker.pid, worker.title = int(value), f"runner {int(value)}"
+            self._built(worker)
+            return []
+        if what == b"failed" and not worker.ready:
+            raise AgentrigError(value.decode("utf-8", "replace"))
+        name, _, packed_result = value.partition(b" ")
+        job, started = worker.jobs.get(unquote(name.decode("ascii", "replace")), (None, 0.0))
+        if what != b"result" or job is None:
+            raise ValueError(f"{cut(storable(repr(line[:60])), 100)}")
+        try:
+            return self._ended(worker, Result.unpacked(job.id, packed_result))
+        except ValueError as error:
+            return self._ended(worker, job.failed("infrastructure", str(error), started))
 
     def _died(self, worker: _Worker) -> list[Result]:
         """Remove a process that ended, and log its exit code."""
         worker.process.join()
         worker.pipe.close()
-        end_families([worker.process.pid], [worker.mark])
+        end_families([worker.process.pid], [worker.mark])  # for the case that its guard was killed
         code = f"(exit code {worker.process.exitcode})"
         failed = self._remove_dead(
             worker,

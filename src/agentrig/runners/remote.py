@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import socket
@@ -85,7 +86,7 @@ class StoreConnection:
     def __init__(self, address: StoreAddress, worker: str) -> None:
         self._address, self._worker = address, worker
         without_proxy(address.url)
-        headers = {"authorization": f"Bearer {address.token}"}
+        headers = {"authorization": f"Bearer {address.token}", "content-type": "application/json"}
         self._client = httpx.AsyncClient(base_url=address.url, headers=headers, timeout=httpx.Timeout(60, connect=3))
 
     async def post(self, path: str, *, timeout_s: float = 60.0, **sent: Any) -> Any:
@@ -95,7 +96,8 @@ class StoreConnection:
             AgentrigError: The store refuses, for example because of the token.
             httpx.TransportError: It does not answer.
         """
-        reply = await self._client.post(path, json={"worker": self._worker, **sent}, timeout=timeout_s)
+        body = json.dumps({"worker": self._worker, **sent})
+        reply = await self._client.post(path, content=body, timeout=timeout_s)
         if reply.status_code == 401:
             raise AgentrigError(f"the store at {self._address.url} refuses the token: use the one that the run printed")
         if reply.status_code in (404, 405):
@@ -117,7 +119,7 @@ async def join(address: StoreAddress, worker: str) -> Mapping[str, Any]:
     """
     connection = StoreConnection(address, worker)
     try:
-        offer: Mapping[str, Any] = await connection.post(JOIN, timeout_s=DEAD_S)
+        offer: Mapping[str, Any] = await connection.post(JOIN, timeout_s=DEAD_S, version=__version__)
     except httpx.TransportError as error:
         raise dead(address, error) from None
     finally:
@@ -270,7 +272,7 @@ class RemoteRunner:
         while True:
             try:
                 reply = await connection.post(
-                    REPORT, rollout_id=result.id, attempt_id=self._attempts[result.id], result=result.sendable()
+                    REPORT, rollout_id=result.id, attempt_id=self._attempts[result.id], result=result.packed().decode()
                 )
                 break
             except httpx.TransportError as error:

@@ -131,6 +131,11 @@ class Runtime:
         self._body: Any = None
         self._fitting = False
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the run's summary says of its runners: those that joined with another version."""
+        return self.served.warnings if self.served is not None else []
+
     def run(self, body: Callable[[], None]) -> None:
         """Start the runners, call `body` in a thread, then shut everything down; raises what `body` raised."""
         algorithm = self._body = _Body(body)

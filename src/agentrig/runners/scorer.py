@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
+
 from agentrig.agents import Outcome
 from agentrig.correctness import Correctness
-from agentrig.errors import place_of
+from agentrig.endpoints import Endpoint
+from agentrig.errors import AgentrigError, place_of
 from agentrig.rewards import Reward, Score
+from agentrig.runners.jobs import Job, RewardPlan
+from agentrig.runners.processes import Pool
 from agentrig.tasks import Task
-from agentrig.text import words_of
+from agentrig.text import json_text, words_of
 from agentrig.traces import Trace
+
+log = logging.getLogger(__name__)
+
+NOWHERE = Endpoint(base_url="http://127.0.0.1:9/v1", model="none")
+"""A reward's job has no model."""
 
 GRACE_S = 1.0
 """Seconds by which a reward may exceed its budget before its score is `invalid`."""
@@ -26,8 +39,41 @@ NO_ANSWER = Score.invalid(
 """The score of an outcome with an own reward and nothing else."""
 
 
+class Judge:
+    """The reward in a process of its own, as the runner there calls it.
+
+    Args:
+        reward: What `RewardSpec.build` returned.
+        budget_s: Seconds for one outcome.
+    """
+
+    records_itself = True
+
+    def __init__(self, reward: Reward, budget_s: float) -> None:
+        self._reward, self._budget_s = reward, budget_s
+
+    def __call__(self, task_input: Any, endpoint: Any) -> Any:
+        """Refuse: it gets whole jobs."""
+        raise TypeError("a reward judges jobs")
+
+    def run_job(self, job: Job) -> dict[str, Any]:
+        """Judge one outcome; return the score's fields as plain data."""
+        many = getattr(self._reward, "score_many", None)
+        if many is not None:
+            (score,) = many([job.input], self._budget_s)
+        else:
+            score = judged(self._reward, job.input, self._budget_s)
+        fields = attrs.asdict(score, recurse=False)
+        value = None if score.value is None else float(score.value)
+        components = {name: float(part) for name, part in score.components.items()}
+        return {**fields, "value": value, "components": components, "details": json.loads(json_text(score.details))}
+
+
 class Scorer:
-    """Runs a reward on batches in threads, and handles a reward that raises or hangs.
+    """Runs a reward on batches in threads, or in processes, and handles a reward that raises or hangs.
+
+    A thread that does not end is interrupted, which ends a loop in Python, and is left alone. Native code goes on, and
+    may keep the interpreter. So once that has happened, the reward judges in processes if `plan` says how to build it.
 
     Args:
         reward: What `RewardSpec.build` returned.
@@ -35,6 +81,8 @@ class Scorer:
         threads: How many outcomes are scored at once; they don't help a reward that holds the GIL.
         correctness: What counts as correct; returned scores have `correct` set.
         sees_trace: Whether the reward is called with the rollout's trace too.
+        plan: How a process builds the reward; None if it stays in threads.
+        process: Whether it judges in processes from the start.
     """
 
     def __init__(
@@ -45,7 +93,12 @@ class Scorer:
         threads: int = 4,
         correctness: Correctness | None = None,
         sees_trace: bool = False,
+        plan: RewardPlan | None = None,
+        process: bool = False,
     ) -> None:
+        self._plan, self._in_processes = plan, process and plan is not None
+        self._pool: Pool | None = None
+        self._lock = threading.Lock()
         self.correctness = correctness or Correctness()
         self._reward, self._budget_s, self._threads = reward, budget_s, threads
         self._own = bool(getattr(reward, "takes_own_reward", False))
@@ -64,23 +117,28 @@ class Scorer:
     def _scores(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         if not items:
             return []
+        if self._in_processes:
+            return self._elsewhere(items)
         if self._many is not None:
             return self._batch(items)
         scores: list[Score | None] = [None] * len(items)
-        started: dict[int, float] = {}
+        started: dict[int, tuple[float, threading.Thread]] = {}
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
         for i in range(len(items)):
             todo.put(i)
+        ending = threading.Lock()
 
         def work() -> None:
-            while True:
+            while not self._in_processes:
                 try:
                     i = todo.get_nowait()
                 except queue.Empty:
                     return
-                started[i] = time.monotonic()
-                score = self._one(items[i])
-                if scores[i] is None:
+                started[i] = time.monotonic(), threading.current_thread()
+                score = judged(self._reward, items[i], self._budget_s)
+                with ending:
+                    if scores[i] is not None:
+                        return  # too late, and this thread may be interrupted
                     scores[i] = score
 
         workers = [self._thread(work) for _ in range(min(self._threads, len(items)))]
@@ -89,13 +147,65 @@ class Scorer:
             for worker in workers:
                 worker.join(0.01)
             now = time.monotonic()
-            for i, start in list(started.items()):
-                if scores[i] is None and now - start > limit:
-                    scores[i] = Score.invalid(f"the reward ran past its budget of {self._budget_s:g} s")
-                    workers.append(
-                        self._thread(work)
-                    )  # the thread exceeds its time limit and can't be ended; continue without it
+            for i, (start, worker) in list(started.items()):
+                with ending:
+                    if scores[i] is None and now - start > limit:
+                        scores[i] = self._late()
+                        self._abandon(worker)
+                        workers.append(self._thread(work))  # goes on without it
+            if self._in_processes and not any(scores[i] is None for i in list(started)):
+                left = [i for i, score in enumerate(scores) if score is None]
+                for i, score in zip(left, self._elsewhere([items[i] for i in left]), strict=True):
+                    scores[i] = score
         return [s for s in scores if s is not None]
+
+    def _late(self) -> Score:
+        return Score.invalid(f"the reward ran past its budget of {self._budget_s:g} s")
+
+    def _abandon(self, worker: threading.Thread) -> None:
+        """Interrupt a thread that does not end, and trust no other one."""
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(SystemExit))
+        if self._plan is not None and not self._in_processes:
+            self._in_processes = True
+            log.warning(
+                "the reward %s did not end within its budget of %g s: it judges in processes from now on, which can be "
+                "ended (run.reward_process)",
+                self._plan.name,
+                self._budget_s,
+            )
+
+    def _elsewhere(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
+        """Judge in processes; one that does not end is killed and replaced."""
+        assert self._plan is not None
+        with self._lock:
+            if self._pool is None:
+                limit = self._budget_s + GRACE_S
+                self._pool = Pool(self._plan, n=self._threads, threads=1, deadline_s=limit, retries=0)
+            for i, item in enumerate(items):
+                self._pool.submit(Job(id=str(i), input=item, endpoint=NOWHERE))
+            found: dict[int, Score] = {}
+            try:
+                while len(found) < len(items):
+                    found.update({int(r.id): self._score_of(r.outcome) for r in self._pool.poll(1.0)})
+            except AgentrigError as error:
+                self._pool.close()
+                self._pool = None
+                return [found.get(i, Score.invalid(f"no process can judge: {error}")) for i in range(len(items))]
+        return [found[i] for i in range(len(items))]
+
+    def _score_of(self, outcome: Outcome) -> Score:
+        if outcome.failure == "deadline":
+            return self._late()
+        if outcome.failure is not None:
+            return Score.invalid(f"the reward gave no score ({outcome.failure}): {outcome.message}")
+        return Score(**outcome.answer)
+
+    def close(self) -> None:
+        """End the processes, if there are any."""
+        with self._lock:
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = None
 
     def _batch(self, items: Sequence[tuple[Any, ...]]) -> list[Score]:
         found: list[Score] = []
@@ -113,25 +223,28 @@ class Scorer:
         worker = self._thread(work)
         worker.join(self._budget_s * len(items) + GRACE_S)
         if worker.is_alive():
+            self._abandon(worker)
             reason = f"the reward ran past its budget of {self._budget_s:g} s for each of {len(items)} outcomes"
             return [Score.invalid(reason)] * len(items)
         return found
-
-    def _one(self, item: tuple[Any, ...]) -> Score:
-        task, outcome, *trace = item
-        try:
-            score = self._reward(task, outcome, self._budget_s, *trace)
-        except BaseException as error:
-            return _raised(error)
-        if isinstance(score, Score):
-            return score
-        return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score")
 
     @staticmethod
     def _thread(work: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=work, name="reward", daemon=True)
         thread.start()
         return thread
+
+
+def judged(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
+    """Judge one outcome; whatever the reward raises or returns is a score."""
+    task, outcome, *trace = item
+    try:
+        score = reward(task, outcome, budget_s, *trace)
+    except BaseException as error:
+        return _raised(error)
+    if isinstance(score, Score):
+        return score
+    return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score")
 
 
 def _raised(error: BaseException) -> Score:

@@ -54,8 +54,8 @@ class StoreDoor:
             try:
                 body = await read_body(receive, BODY_LIMIT)
             except BodyTooLong:
-                text = f"the body is longer than {BODY_LIMIT >> 20} MiB"
-                await reply(send, 413, {"error": text}, {"connection": "close"})
+                why = f"the body is longer than {BODY_LIMIT >> 20} MiB"
+                await reply(send, 413, {"error": why}, {"connection": "close"})
                 return
             if body is not None:
                 await self._app(scope, replayed(body, receive), send)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import sys
@@ -11,14 +12,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from agentrig import __version__
 from agentrig.endpoints import is_loopback
 from agentrig.errors import AgentrigError
 from agentrig.http_server import ServerThread
 from agentrig.lightning_import import import_lightning
+from agentrig.pools import RESULT_BYTES
 from agentrig.runners.jobs import Result
 from agentrig.runners.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, RUNNING, TOKEN_VARIABLE, Joining
 from agentrig.runners.store_door import StoreDoor, client
-from agentrig.text import words_of
+from agentrig.text import cut, storable, words_of
 
 import_lightning()  # before the imports below, which would bring litellm and its network calls
 
@@ -49,11 +52,13 @@ class ServedStore:
 
     Attributes:
         url: The address, once it is served.
+        warnings: What the run's summary says of its runners.
     """
 
     def __init__(self, store: Store, joining: Joining) -> None:
         self._store, self.joining = store, joining
         self.url = ""
+        self.warnings: list[str] = []
         self._server: ServerThread | None = None
         self._state = RUNNING
         self._present: set[str] = set()
@@ -141,8 +146,15 @@ class ServedStore:
     # --- the routes of agentrig's own runners ---------------------------------------------------------
 
     async def _join(self, sent: Any) -> Any:
-        self._present.add(str(sent["worker"]))
-        log.info("the runner %s has joined", sent["worker"])
+        worker, version = str(sent["worker"]), sent.get("version")
+        self._present.add(worker)
+        log.info("the runner %s has joined", worker)
+        if version != __version__:
+            other = cut(storable(str(version)), 40) if version else "of an unknown version"
+            warning = f"the runner {worker} has agentrig {other}, this run {__version__}: use the same version"
+            if warning not in self.warnings:
+                self.warnings.append(warning)
+                log.warning("%s", warning)
         return self.joining.offer()
 
     async def _alive(self, sent: Any) -> Any:
@@ -154,7 +166,7 @@ class ServedStore:
 
     async def _report(self, sent: Any) -> Any:
         rollout_id, attempt_id = str(sent["rollout_id"]), str(sent["attempt_id"])
-        result = Result.received(rollout_id, sent["result"])
+        result = Result.unpacked(rollout_id, sent["result"])
         status = "succeeded" if result.outcome.failure is None else "failed"
         return {"counts": await self._store.report(rollout_id, attempt_id, status, result)}
 
@@ -172,11 +184,17 @@ class ServedStore:
 
 
 def _checked(handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Request], Awaitable[JSONResponse]]:
-    """Return a route that hands over the JSON value of a request; status 400 for one that no runner sends."""
+    """Return a route that hands over the JSON value of a request; status 400 or 413 for one that no runner sends."""
 
     async def route(request: Request) -> JSONResponse:
+        data = bytearray()
+        async for part in request.stream():
+            data += part
+            if len(data) > 2 * RESULT_BYTES:
+                error = f"a runner sends at most {2 * RESULT_BYTES / 1e6:.0f} MB at once"
+                return JSONResponse({"error": error}, status_code=413)
         try:
-            return JSONResponse(await handler(await request.json()))
+            return JSONResponse(await handler(json.loads(data)))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             log.warning("a request of a runner to %s is refused: %s", request.url.path, words_of(error))
             return JSONResponse({"error": words_of(error)}, status_code=400)

@@ -17,7 +17,7 @@ from agentrig.endpoints import Endpoint, without_proxy
 from agentrig.errors import AgentFailure
 from agentrig.pools import Job
 from agentrig.services.config import HttpConfig
-from agentrig.services.exchange import Exchange
+from agentrig.services.exchange import Exchange, Outage
 
 
 class HttpAgent:
@@ -31,6 +31,7 @@ class HttpAgent:
         self._config = config
         without_proxy(config.url)
         self._tls = httpx.create_ssl_context()
+        self._outage = Outage(config.url, config.restart_s)
 
     def __call__(self, task_input: Mapping[str, Any], endpoint: Endpoint) -> Awaitable[Judged]:
         """Run a task outside of a run, as a rollout of its own."""
@@ -47,9 +48,10 @@ class HttpAgent:
         with callback or contextlib.nullcontext():
             body = json.dumps(request_of(job, callback, timeout_s=config.timeout_s)).encode()
             hidden = [job.endpoint.api_key, *([callback.key] if callback else [])]
-            exchange = Exchange(config, self._tls, body, key=f"{job.id}/{job.attempt}", hidden=hidden)
+            key = f"{job.id}/{job.attempt}"
             try:
-                async with asyncio.timeout(config.timeout_s):
+                async with asyncio.timeout(config.timeout_s) as limit:
+                    exchange = Exchange(config, self._tls, body, self._outage, limit, key=key, hidden=hidden)
                     answer = await self._first(exchange, callback)
             except TimeoutError:
                 said = f"; what it posted is no answer: {callback.refused}" if callback and callback.refused else ""

@@ -18,12 +18,14 @@ def check_service(situation: Situation) -> Iterator[Finding]:
         return
     yield _answers(config)
     deadline_s = situation.setting("runners", "deadline_s")
-    if deadline_s is not None and config.timeout_s >= deadline_s:
+    longest_s = config.timeout_s + config.restart_s
+    if deadline_s is not None and longest_s >= deadline_s:
         yield Finding(
             check="agent service time",
             result="warning",
-            evidence=f"agent.timeout_s = {config.timeout_s:g} is not below runners.deadline_s = {deadline_s:g}",
-            cure="set agent.timeout_s lower: else a slow service ends the runner, with its other rollouts",
+            evidence=f"agent.timeout_s + agent.restart_s = {longest_s:g} is not below runners.deadline_s = "
+            f"{deadline_s:g}",
+            cure="set one of them lower: else a service that is slow or away ends the runner, with its other rollouts",
         )
 
 

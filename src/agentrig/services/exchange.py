@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import ssl
+import time
 from collections.abc import Sequence
 
 import httpx
@@ -14,8 +16,13 @@ from agentrig.errors import AgentFailure
 from agentrig.services.config import HttpConfig, key_headers
 from agentrig.text import cut
 
+log = logging.getLogger(__name__)
+
 BACKOFF_S = 0.2
 """Seconds before the second try; each further one waits twice as long, or as long as the service's Retry-After says."""
+
+LONGEST_BACKOFF_S = 2.0
+"""Longest wait between two tries to reach a service that is down, seconds."""
 
 BUSY = (429, 503)
 """Statuses of a service that has refused a request for the moment: it has not begun."""
@@ -35,7 +42,7 @@ class Exchange:
 
     What goes wrong is an `AgentFailure` with one of these kinds:
 
-    - `service-down`: it can't be reached, or its connection breaks, at the last try too;
+    - `service-down`: it can't be reached within `restart_s`, or its connection breaks at the last try too;
     - `service-error`: it answers with a status from 400 on;
     - `service-redirect`: it answers with another address, which would get the rollout's key;
     - `service-timeout`: it does not answer in time;
@@ -46,6 +53,8 @@ class Exchange:
         config: The agent's keys.
         tls: For https.
         body: What is posted.
+        outage: Whether the service is down; all rollouts of a runner share it.
+        limit: The rollout's time limit; it is put off while the service is down.
         key: The idempotency key: the same for all tries of an attempt, and for no other attempt.
         hidden: Keys that no message may show.
 
@@ -54,9 +63,18 @@ class Exchange:
     """
 
     def __init__(
-        self, config: HttpConfig, tls: ssl.SSLContext, body: bytes, *, key: str, hidden: Sequence[str] = ()
+        self,
+        config: HttpConfig,
+        tls: ssl.SSLContext,
+        body: bytes,
+        outage: Outage,
+        limit: asyncio.Timeout,
+        *,
+        key: str,
+        hidden: Sequence[str] = (),
     ) -> None:
         self._config, self._tls, self._body = config, tls, body
+        self._outage, self._limit = outage, limit
         self._hidden = [word for word in hidden if len(word) >= 6]
         own = {"content-type": "application/json", "accept-encoding": "identity", "idempotency-key": key}
         self._headers = {**own, **key_headers(config)}
@@ -70,26 +88,46 @@ class Exchange:
         """
         connect = httpx.Timeout(None, connect=self._config.connect_s)
         async with httpx.AsyncClient(verify=self._tls, timeout=connect, headers=self._headers) as client:
-            for attempt in range(self._config.retries + 1):
+            tries = unreached = 0
+            since = 0.0
+            while True:
                 try:
                     return await self._once(client)
+                except _Unreachable as error:
+                    start = time.monotonic()
+                    since, unreached = since or start, unreached + 1
+                    self.state = f"the service {error}"
+                    self._outage.begin(str(error))
+                    if start - since >= self._config.restart_s:
+                        raise self.failure(
+                            "service-down", f"{error}, for {self._config.restart_s:g} s (agent.restart_s)"
+                        ) from error
+                    left = since + self._config.restart_s - start
+                    await self._pause(min(left, LONGEST_BACKOFF_S, BACKOFF_S * 2 ** min(unreached, 9)))
                 except _Lost as lost:
+                    tries, unreached, since = tries + 1, 0, 0.0
                     twice = not lost.never_began and not self._config.idempotent
-                    if twice or attempt == self._config.retries:
+                    if twice or tries > self._config.retries:
                         why = "; it is not sent again, because agent.idempotent is false" if twice else ""
-                        raise self.failure(lost.kind, f"{lost}, {_times(attempt + 1)}{why}") from lost
+                        raise self.failure(lost.kind, f"{lost}, {_times(tries)}{why}") from lost
                     self.state = f"it waits to be sent again: the service {lost}"
-                    await asyncio.sleep(max(lost.wait_s, BACKOFF_S * 2**attempt))
-        raise AssertionError("the last try returns or raises")
+                    await asyncio.sleep(max(lost.wait_s, BACKOFF_S * 2 ** (tries - 1)))
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for a service that is down; the rollout's time does not run meanwhile."""
+        if (end := self._limit.when()) is not None:
+            self._limit.reschedule(end + seconds)
+        await asyncio.sleep(seconds)
 
     async def _once(self, client: httpx.AsyncClient) -> Answer | None:
         self.state = "the request is sent, and no reply has come"
         try:
             async with client.stream("POST", self._config.url, content=self._body) as reply:
+                self._outage.end()
                 self.state = "its reply has begun and has not ended"
                 return await self._read(reply)
         except NEVER_SENT as error:
-            raise _Lost(f"cannot be reached: {_said(error)}", never_began=True) from error
+            raise _Unreachable(f"cannot be reached: {_said(error)}") from error
         except httpx.DecodingError as error:
             raise self.failure("bad-reply", f"sends a reply that cannot be decoded: {_said(error)}") from error
         except httpx.TransportError as error:
@@ -147,6 +185,36 @@ class Exchange:
         for word in self._hidden:
             what = what.replace(word, "<the rollout's key>")
         return AgentFailure(f"the service {self._config.url} {what}", kind=kind)
+
+
+class Outage:
+    """Whether a service is down, for all rollouts of a runner: one line when it begins and one when it ends.
+
+    Args:
+        url: The service.
+        restart_s: How long rollouts wait for it.
+    """
+
+    def __init__(self, url: str, restart_s: float) -> None:
+        self._url, self._restart_s = url, restart_s
+        self._since: float | None = None
+
+    def begin(self, why: str) -> None:
+        """Note that the service cannot be reached."""
+        if self._since is None:
+            self._since = time.monotonic()
+            wait = f"its rollouts wait for it, at most {self._restart_s:g} s (agent.restart_s)"
+            log.warning("the service %s %s; %s", self._url, why, wait)
+
+    def end(self) -> None:
+        """Note that the service has been reached."""
+        if self._since is not None:
+            log.warning("the service %s is back after %.0f s", self._url, time.monotonic() - self._since)
+            self._since = None
+
+
+class _Unreachable(Exception):
+    """The service cannot be reached: it has got nothing. The text continues `the service`."""
 
 
 class _Lost(Exception):

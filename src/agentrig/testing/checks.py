@@ -52,7 +52,9 @@ class ChecksFailed(AssertionError):
 
 @attrs.frozen(kw_only=True)
 class Check:
-    """One named check of one component. Call it: it returns None, or raises `CheckFailed` or `CheckSkipped`.
+    """One named check of one component. Call it: it raises `CheckFailed` or `CheckSkipped`, or it passes.
+
+    One that passes returns a fact that its author should know and that is no fault; '' if there is none.
 
     Attributes:
         name: Kind, dot, words with hyphens: `reward.same-twice`.
@@ -64,10 +66,10 @@ class Check:
     name: str
     why: str
     cure: str
-    run: Callable[[], None] = attrs.field(repr=False)
+    run: Callable[[], str] = attrs.field(repr=False)
 
-    def __call__(self) -> None:
-        """Do the check.
+    def __call__(self) -> str:
+        """Do the check, and return a fact or ''.
 
         Raises:
             CheckFailed: The component lacks the property.
@@ -75,7 +77,7 @@ class Check:
         """
         __tracebackhide__ = True  # pytest shows the test and the message, not this function
         try:
-            self.run()
+            return self.run()
         except CheckSkipped:
             raise
         except CheckFailed as failed:
@@ -93,7 +95,7 @@ class Check:
         status: Literal["passed", "failed", "skipped"] = "passed"
         message = ""
         try:
-            self()
+            message = self()
         except CheckFailed as failed:
             status, message = "failed", str(failed)
         except CheckSkipped as skipped:
@@ -112,7 +114,8 @@ class Result:
     Attributes:
         check: Its name.
         status: `passed`, `failed` or `skipped`.
-        message: What was seen, why it matters and what to do; for a skipped check the reason.
+        message: What was seen, why it matters and what to do; for a skipped check the reason; for one that passed
+            a fact, which is no fault.
         seconds: Wall time.
     """
 

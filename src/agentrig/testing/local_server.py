@@ -10,17 +10,18 @@ from typing import Any, TypeVar
 
 
 class LocalServer(ThreadingHTTPServer):
-    """Listens on a free port of this machine.
+    """Listens on a port of this machine.
 
     Args:
         handler: Handles the requests, each connection in a thread.
+        port: The port; 0 for a free one.
     """
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(("127.0.0.1", 0), handler)
+    def __init__(self, handler: type[BaseHTTPRequestHandler], port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), handler)
 
     @property
     def url(self) -> str:

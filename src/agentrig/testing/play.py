@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -13,14 +15,17 @@ import attrs
 
 from agentrig.adapters import Adapter, Triplet
 from agentrig.agents import Outcome
+from agentrig.demonstrations import Demonstrate
 from agentrig.endpoints import Endpoint
 from agentrig.pools import Job
 from agentrig.rewards import Score
+from agentrig.run.demonstration_server import Conversation
 from agentrig.tasks import Task
 from agentrig.testing.agent import AgentBench, Play
 from agentrig.testing.checks import CheckFailed, CheckSkipped
 from agentrig.testing.reward import RewardBench
-from agentrig.testing.scripted import Reply
+from agentrig.testing.samples import task_set_of
+from agentrig.testing.scripted import Reply, Script
 from agentrig.testing.subject import subject_of
 from agentrig.testing.table import Table
 
@@ -43,7 +48,7 @@ class Trial:
 
     Attributes:
         play: The rollout.
-        said: What the scripted model says: `gold`, `nonsense` or `script`; `model` for a real one.
+        said: What the scripted model says: `gold` (right replies), `nonsense` or `script`; `model` for a real one.
         score: None for a rollout that failed.
         triplets: What would be trained.
     """
@@ -67,7 +72,7 @@ class PlayBench(AgentBench):
         endpoint: A real model's server; None for the scripted one.
     """
 
-    tasks_n: int = 12
+    limit: int = 12
     script: Any = None
     reward: Any
     reward_settings: Any = None
@@ -82,7 +87,7 @@ class PlayBench(AgentBench):
         return RewardBench(
             subject=subject_of("reward", self.reward, self.reward_settings),
             tasks=self.rows,
-            tasks_n=len(self.rows),
+            limit=len(self.rows),
             gold=self.gold,
         )
 
@@ -129,17 +134,35 @@ class PlayBench(AgentBench):
         return next(found, FORMS[0])
 
     @cached_property
+    def demonstrator(self) -> Demonstrate | None:
+        """Who says what a right reply to a call is: the agent's spec, or else the task set; None if neither does."""
+        spec: Any = self.subject.spec
+        if spec is not None and spec.demonstrate is not None:
+            found: Demonstrate = spec.demonstrate(self.subject.config)
+            return found
+        if isinstance(self.tasks, Sequence) and not isinstance(self.tasks, str):
+            return None
+        return getattr(
+            task_set_of(self.tasks, subject=self.subject, settings=self.tasks_settings).made, "demonstrate", None
+        )
+
+    @cached_property
     def trials(self) -> list[Trial]:
-        """Every task: with the real model, with the script, or once with its answer and once with nonsense."""
+        """Every task: with the real model, with the script, or once with right replies and once with nonsense.
+
+        Right replies are those of the demonstrator, calls of tools included; without one, the task's gold as text.
+        """
         if self.endpoint is not None:
             return [self.trial(task, "model", None) for task in self.rows]
         if self.script is not None:
             return [self.trial(task, "script", self.script) for task in self.rows]
-        try:
-            right = [self.form.format(text) for text in self.right]
-        except CheckSkipped:
-            return [self.trial(task, "nonsense", NONSENSE) for task in self.rows]
-        found = [self.trial(task, "gold", Reply(text=text)) for task, text in zip(self.rows, right, strict=True)]
+        right: list[Any] = []
+        if self.demonstrator is not None:
+            right = [_demonstrated(task, self.demonstrator) for task in self.rows]
+        else:
+            with contextlib.suppress(CheckSkipped):  # the right answers are not known
+                right = [Reply(text=self.form.format(text)) for text in self.right]
+        found = [self.trial(task, "gold", script) for task, script in zip(self.rows, right, strict=False)]
         return [*found, *(self.trial(task, "nonsense", NONSENSE) for task in self.rows)]
 
     def values(self, said: str) -> list[float]:
@@ -261,6 +284,19 @@ def trains(bench: PlayBench) -> None:
         raise CheckFailed(
             f"of {calls} calls the adapter keeps none; the calls are under: {', '.join(nodes) or 'no node'}"
         )
+
+
+def _demonstrated(task: Task, says: Demonstrate) -> Script:
+    """Return the script of a rollout whose model says what a demonstrator says."""
+    conversation = Conversation(task, random.Random(task.id))
+
+    def script(body: Mapping[str, Any]) -> Reply:
+        said = conversation.answer(says, body.get("messages") or [], body.get("tools") or [])
+        if said is None:
+            return Reply(status=400, text=conversation.problem)
+        return Reply(text=said.content, tool_calls=[(c["name"], c.get("arguments", {})) for c in said.tool_calls])
+
+    return script
 
 
 def _returns_ids(endpoint: Endpoint) -> bool:

@@ -46,7 +46,7 @@ class RewardBench(Bench):
         tasks: A list of `Task`, or a task set (`agentrig.testing.samples.some_tasks`); None for the plugin's own.
         tasks_settings: The task set's keys.
         split: Its split.
-        tasks_n: How many tasks the reward is tried on.
+        limit: How many tasks the reward is tried on.
         gold: The key of `private` with the right answer, or a function of the task that returns it; None for the first
             of `GOLD_KEYS` that a task has.
         ladder: A function of the task that returns answers from worst to best, if better answers must have higher
@@ -58,7 +58,7 @@ class RewardBench(Bench):
     tasks: Any = None
     tasks_settings: Any = None
     split: str = ""
-    tasks_n: int = TASKS_N
+    limit: int = TASKS_N
     gold: str | Callable[[Task], Any] | None = None
     ladder: Callable[[Task], Sequence[Any]] | None = None
     budget_s: float = 10.0
@@ -73,7 +73,7 @@ class RewardBench(Bench):
     def unseen(self) -> list[Task]:
         """The same tasks, as they were before the reward saw them."""
         return some_tasks(
-            self.tasks, subject=self.subject, settings=self.tasks_settings, split=self.split, n=self.tasks_n
+            self.tasks, subject=self.subject, settings=self.tasks_settings, split=self.split, n=self.limit
         )
 
     @cached_property

@@ -133,7 +133,7 @@ def results_once(bench: RunnersBench) -> None:
 @TABLE.check(
     "sends-whole-jobs",
     why="An agent would see another task, another model or another mode than the run gave it.",
-    cure="Send the job as it is: it can be pickled, and so can its result.",
+    cure="Send the job as it is: it can be pickled. Its result comes as JSON: see agentrig.pools.Result.packed.",
     needs=["results-once"],
 )
 def sends_whole_jobs(bench: RunnersBench) -> None:

@@ -16,7 +16,7 @@ from agentrig.pools import Job
 
 DETACHED = """
 import subprocess
-print(subprocess.Popen(["sleep", "300"], start_new_session=True, stdout=subprocess.DEVNULL).pid)
+print(subprocess.Popen(["sleep", "300"], start_new_session=True, stdout=subprocess.DEVNULL, env={}).pid)
 """
 
 

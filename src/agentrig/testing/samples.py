@@ -33,7 +33,7 @@ def some_tasks(given: Any, *, subject: Subject, settings: Any = None, split: str
     """
     if isinstance(given, Sequence) and not isinstance(given, str):
         return list(given[:n])
-    tasks = subject_of("tasks", _own(subject) if given is None else given, settings)
+    tasks = task_set_of(given, subject=subject, settings=settings)
     made = tasks.made
     who = f"task set {tasks}"
     check_set(made, who)
@@ -42,6 +42,11 @@ def some_tasks(given: Any, *, subject: Subject, settings: Any = None, split: str
     if not found:
         raise ConfigError(f'{who}: the split "{name}" has no tasks; give another: split=NAME')
     return found
+
+
+def task_set_of(given: Any, *, subject: Subject, settings: Any = None) -> Subject:
+    """Return the task set that `some_tasks` takes tasks from."""
+    return subject_of("tasks", _own(subject) if given is None else given, settings)
 
 
 def _own(subject: Subject) -> Any:

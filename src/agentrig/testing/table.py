@@ -30,7 +30,7 @@ class Bench:
     """
 
     subject: Subject
-    _done: dict[str, BaseException | None] = attrs.field(factory=dict, init=False)
+    _done: dict[str, BaseException | str] = attrs.field(factory=dict, init=False)
     _open: ExitStack = attrs.field(factory=ExitStack, init=False)
 
     @property
@@ -58,7 +58,7 @@ class Declared(Generic[B]):
     why: str
     cure: str
     needs: Sequence[str]
-    run: Callable[[B], None]
+    run: Callable[[B], str | None]
 
 
 class Table(Generic[B]):
@@ -98,8 +98,10 @@ class Table(Generic[B]):
 
     def check(
         self, name: str, *, why: str, cure: str, needs: Sequence[str] = ()
-    ) -> Callable[[Callable[[B], None]], Callable[[B], None]]:
+    ) -> Callable[[Callable[[B], str | None]], Callable[[B], str | None]]:
         """Declare a check: a function that gets the bench, and raises `CheckFailed` or `CheckSkipped`.
+
+        It may return a fact: what the author should know, though it is no fault.
 
         Args:
             name: Words with hyphens; the kind is put before it.
@@ -108,13 +110,15 @@ class Table(Generic[B]):
             needs: Names of checks that must pass first; if one does not, this check is skipped.
         """
 
-        def declare(run: Callable[[B], None]) -> Callable[[B], None]:
+        def declare(run: Callable[[B], str | None]) -> Callable[[B], str | None]:
             self._add(name, run, why=why, cure=cure, needs=(LOADS, *needs))
             return run
 
         return declare
 
-    def _add(self, name: str, run: Callable[[B], None], *, why: str, cure: str, needs: Sequence[str] = ()) -> None:
+    def _add(
+        self, name: str, run: Callable[[B], str | None], *, why: str, cure: str, needs: Sequence[str] = ()
+    ) -> None:
         full = f"{self.kind}.{name}"
         unknown = [n for n in needs if f"{self.kind}.{n}" not in self._declared]
         if full in self._declared or unknown:
@@ -207,27 +211,27 @@ class Table(Generic[B]):
         chosen = [d for d in self if only is None or any(_matches(d.name, wanted) for wanted in only)]
         return [Check(name=d.name, why=d.why, cure=d.cure, run=self._runner(d, bench)) for d in chosen]
 
-    def _runner(self, declared: Declared[B], bench: B) -> Callable[[], None]:
-        def run() -> None:
-            error = bench._done[declared.name] = self._attempt(declared, bench)
-            if error is not None:
-                raise error
+    def _runner(self, declared: Declared[B], bench: B) -> Callable[[], str]:
+        def run() -> str:
+            found = bench._done[declared.name] = self._attempt(declared, bench)
+            if isinstance(found, BaseException):
+                raise found
+            return found
 
         return run
 
-    def _attempt(self, declared: Declared[B], bench: B) -> BaseException | None:
-        """Run a check and return its error, or None; what it needs runs once for each bench."""
+    def _attempt(self, declared: Declared[B], bench: B) -> BaseException | str:
+        """Run a check and return its error, or its fact; what it needs runs once for each bench."""
         for name in declared.needs:
             if name not in bench._done:
                 bench._done[name] = self._attempt(self._declared[name], bench)
             error = bench._done[name]
-            if error is not None:
+            if isinstance(error, BaseException):
                 return error if isinstance(error, CheckSkipped) else CheckSkipped(f"it needs {name}, which failed")
         try:
-            declared.run(bench)
+            return declared.run(bench) or ""
         except (Exception, SystemExit) as error:
             return error
-        return None
 
 
 def _loaded_there(subject: Subject, builds: bool) -> None:

@@ -46,7 +46,7 @@ class Asked:
         settings: Kind to keys, as the sections of a run file.
         script: What the scripted model says; None for right answers and nonsense.
         endpoint: A real model for the trial.
-        tasks_n: Tasks of a trial.
+        limit: Tasks of a trial.
         only: Names of checks, with their kind (`agent.sampling`); None for all.
         say: Gets the lines of the reports one by one, each as soon as it is known: some checks take minutes.
     """
@@ -55,7 +55,7 @@ class Asked:
     settings: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
     script: str | None = None
     endpoint: Endpoint | None = None
-    tasks_n: int = 12
+    limit: int = 12
     only: Sequence[str] | None = None
     say: Callable[[str], None] | None = None
 
@@ -208,7 +208,7 @@ def _trial(parts: Mapping[str, _Part], asked: Asked) -> tuple[Report, Mapping[st
     bench = PLAY.open(
         subject_of("agent", parts["agent"].given, parts["agent"].keys),
         None,
-        {**more, "tasks_n": asked.tasks_n, "script": asked.script, "endpoint": asked.endpoint},
+        {**more, "limit": asked.limit, "script": asked.script, "endpoint": asked.endpoint},
     )
     try:
         report = PLAY.report(bench, _chosen(PLAY, asked.only), asked.say)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from functools import lru_cache
 from types import FrameType
 from typing import Any, Protocol
@@ -14,6 +15,23 @@ TAPPED = ("httpcore", "httpcore2")
 
 OTHERS = ("requests", "urllib3", "aiohttp", "httplib2", "tornado", "urllib", "http")
 """Packages that open connections without httpx."""
+
+
+_sending: ContextVar[bool] = ContextVar("agentrig_sending", default=False)
+"""Whether an httpx client is sending in this context, or in a task that was started in it."""
+
+
+def marked(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return an asynchronous client's `send` whose connections count as httpx's, whichever task opens them."""
+
+    async def sent(self: Any, request: Any, **options: Any) -> Any:
+        before = _sending.set(True)
+        try:
+            return await send(self, request, **options)
+        finally:
+            _sending.reset(before)
+
+    return sent
 
 
 class Rollout(Protocol):
@@ -36,7 +54,7 @@ def watch(active: Callable[[], Rollout | None]) -> None:
         if event != "socket.connect":
             return
         rollout = active()
-        if rollout is None or rollout.server is None or not _is(rollout.server, args[1]):
+        if rollout is None or rollout.server is None or _sending.get() or not _is(rollout.server, args[1]):
             return
         library = _library(sys._getframe())
         if library:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import importlib
 import json
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import attrs
 
+from agentrig.endpoints import sampled_as
 from agentrig.text import words_of
-from agentrig.traces import LLM_CALL, PARENT, SERVER
+from agentrig.traces import ASKED, LLM_CALL, PARENT, SERVER
+from agentrig.tracing.connections import marked
 from agentrig.tracing.recorder import Recorder, active, server_of
 from agentrig.tracing.streams import Streamed, async_tee, joined, tee
-from agentrig.tracing.tokens import token_attributes
+from agentrig.tracing.tokens import sampled_calls, token_attributes
 
 
 def install() -> None:
@@ -35,7 +38,7 @@ def install() -> None:
 def _tap(library: Any, *, is_async: bool) -> None:
     client = library.AsyncClient if is_async else library.Client
     copied = async_tee(library.AsyncByteStream) if is_async else tee(library.SyncByteStream)
-    send = client.send
+    send: Any = marked(client.send) if is_async else client.send
 
     def prepare(request: Any) -> tuple[_Call, Any] | None:
         recorder = active.get()
@@ -57,14 +60,16 @@ def _tap(library: Any, *, is_async: bool) -> None:
             return None
         foreign = f"{server[0]}:{server[1]}" if recorder.server not in (None, server) else None
         own = "logprobs" in body or "return_token_ids" in body
-        if recorder.token_ids and foreign is None:
-            body = {**body, "return_token_ids": True, "logprobs": True}
+        asked: dict[str, Any] = {}
+        if foreign is None and (recorder.token_ids or recorder.sampling):
+            body, asked = sampled_as(body, recorder.sampling, replace=recorder.replace)
+            body |= {"return_token_ids": True, "logprobs": True} if recorder.token_ids else {}
             headers = {k: v for k, v in request.headers.items() if k.lower() not in ("content-length", "host")}
             # Not the client's build_request, which would merge its URL, cookies and headers in once more.
             request = library.Request(
                 request.method, request.url, headers=headers, json=body, extensions=request.extensions
             )
-        return _Call(recorder, time.time(), body, own, foreign, recorder.parent()), request
+        return _Call(recorder, time.time(), body, own, foreign, recorder.parent(), asked), request
 
     if is_async:
 
@@ -117,6 +122,7 @@ class _Call:
         own: Whether the agent itself requested ids or log-probabilities.
         foreign: The server, if it is not the endpoint's.
         parent: The span in which the call was made; a stream can be read after that span has ended.
+        asked: The agent's own sampling fields that the run's have replaced.
     """
 
     recorder: Recorder
@@ -125,11 +131,12 @@ class _Call:
     own: bool
     foreign: str | None
     parent: str | None
+    asked: dict[str, Any]
 
     def record(self, attributes: dict[str, Any], *, error: str | None = None) -> None:
         """Record the span of the call; if another tracer does, only what it does not see."""
-        server = {SERVER: self.foreign} if self.foreign else {}
-        found = {"request": self.request, **server, **attributes}
+        more = {**({SERVER: self.foreign} if self.foreign else {}), **({ASKED: self.asked} if self.asked else {})}
+        found = {"request": self.request, **more, **attributes}
         if self.recorder.muted:
             self.recorder.hear(found)
         else:
@@ -142,22 +149,20 @@ class _Call:
         SDKs would create an object per token; for a few hundred tokens that takes more CPU time than all the rest.
         """
         content, status = answer.content, answer.status_code
-        try:
-            response = json.loads(content)
-            tokens = token_attributes(response)
-        except (
-            ValueError,
-            LookupError,
-            AttributeError,
-            TypeError,
-            RecursionError,
-        ):  # no JSON, or no completion: the agent handles it
-            response, tokens = {"text": content[:2000].decode("utf-8", "replace")}, {}
-        rewrites = self.recorder.token_ids and not self.recorder.muted  # another tracer reads the ids in the response
-        if rewrites and not self.own and tokens.get("response_token_ids"):
-            answer._content = json.dumps(response).encode()
         error = None if status < 400 else f"HTTP {status}: {content[:500].decode('utf-8', 'replace')}"
-        self.record({"response": response, **self._trainable(tokens)}, error=error)
+        try:
+            completion = json.loads(content)
+            calls = self._calls(completion)
+        except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+            # no JSON, or no completion: the agent handles it
+            self.record({"response": {"text": content[:2000].decode("utf-8", "replace")}}, error=error)
+            return
+        rewrites = self.recorder.token_ids and not self.recorder.muted  # another tracer reads the ids in the response
+        if rewrites and not self.own and calls[0][2].get("response_token_ids"):
+            choices = [choice for _, response, _ in calls for choice in response["choices"]]
+            answer._content = json.dumps({**calls[0][1], "choices": choices}).encode()
+        for request, response, tokens in calls:
+            self.record({"request": request, "response": response, **self._trainable(tokens)}, error=error)
 
     def follow(self, answer: Any, copied: Any) -> Any:
         """Return the response with a stream that is recorded when it is closed, or when the rollout ends."""
@@ -180,10 +185,18 @@ class _Call:
             return
         response, wrong = joined(text, whole=passed.whole)
         try:
-            tokens = token_attributes(response)
+            calls = self._calls(response)
         except (LookupError, AttributeError, TypeError) as broken:
-            tokens, wrong = {}, wrong or f"the stream's tokens cannot be read: {type(broken).__name__}: {broken}"
-        self.record({"response": response, **self._trainable(tokens)}, error=error or wrong)
+            calls = [(self.request, response, {})]
+            wrong = wrong or f"the stream's tokens cannot be read: {type(broken).__name__}: {broken}"
+        for request, response, tokens in calls:
+            self.record({"request": request, "response": response, **self._trainable(tokens)}, error=error or wrong)
+
+    def _calls(self, completion: dict[str, Any]) -> list[tuple[Mapping[str, Any], dict[str, Any], dict[str, Any]]]:
+        """Return the calls that it stands for; another tracer records one, with the first choice."""
+        if self.recorder.muted:
+            return [(self.request, completion, token_attributes(completion))]
+        return list(sampled_calls(self.request, completion))
 
     def _trainable(self, tokens: dict[str, Any]) -> dict[str, Any]:
         """Remove the tokens if they are another model's."""

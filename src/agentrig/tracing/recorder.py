@@ -34,6 +34,8 @@ class Recorder:
         base_url: The endpoint's URL. Calls to other servers are recorded, but not changed and never trained on.
             Empty: every server counts as the endpoint.
         gateway: Whether this URL is the gateway's, which records the calls to it; see `join`.
+        sampling: Sampling fields that calls to the endpoint get, in a measurement; empty changes none.
+        replace: Whether they replace those of the agent; see `agentrig.endpoints.sampled_as`.
         key: The endpoint's key, sent with calls to it whatever key the agent's client has. Empty: the agent's is sent.
 
     Attributes:
@@ -50,10 +52,13 @@ class Recorder:
         base_url: str = "",
         gateway: bool = False,
         key: str = "",
+        sampling: Mapping[str, Any] | None = None,
+        replace: bool = False,
     ) -> None:
         self.rollout_id = rollout_id
         self.gateway = gateway
         self.key = key
+        self.sampling, self.replace = sampling or {}, replace
         self.token_ids = token_ids
         self.server = server_of(urlsplit(base_url)) if base_url else None
         self.muted = muted

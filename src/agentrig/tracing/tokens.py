@@ -1,7 +1,8 @@
-"""The token ids and log-probabilities of a chat completion, as attributes of its span."""
+"""A chat completion as the attributes of its spans: one for each choice, with its token ids and log-probabilities."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -21,3 +22,24 @@ def token_attributes(response: dict[str, Any]) -> dict[str, Any]:
     if choice.get("finish_reason"):
         found["finish_reason"] = choice["finish_reason"]
     return found
+
+
+def sampled_calls(
+    request: Mapping[str, Any], response: dict[str, Any]
+) -> Iterator[tuple[Mapping[str, Any], dict[str, Any], dict[str, Any]]]:
+    """Yield request, response and token attributes of each call that a completion stands for.
+
+    One with n choices is n calls with the same prompt. Each has a request with `n: 1`, an id of its own (the answer's,
+    and from the second on its number) and the prompt's ids.
+    """
+    choices = response.get("choices") or [{}]
+    if len(choices) < 2:
+        yield request, response, token_attributes(response)
+        return
+    for number, choice in enumerate(choices):
+        one = {**response, "choices": [dict(choice)]}
+        if number:
+            one["id"] = f"{one.get('id')}-{number}"
+            one.pop("usage", None)  # it is that of all choices: the first call has it
+        tokens = token_attributes(one)
+        yield {**request, "n": 1}, one, {**tokens, "agentrig.choice": f"{number + 1} of {len(choices)}"}

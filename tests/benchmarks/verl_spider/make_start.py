@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import turns
 from agentrig_grpo import checkpoint
-from agentrig_grpo.warmup import Example, new_model, warm_up
+from agentrig_grpo.warmup import Example, fine_tune, new_model
 from agentrig_langgraph_sql.replies import sql_of
 from agentrig_spider import ExecMatch
 from agentrig_spider.tasks.spider import Spider, SpiderConfig
@@ -146,7 +146,7 @@ def main() -> None:
         if arguments.limit:
             pairs = random.Random(arguments.seed).sample(pairs, min(arguments.limit, len(pairs)))
         begin = time.perf_counter()
-        stats = warm_up(
+        stats = fine_tune(
             model,
             tokenizer,
             [Example(prompt, reply) for prompt, reply in pairs],

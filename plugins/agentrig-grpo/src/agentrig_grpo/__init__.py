@@ -11,7 +11,7 @@ from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 
 if TYPE_CHECKING:
     from agentrig.algorithms import Algorithm
-    from agentrig.demonstrations import Turn, WarmedUp, WarmUpPlan
+    from agentrig.demonstrations import StartingModel, StartPlan, Turn
     from agentrig.hardware.memory import Workload
     from agentrig.servers import MakeServer
 
@@ -42,11 +42,11 @@ def workload(config: GrpoConfig) -> Workload | None:
     )
 
 
-def warm_up(config: GrpoConfig, plan: WarmUpPlan, turns: Sequence[Turn], log: Callable[[str], None]) -> WarmedUp:
+def make_start(config: GrpoConfig, plan: StartPlan, turns: Sequence[Turn], log: Callable[[str], None]) -> StartingModel:
     """Make a starting model; torch is imported here."""
-    from agentrig_grpo.starting import make_start
+    from agentrig_grpo import starting
 
-    return make_start(config, plan, turns, log)
+    return starting.make_start(config, plan, turns, log)
 
 
 def build_server(config: EmbeddedConfig) -> MakeServer:
@@ -79,5 +79,5 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         build=build,
         workload=workload,
         server=True,
-        warm_up=warm_up,
+        make_start=make_start,
     )

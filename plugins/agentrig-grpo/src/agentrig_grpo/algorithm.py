@@ -78,6 +78,7 @@ class Grpo:
             raise ConfigError('[algorithm] final = "best" needs validation, and validate_every = 0 turns it off')
         source = model_directory(config.model)
         dtype = check_device(session.hardware, config.dtype)
+        check_context(session.checkpoint or source, max_length=config.max_length, max_tokens=config.max_tokens)
         plan = self._plan(session.checkpoint or source, session.hardware, dtype)
         plan = attrs.evolve(plan, seed=session.seed, log=session.directory / "server.log")
         with session.server(plan) as server, _dead_server_first(server, session):
@@ -85,7 +86,8 @@ class Grpo:
             endpoints = self._endpoints(server)
             view = LearnerView(learner, server.dtype)
             measured = self._measured(endpoints)
-            session.note(learner.path)
+            if not learner.share:
+                session.note(learner.path)
             if config.max_staleness:
                 session.note(OVERLAP.format(threshold=config.rollout_is_threshold))
             if learner.share and (small := too_small(prompts_of(session.train_tasks, tokenizer), config)):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 from agentrig.errors import ConfigError
+from agentrig_grpo.model_files import loading
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +47,20 @@ def check_context(directory: Path, *, max_length: int, max_tokens: int) -> int:
         max_tokens: Most tokens of one reply.
 
     Raises:
-        ConfigError: The run asks for more than the model has, or a reply leaves no room for a prompt.
+        ConfigError: The run asks for more than the model has, a reply leaves no room for a prompt, or the type of the
+            model is unknown.
     """
-    from transformers import AutoConfig
+    import transformers
+    from transformers import CONFIG_MAPPING, AutoConfig
 
-    config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+    with loading(directory, "configuration"):
+        kind = json.loads((directory / "config.json").read_text("utf-8")).get("model_type")
+        if kind not in CONFIG_MAPPING:
+            raise ConfigError(
+                f"{directory}/config.json has the model_type {kind}, which transformers {transformers.__version__} "
+                "does not know. Update it (pip install -U transformers), or use another model"
+            )
+        config = AutoConfig.from_pretrained(str(directory), local_files_only=True)
     context = context_of(config, max_length)
     if not max_length and not getattr(config, "max_position_embeddings", None):
         log.warning("%s names no context: %d tokens are assumed; algorithm.max_length sets it", directory, context)

@@ -12,7 +12,7 @@ from typing import Any
 import torch  # noqa: TID253  (imported when a starting model is made only)
 from transformers import Qwen2Config  # noqa: TID253
 
-from agentrig.demonstrations import Reply, Turn, WarmedUp, WarmUpPlan
+from agentrig.demonstrations import Reply, StartingModel, StartPlan, Turn
 from agentrig.errors import ConfigError
 from agentrig.run.checkpoints import verify
 from agentrig_grpo import checkpoint, warmup
@@ -42,8 +42,8 @@ STEPS = 1500
 """Optimizer steps that a warm-up should have at least, where batches are not too small already."""
 
 
-def make_start(config: GrpoConfig, plan: WarmUpPlan, turns: Sequence[Turn], log: Callable[[str], None]) -> WarmedUp:
-    """Make a starting model and write it; what `AlgorithmSpec.warm_up` of `grpo` is.
+def make_start(config: GrpoConfig, plan: StartPlan, turns: Sequence[Turn], log: Callable[[str], None]) -> StartingModel:
+    """Make a starting model and write it; what `AlgorithmSpec.make_start` of `grpo` is.
 
     Raises:
         ConfigError: No such model, or demonstrations that its context has no room for.
@@ -78,7 +78,7 @@ def make_start(config: GrpoConfig, plan: WarmUpPlan, turns: Sequence[Turn], log:
         context = context_of(model.config, 0)
     check_lengths(examples, context, plan.model)
     width = int(model.config.hidden_size)
-    stats = warmup.warm_up(
+    stats = warmup.fine_tune(
         model,
         tokenizer,
         examples,
@@ -91,7 +91,7 @@ def make_start(config: GrpoConfig, plan: WarmUpPlan, turns: Sequence[Turn], log:
         log=log,
     )
     checkpoint.save(model, tokenizer, plan.directory)
-    return WarmedUp(
+    return StartingModel(
         directory=plan.directory,
         parameters=sum(p.numel() for p in model.parameters()),
         vocabulary=len(tokenizer),
@@ -105,7 +105,7 @@ def make_start(config: GrpoConfig, plan: WarmUpPlan, turns: Sequence[Turn], log:
     )
 
 
-def _tried(model: Any, tokenizer: Any, plan: WarmUpPlan) -> bool:
+def _tried(model: Any, tokenizer: Any, plan: StartPlan) -> bool:
     """Write the model as it is, and ask whether it has learned enough."""
     assert plan.enough is not None
     checkpoint.save(model, tokenizer, plan.directory)

@@ -42,7 +42,7 @@ class Example:
 
 
 @attrs.frozen(kw_only=True)
-class WarmUpStats:
+class FineTuneStats:
     """What a warm-up did.
 
     Attributes:
@@ -118,7 +118,7 @@ def new_model(config: Any, tokenizer: Any, *, seed: int) -> Any:
     return model
 
 
-def warm_up(
+def fine_tune(
     model: Any,
     tokenizer: Any,
     examples: Iterable[Mapping[str, Any] | Example],
@@ -136,7 +136,7 @@ def warm_up(
     max_seconds: float = math.inf,
     enough: Callable[[], bool] | None = None,
     log: Callable[[str], None] | None = log_lines.info,
-) -> WarmUpStats:
+) -> FineTuneStats:
     """Train on completions by cross-entropy, in place, with AdamW and a cosine schedule.
 
     Args:
@@ -220,7 +220,7 @@ def warm_up(
             losses.append(float(epoch_loss) / epoch_tokens)
             completion_tokens += epoch_tokens
     model.eval()
-    return WarmUpStats(
+    return FineTuneStats(
         steps=steps,
         tokens=tokens,
         completion_tokens=completion_tokens,
@@ -322,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = new_model(arguments.model_config, tokenizer, seed=arguments.seed)
     else:
         model = checkpoint.load_model(arguments.model)
-    stats = warm_up(
+    stats = fine_tune(
         model,
         tokenizer,
         read_examples(arguments.data),

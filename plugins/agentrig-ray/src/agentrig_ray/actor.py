@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import attrs
 
 from agentrig.pools import AgentSource, Job
 from agentrig.processes.confine import RAY, confine
-from agentrig.processes.families import MARK, end_families, lead
+from agentrig.processes.families import MARK, adopt_orphans, end_families, lead
 from agentrig.runners.attempt import build_agent, packed, running_loop
 
 
@@ -39,6 +40,8 @@ class Runner:
         self, plan: AgentSource, variables: Mapping[str, str], absent: Sequence[str], files: Mapping[str, str]
     ) -> None:
         lead()
+        if sys.platform == "linux":
+            adopt_orphans()  # `end` finds what leaves the agent's family
         confine((*RAY, *plan.environment), variables, absent)
         with with_files(plan, files) as here:
             self._agent, self._broken = build_agent(here)
@@ -51,7 +54,7 @@ class Runner:
         return self._broken or Place(ray.get_runtime_context().get_node_id(), str(ray.util.get_node_ip_address()))
 
     def run(self, job: Job) -> bytes:
-        """Run a rollout and return its pickled result; failures come back typed."""
+        """Run a rollout and return its packed result; failures come back typed."""
         assert self._agent is not None
         return packed(self._agent, job, self._loop)
 

@@ -8,7 +8,6 @@ again, and its rollouts start again elsewhere.
 from __future__ import annotations
 
 import logging
-import pickle
 import threading
 import time
 import uuid
@@ -42,12 +41,12 @@ END_S = 5.0
 
 @attrs.define(eq=False)
 class Actor(Worker):
-    """One actor: its handle, the reference of its readiness, its place, and its rollouts' references."""
+    """One actor: its handle, the reference of its readiness, its place, and its rollouts by their references."""
 
     handle: Any
     ready_ref: Any
     place: Place | None = None
-    refs: list[Any] = attrs.field(factory=list)
+    refs: dict[Any, str] = attrs.field(factory=dict)
 
 
 class RayPool(BasePool[Actor]):
@@ -166,7 +165,7 @@ class RayPool(BasePool[Actor]):
                 f"is on the node {worker.place.ip}: let it listen on an address that the nodes reach "
                 f"({key}={self._here}), or keep runners on this machine (--runners processes)"
             )
-        worker.refs.append(worker.handle.run.remote(job))
+        worker.refs[worker.handle.run.remote(job)] = job.id
         return True  # a dead actor shows when its reference is read
 
     def _listen(self, timeout_s: float) -> list[Result]:
@@ -195,9 +194,15 @@ class RayPool(BasePool[Actor]):
         if isinstance(value, Exception):
             return self._died(actor, value)
         if ref != actor.ready_ref:
-            actor.refs.remove(ref)
-            result: Result = pickle.loads(value)
-            self._nodes_lost.pop(result.id, None)
+            job_id = actor.refs.pop(ref)
+            self._nodes_lost.pop(job_id, None)
+            if job_id not in actor.jobs:
+                return []  # it has failed before
+            job, started = actor.jobs[job_id]
+            try:
+                result = Result.unpacked(job_id, value)
+            except ValueError as broken:
+                result = job.failed("infrastructure", str(broken), started)
             return self._ended(actor, result)
         if isinstance(value, str):
             raise AgentrigError(value)

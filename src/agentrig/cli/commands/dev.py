@@ -23,7 +23,7 @@ from agentrig.rollouts import Mode
 @click.command()
 @configured
 @model_options
-@click.option("--tasks-n", type=click.IntRange(1, 10), default=3, show_default=True, help="How many tasks.")
+@click.option("--limit", type=click.IntRange(1, 10), default=3, show_default=True, help="How many tasks.")
 @click.option("--split", metavar="NAME", help="Which split; the validation split by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rollouts with their spans as JSON.")
 def dev(
@@ -31,7 +31,7 @@ def dev(
     endpoint: str | None,
     model: str | None,
     checkpoint: Path | None,
-    tasks_n: int,
+    limit: int,
     split: str | None,
     as_json: bool,
     **options: Any,
@@ -42,7 +42,7 @@ def dev(
 
     \b
     agentrig dev mini
-    OPENAI_BASE_URL=http://127.0.0.1:8000/v1 agentrig dev spider --tasks-n 5
+    OPENAI_BASE_URL=http://127.0.0.1:8000/v1 agentrig dev spider --limit 5
     """
     from agentrig.run.evaluate import eval_tasks, evaluate
     from agentrig.run.guards import unseen_calls
@@ -51,7 +51,7 @@ def dev(
 
     plan = make_plan(words, options)
     server = measured_server(endpoint, model, checkpoint)
-    name, tasks = eval_tasks(plan, split, tasks_n, role="validation")
+    name, tasks = eval_tasks(plan, split, limit, role="validation")
     trains = name == split_of(plan, task_set(plan), "train")  # as in Agent Lightning's own dev
     checkpoint = find_checkpoint(checkpoint)
     with stdout_to_stderr(as_json):

@@ -20,7 +20,7 @@ from agentrig.cli.options import measured_server, stdout_to_stderr
 @click.option("--script", metavar="TEXT", help="What the scripted model says; by default right answers and nonsense.")
 @click.option("--endpoint", metavar="URL", help="Play the trial with a real model: an OpenAI-compatible server (…/v1).")
 @click.option("--model", metavar="NAME", help="The server's model; its first by default.")
-@click.option("--tasks-n", type=click.IntRange(1, 1000), default=12, show_default=True, help="Tasks of a trial.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=12, show_default=True, help="Tasks of a trial.")
 @click.option("--only", multiple=True, metavar="CHECK", help="Run only this check, and what it needs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def validate(
@@ -28,7 +28,7 @@ def validate(
     script: str | None,
     endpoint: str | None,
     model: str | None,
-    tasks_n: int,
+    limit: int,
     only: Sequence[str],
     as_json: bool,
     **uses: str | None,
@@ -58,7 +58,7 @@ def validate(
                 settings=settings,
                 script=script,
                 endpoint=measured_server(endpoint, model, None) if endpoint or model else None,
-                tasks_n=tasks_n,
+                limit=limit,
                 only=only or None,
                 say=None if as_json else partial(click.echo, file=stdout),
             ),

@@ -135,7 +135,7 @@ def warmup(
     agentrig warmup my-run.toml --labels 64 --model mini --out models/sorting
     agentrig warmup my-run.toml --plugin my_agent.py --labels 500 --tokenizer bytes --minutes 1
     """
-    from agentrig.demonstrations import WarmUpPlan
+    from agentrig.demonstrations import StartPlan
     from agentrig.errors import ConfigError
 
     own = {name: options.pop(name) for name in _PLANNED}
@@ -148,7 +148,7 @@ def warmup(
         directory = out or Path("models") / plan.recipe
         if (directory / "config.json").exists():
             raise ConfigError(f"{directory} already has a model; remove it, or name another directory: --out DIR")
-        wanted = WarmUpPlan(directory=directory, model=model, seed=seed, **own)
+        wanted = StartPlan(directory=directory, model=model, seed=seed, **own)
         done = _make(
             plan, wanted, 0 if all_labels else labels, gold=gold, repeats=repeats, until=until, measured=measure
         )
@@ -189,7 +189,7 @@ def _make(
     if until is not None:
         enough = run.Until(plan, labels, wanted.directory, until, partial(_tried, labels))
         wanted = attrs.evolve(wanted, enough=enough)
-    made = run.warm_up(plan, wanted, found.turns, lambda line: click.echo(f"  {line}"))
+    made = run.make_start(plan, wanted, found.turns, lambda line: click.echo(f"  {line}"))
     if enough is not None and not enough.tries and wanted.passes > 1:
         why = f"algorithm {plan.components['algorithm'].spec.name} never asked whether the model is good enough"
         if made.wall_s >= 60 * wanted.minutes:

@@ -48,7 +48,12 @@ def _constant(evidence: Evidence, groups: int, same: int) -> Finding:
     text = f"in {same} of {groups} groups all rollouts got the same reward"
     size = evidence.setting("algorithm.group_size", "algorithm.verl.actor_rollout_ref.rollout.n")
     cause, settings, advice = "zero-variance-groups", (*size, "tasks.use"), ""
-    if right > 0.9 * same:
+    rewards = set(rewards_of(evidence.steps))
+    if len(rewards) == 1 and 0.0 not in rewards and not right and answers <= 0.9 * same:
+        cause, settings = "constant-reward", ("reward.use",)
+        text += f", {figure(rewards.pop())} in all of them, for different answers"
+        advice = "Does the reward depend on the answer?"
+    elif right > 0.9 * same:
         cause, settings = "tasks-too-easy", ("tasks.use", *size)
         text += f", and in {right} of these every answer was correct"
         advice = "Use harder tasks: these teach nothing. Or does the reward ignore the answer?"

@@ -47,8 +47,8 @@ def barely_moved(evidence: Evidence) -> Iterator[Finding]:
     settings = evidence.setting(*LR)
     if lr and used and max(used) < lr / 2 and warmup:
         settings = ("algorithm.warmup_steps", *settings)
-        text += f"; the learning rate was still in its warm-up, at {max(used):.3g} of {lr:.3g}"
-        cause, advice = "warmup-too-long", "Fewer warm-up updates, or more steps."
+        text += f"; the learning rate was still rising (warmup_steps), at {max(used):.3g} of {lr:.3g}"
+        cause, advice = "warmup-too-long", "Fewer warmup_steps, or more steps."
     else:
         cause, advice = "learning-rate-too-small", "Raise the learning rate by a factor of 10 and compare."
         text += f"; the learning rate is {lr:.3g}" if lr else ""

@@ -64,6 +64,7 @@ class Api:
                 Route("/v1/chat/completions", _guarded(self.completions), methods=["POST"]),
                 Route("/v1/completions", _guarded(self.text_completions), methods=["POST"]),
                 Route("/v1/models", self.models),
+                Route("/tokenize", _guarded(self.tokenize), methods=["POST"]),
                 Route("/health", self.health),
             ],
             exception_handlers={HTTPException: _http_error},
@@ -99,6 +100,11 @@ class Api:
         body = replies.response(request, choices, self.chat, model=self.model)
         return Response(body, media_type="application/json")
 
+    async def tokenize(self, http: HttpRequest) -> Response:
+        """Return the token ids of a chat completion's prompt, as vLLM does."""
+        prompt = await self._prompt(protocol.parse(await http.body(), model=self.model))
+        return _json({"count": len(prompt), "max_model_len": self.max_length, "tokens": prompt})
+
     async def text_completions(self, http: HttpRequest) -> Response:
         """Answer a completion of token ids; its prompt's scores and its tokens come from one version of the weights."""
         request = completions.parse(await http.body(), model=self.model, vocabulary=self.engine.decoder.vocabulary)
@@ -128,7 +134,10 @@ class Api:
         called = any("tool_calls" in message for message in request.messages)
         if (request.tools or called) and isinstance(self.chat.tool_form, str):
             raise ApiError(self.chat.tool_form, param="tools" if request.tools else "messages")
-        conversation = self.chat.conversation(request.messages, request.tools)
+        options = {} if request.add_generation_prompt else {"add_generation_prompt": False}
+        if request.continue_final_message:
+            options["continue_final_message"] = True
+        conversation = self.chat.conversation(request.messages, request.tools, **options)
         ids = self.chat.kept(conversation)
         if ids is not None:
             return ids
@@ -288,7 +297,7 @@ async def _http_error(http: HttpRequest, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     text = (
         f"there is no {http.method} {http.url.path}; try POST /v1/chat/completions, POST /v1/completions, "
-        "GET /v1/models, GET /health"
+        "POST /tokenize, GET /v1/models, GET /health"
     )
     return Response(ApiError(text, status=status).body(), status_code=status, media_type="application/json")
 

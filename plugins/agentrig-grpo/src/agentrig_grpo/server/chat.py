@@ -74,10 +74,12 @@ class Chat:
             self.keep(conversation, ids)
         return ids
 
-    def conversation(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Return messages and tools as the text that `kept`, `render` and `keep` take."""
+    def conversation(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), **options: bool
+    ) -> str:
+        """Return messages, tools and the template's options as the text that `kept`, `render` and `keep` take."""
         # Their order of keys is the template's too: a model was trained on one.
-        return json.dumps([messages, list(tools)])
+        return json.dumps([messages, list(tools), options])
 
     def kept(self, conversation: str) -> tuple[int, ...] | None:
         """Return the cached token ids of a recent conversation, or None."""
@@ -95,14 +97,15 @@ class Chat:
             self._kept -= len(self._prompts.popitem(last=False)[1])
 
     def render(self, conversation: str, max_length: int) -> tuple[int, ...]:
-        """Return the token ids of a conversation, with the generation prompt at its end; may be called in any thread.
+        """Return the token ids of a conversation, by default with the generation prompt; may be called in any thread.
 
         Raises:
             TooLong: It surely has more than `max_length` tokens; a text of that length is not tokenized to its end.
             ValueError: The template refuses the conversation (roles out of order, …), or the tokenizer does.
         """
         try:
-            text = self._text_of(*json.loads(conversation), add_generation_prompt=True)
+            messages, tools, options = json.loads(conversation)
+            text = self._text_of(messages, tools, **{"add_generation_prompt": True, **options})
         except Exception as error:  # a template can raise anything, and does so about these messages
             raise ValueError(f"the chat template refuses these messages: {type(error).__name__}: {error}") from error
         if len(text) > max_length * self._longest:
@@ -115,13 +118,9 @@ class Chat:
         return self._encode(text)
 
     def _text_of(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **options: bool
     ) -> str:
-        return str(
-            self.tokenizer.apply_chat_template(
-                messages, tools=tools or None, add_generation_prompt=add_generation_prompt, tokenize=False
-            )
-        )
+        return str(self.tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, **options))
 
     def _encode(self, text: str) -> tuple[int, ...]:
         try:

@@ -106,9 +106,11 @@ def _message(value: Any, plain: Callable[[Any, Any], Any]) -> Any:
 def _text(content: Any, _: Any) -> str:
     if isinstance(content, str):
         return content
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
-    ):
+    if isinstance(content, list):
+        for i, part in enumerate(content):
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                kind = part.get("type") if isinstance(part, dict) else part
+                raise Unfit(f"must be a string or a list of text parts: this model reads no {short(kind)} (part {i})")
         return "".join(part["text"] for part in content)
     raise Unfit("must be a string or a list of text parts")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrig.errors import exhausted
 from agentrig.processes.servers import ServerError, ServerProcess
 from agentrig_grpo.server.channel import Channel
 
@@ -220,7 +221,7 @@ class LLMServer:
         try:
             message, descriptor = self._sender.pack(weights)
         except OSError as error:
-            raise ServerError(f"there is no memory in which the weights can be sent to the server: {error}") from None
+            raise ServerError(f"the weights cannot be sent to the server: {exhausted(error) or error}") from None
         try:
             message["version"] = version
             answer = self._ask(message, timeout_s, "take its new weights", descriptor=descriptor)

@@ -34,6 +34,19 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "functions": ([], None),
     "reasoning_effort": (None,),
     "modalities": (["text"], None),
+    "min_tokens": (0, None),
+    "ignore_eos": (False, None),
+    "stop_token_ids": ([], None),
+    "skip_special_tokens": (True, None),
+    "chat_template_kwargs": ({}, None),
+    "best_of": (1, None),
+    "use_beam_search": (False, None),
+    "length_penalty": (1, None),
+    "verbosity": (None,),
+    "prediction": (None,),
+    "audio": (None,),
+    "web_search_options": (None,),
+    "function_call": (None,),
 }
 """Fields that this server doesn't implement, with the values that ask for nothing."""
 
@@ -89,6 +102,15 @@ class ChatRequest(Addressed):
     tool_choice: ToolChoice = ToolChoice("auto")
     parallel_tool_calls: bool = True
     response_format: Schema = attrs.field(factory=lambda: Schema({}))
+    add_generation_prompt: bool = True
+    continue_final_message: bool = attrs.field(default=False)
+
+    @continue_final_message.validator
+    def _last_of_the_assistant(self, field: Any, value: bool) -> None:
+        if value and self.add_generation_prompt:
+            raise Unfit("needs add_generation_prompt: false", field.name)
+        if value and (self.messages[-1]["role"] != "assistant" or not self.messages[-1]["content"].strip()):
+            raise Unfit("needs a last message of the assistant, with text", field.name)
 
     @response_format.validator
     def _not_with_tools(self, field: Any, value: Mapping[str, Any]) -> None:
@@ -140,7 +162,8 @@ def checked(body: bytes, cls: type[AnyRequest], rules: cattrs.Converter, *, mode
         asked = structure(Addressed, data, rules).model
         if asked != model:
             raise ApiError(
-                f"the model {short(asked)} does not exist; this server has {model!r}",
+                f"the model {short(asked)} does not exist; this server has {model!r}. An agent that always sends "
+                f'another name is served by the gateway: [gateway.models] {json.dumps(asked[:100])} = "policy"',
                 param="model",
                 status=404,
                 code="model_not_found",

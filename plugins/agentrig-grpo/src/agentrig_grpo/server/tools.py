@@ -253,7 +253,10 @@ def form_of(render: Render) -> Form | str:
     Args:
         render: The template.
     """
-    take = "take a model whose chat template has tools (Qwen2.5, Qwen3, Llama 3.1), or put them into the prompt"
+    take = (
+        "take a model whose chat template has tools (Qwen2.5, Qwen3, Llama 3.1), make a small one for your tasks with "
+        "agentrig warmup, or put the tools into the prompt"
+    )
     try:
         shown = render([PROBE_USER], [PROBE_TOOL])
     except Exception as error:  # a template can raise anything

@@ -23,11 +23,8 @@ KEEP_IDLE = 4
 GRACE_S = 0.1
 """Seconds after a query's time limit until its worker is killed."""
 
-START_GRACE_S = 0.3
-"""Seconds after a query's time limit to wait for a worker that is still starting."""
-
-UNCHARGED_START_S = 0.15
-"""Seconds of a worker's start that do not count against the query's time limit."""
+START_LIMIT_S = 20.0
+"""Seconds that a worker may take to start; they don't count against the query's time limit."""
 
 READY = b"ready"
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "LANG", "LC_ALL")
@@ -87,7 +84,10 @@ class Worker:
         try:
             self._read(len(READY), end)
         except WorkerTimeout:
-            raise WorkersBusy("no worker process started within the query's budget: the machine is too busy") from None
+            raise WorkersBusy(
+                f"no worker process started within {START_LIMIT_S:g} s: the machine is too busy. Use fewer runners "
+                "(runners.n, runners.threads)"
+            ) from None
         except WorkerLost:
             raise OSError(f"no worker process could be started: {sys.executable} {_SCRIPT} does not run") from None
         self._ready = True
@@ -196,8 +196,8 @@ class Workers:
     def _call(self, worker: Worker, request: tuple[Any, ...], deadline: float, late: bool) -> Any:
         began = time.monotonic()
         try:
-            worker.wait_until_ready(deadline + START_GRACE_S)
-            deadline += min(time.monotonic() - began, UNCHARGED_START_S)
+            worker.wait_until_ready(began + START_LIMIT_S)
+            deadline += time.monotonic() - began
             budget_s = max(deadline - time.monotonic(), 0.0)
             reply = worker.call((*request, budget_s), budget_s + GRACE_S)
         except WorkersBusy:

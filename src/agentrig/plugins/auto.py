@@ -1,14 +1,15 @@
-"""The model's server: which one `auto` selects, and which one an algorithm may have."""
+"""What a run gets for `use = "auto"`, and what `own` means: hardware, the model's server, and runners."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from agentrig.errors import ConfigError, place_of
+from agentrig.plugins.building import built
 from agentrig.settings import check_any
 
 if TYPE_CHECKING:
@@ -18,7 +19,56 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OWN = "own"
-"""The name of the server that an algorithm brings itself."""
+"""The name of the server, and of the runners, that an algorithm brings itself."""
+
+PROCESSES = "processes"
+"""The runners of an algorithm that brings none, if `[runners] use` names no others."""
+
+
+def able(registry: Registry, algorithm: Component) -> Iterator[Component]:
+    """Yield the hardware that an algorithm's spec allows; if two have the same name, only the first."""
+    named = getattr(algorithm.spec, "hardware", ())
+    seen = set()
+    for component in registry.components("hardware"):
+        if component.spec.name not in seen and (not named or component.spec.name in named):
+            seen.add(component.spec.name)
+            yield component
+
+
+def built_or_none(component: Component) -> Hardware | None:
+    """Build a hardware with its defaults, or return None with a warning if that fails."""
+    try:
+        hardware: Hardware = built(component, component.spec.config())
+    except Exception as error:
+        log.warning("hardware %s is left out: %s", component.spec.name, str(error).partition("\n")[0])
+        return None
+    return hardware
+
+
+def auto_hardware(registry: Registry, algorithm: Component) -> str:
+    """Choose the available hardware that the algorithm can run on.
+
+    Raises:
+        agentrig.hardware.HardwareError: None is available, one is broken, or two are available.
+    """
+    from agentrig.hardware.choice import select  # here, because every command imports this module
+
+    installed = [hardware for c in able(registry, algorithm) if (hardware := built_or_none(c)) is not None]
+    return str(select("auto", [h for h in installed if h.carries(algorithm.spec.name)]).name)
+
+
+def check_hardware_keys(
+    registry: Registry, algorithm: Component, keys: Mapping[str, Any], elsewhere: Callable[[str], str]
+) -> None:
+    """Reject keys of `[hardware]` that no hardware has, before `auto` is resolved.
+
+    `elsewhere` is that of `agentrig.settings.structure`.
+
+    Raises:
+        ConfigError: The algorithm can run on no hardware with such a key.
+    """
+    configs = [c.spec.config for c in able(registry, algorithm)]
+    check_any(configs, keys, owner=f"no hardware for {algorithm.spec.name}", section="hardware", elsewhere=elsewhere)
 
 
 def check_server(algorithm: Component, use: str, keys: Mapping[str, Any]) -> None:
@@ -48,13 +98,13 @@ def check_server(algorithm: Component, use: str, keys: Mapping[str, Any]) -> Non
         )
 
 
-def check_auto_keys(registry: Registry, keys: Mapping[str, Any], elsewhere: Callable[[str], str]) -> None:
+def check_server_keys(registry: Registry, keys: Mapping[str, Any], elsewhere: Callable[[str], str]) -> None:
     """Reject keys of `[server]` that no server of `auto` has, before the hardware is known.
 
     Raises:
         ConfigError: There is such a key.
     """
-    configs = [c.spec.config for c in _ranked(registry)]
+    configs = [c.spec.config for c in _ranked_servers(registry)]
     check_any(configs, keys, owner="no server that `auto` selects from", section="server", elsewhere=elsewhere)
 
 
@@ -68,7 +118,7 @@ def auto_server(registry: Registry, hardware: Hardware, keys: Mapping[str, Any])
         ConfigError: There is none; the message has each one's reason.
     """
     passed: list[str] = []
-    for component in _ranked(registry):
+    for component in _ranked_servers(registry):
         why = _missing(component, keys) or refusal(component, hardware)
         if not why:
             return component, "; ".join(passed) or f"it is the first that serves on {hardware.name}"
@@ -92,7 +142,7 @@ def refusal(component: Component, hardware: Hardware) -> str:
         return found
 
 
-def _ranked(registry: Registry) -> Sequence[Component]:
+def _ranked_servers(registry: Registry) -> Sequence[Component]:
     ranked = [c for c in registry.components("server") if getattr(c.spec, "rank", None) is not None]
     return sorted(ranked, key=lambda c: -c.spec.rank)  # type: ignore[attr-defined]
 
@@ -101,3 +151,24 @@ def _missing(component: Component, keys: Mapping[str, Any]) -> str:
     known = {f.name for f in attrs.fields(component.spec.config)}
     unknown = [key for key in keys if key not in known]
     return f"it has no key {' and '.join(unknown)}" if unknown else ""
+
+
+def runners_of(algorithm: Component, use: str) -> str:
+    """Return the name of a run's runners.
+
+    Args:
+        algorithm: The run's algorithm.
+        use: What `[runners] use` says, or `auto`.
+
+    Raises:
+        ConfigError: The algorithm's own are asked for, and it has none.
+    """
+    brings = bool(getattr(algorithm.spec, "runners", False))
+    if use == "auto":
+        return OWN if brings else PROCESSES
+    if use == OWN and not brings:
+        raise ConfigError(
+            f'[runners] use = "{OWN}": algorithm {algorithm.spec.name} brings no runners of its own; leave it out, or '
+            "name others that `agentrig plugins` lists"
+        )
+    return use

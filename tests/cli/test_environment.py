@@ -1,0 +1,137 @@
+"""A machine that lacks memory, disk space or an output: one message with the cure, no traceback, never status 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrig.testing.tiny_model import make_tiny_model
+
+PLUGIN = Path(__file__).resolve().parents[1] / "support" / "letters_plugin.py"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "model"
+    make_tiny_model(folder)
+    return folder
+
+
+def training(model: Path, place: Path, *more: str) -> list[str]:
+    return [
+        "train", "letters", f"--plugin={PLUGIN}", f"algorithm.model={model}", f"run.directory={place}",
+        "run.name=run", 'run.block=["report"]', "algorithm.steps=1", "algorithm.tasks_per_step=4",
+        "algorithm.validate_every=0", "run.report_tasks=2", "hardware.threads=1", *more,
+    ]  # fmt: skip
+
+
+def agentrig(*words: str, limits: Callable[[], None] = lambda: None, stdout: int = subprocess.PIPE) -> tuple[int, str]:
+    """Run a command in a process of its own with these limits; return its exit status and what stderr got."""
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrig", *words],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        preexec_fn=limits,
+        timeout=280,
+        check=False,
+    )
+    return done.returncode, done.stderr.decode()
+
+
+def limited(kind: int, size: int) -> Callable[[], None]:
+    return lambda: resource.setrlimit(kind, (size, size))
+
+
+@pytest.mark.parametrize("megabytes", [1500, 1000])
+def test_too_little_address_space(model: Path, tmp_path: Path, megabytes: int) -> None:
+    """The size at which it fails depends on the machine; below 1000 MB, torch cannot be loaded anywhere."""
+    status, said = agentrig(
+        *training(model, tmp_path, "algorithm.model=mini"), limits=limited(resource.RLIMIT_AS, megabytes << 20)
+    )
+    if status == 0:
+        assert megabytes == 1500, "this machine needs less"
+        return
+    assert status == 1
+    assert "Traceback" not in said, said
+    limit = rf"may use {megabytes / 1024:.1f} GiB of memory \(ulimit -v\)[^\n]*ulimit -v unlimited"
+    assert re.search(limit, said), said
+    assert "there is no memory" not in said
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("left", [100, 500])
+def test_a_disk_that_fills_up_while_a_checkpoint_is_written(model: Path, small_disk: Path, left: int) -> None:
+    (small_disk / "filler").write_bytes(b"x" * (shutil.disk_usage(small_disk).free - (left << 10)))
+    size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    assert size > left << 10 or left == 500
+    status, said = agentrig(*training(model, small_disk))
+    assert status == 1
+    assert "Traceback" not in said, said
+    assert re.search(r"step-00001 cannot be written: the disk is full.*Free some space", said), said
+    (small_disk / "filler").unlink()
+    status, said = agentrig("train", "--resume", str(small_disk / "run"))
+    assert status == 0, said
+    assert json.loads((small_disk / "run" / "summary.json").read_text())["complete"] is True
+
+
+COMMANDS = [["plugins"], ["plugins", "--json"], ["--help"]]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_full_output(words: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        status, said = agentrig(*words, stdout=full.fileno())
+    assert status == 1
+    assert (
+        said
+        == "agentrig: the output cannot be written: No space left on device. Send it elsewhere: agentrig … > FILE\n"
+    )
+
+
+def test_a_run_whose_output_is_full_keeps_its_directory_and_says_so(model: Path, tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        status, said = agentrig(*training(model, tmp_path), "--json", stdout=full.fileno())
+    assert (status, "Traceback" in said, "the output cannot be written" in said) == (1, False, True), said
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["complete"] is True
+
+
+@pytest.mark.parametrize("words", [*COMMANDS, ["why", "/nowhere"]], ids=" ".join)
+def test_a_closed_output(words: list[str]) -> None:
+    status, said = agentrig(*words, limits=lambda: os.close(1))
+    assert status == 1
+    assert said == "agentrig: standard output is closed. Send it to a file, or away: agentrig … > /dev/null\n"
+
+
+def test_an_unknown_type_of_model(model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "model_type": "qwen99"}))
+    for words in (
+        training(other, tmp_path),
+        ["eval", "letters", f"--plugin={PLUGIN}", "--limit=1", f"--checkpoint={other}"],
+    ):
+        status, said = agentrig(*words)
+        assert status == 1
+        assert "Traceback" not in said, said
+        assert "config.json has the model_type qwen99, which transformers" in said
+        assert "pip install -U transformers" in said
+        assert "--resume" not in said

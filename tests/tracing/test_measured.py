@@ -1,0 +1,92 @@
+"""A measurement samples as the run says, whatever the agent's client sends: by the tap, and by the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import pytest
+
+from agentrig import Endpoint
+from agentrig.gateway.process import Gateway
+from agentrig.gateway.settings import GatewaySettings
+from agentrig.pools import Job
+from agentrig.runners.attempt import run_agent
+from agentrig.testing.scripted import ScriptedServer, scripted_server
+from agentrig.traces import ASKED, Span
+
+openai = pytest.importorskip("openai")
+
+SENT: list[dict[str, Any]] = [{}, {"temperature": 0.7, "top_p": 0.5, "max_tokens": 5}, {"max_completion_tokens": 7}]
+"""What three calls of an agent that nobody has changed send."""
+
+
+def unchanged(task_input: Any, endpoint: Endpoint) -> str:
+    with openai.OpenAI(base_url=endpoint.base_url, api_key="dummy", max_retries=0) as client:
+        for i, fields in enumerate(SENT):
+            asked = {"model": endpoint.model, "messages": [{"role": "user", "content": "?"}], **fields}
+            reply = client.chat.completions.create(**asked, stream=i == 0)
+            if i == 0:
+                list(reply)
+    return "done"
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    with Gateway(GatewaySettings()) as running:
+        yield running
+
+
+@pytest.fixture
+def model() -> Iterator[ScriptedServer]:
+    with scripted_server("odd") as server:
+        yield server
+
+
+def calls(model: ScriptedServer, mode: str, gateway: Gateway | None, agent: Any = unchanged) -> list[Span]:
+    endpoint = model.endpoint(temperature=0.0, top_p=1.0, max_tokens=64)
+    endpoint = attrs.evolve(endpoint, gateway=gateway.address if gateway else None)
+    result = run_agent(agent, Job(id="r1", input={}, endpoint=endpoint, mode=mode))
+    assert result.outcome.failure is None, result.outcome.message
+    return result.trace.llm_calls()
+
+
+@pytest.mark.parametrize("through", ["tap", "gateway"])
+@pytest.mark.parametrize("mode", ["val", "test"])
+def test_all_calls_of_a_measurement_are_sampled_as_the_run_says(
+    model: ScriptedServer, gateway: Gateway, mode: str, through: str
+) -> None:
+    spans = calls(model, mode, gateway if through == "gateway" else None)
+    bodies = model.bodies()
+    assert [(b["temperature"], b["top_p"]) for b in bodies] == [(0.0, 1.0)] * 3
+    assert [(b.get("max_tokens"), b.get("max_completion_tokens")) for b in bodies] == [(64, None), (5, None), (None, 7)]
+    for span, body in zip(spans, bodies, strict=True):  # the record has what was used, and what was asked otherwise
+        assert {k: span.attributes["request"][k] for k in ("temperature", "top_p")} == {
+            "temperature": 0.0,
+            "top_p": 1.0,
+        }
+        assert span.attributes["request"] == body
+    assert [s.attributes.get(ASKED) for s in spans] == [None, {"temperature": 0.7, "top_p": 0.5}, None]
+
+
+def test_training_and_other_servers_get_what_the_agent_sends(model: ScriptedServer) -> None:
+    spans = calls(model, "train", None)
+    assert [b.get("temperature") for b in model.bodies()] == [None, 0.7, None]
+    assert not any(ASKED in s.attributes for s in spans)
+    with scripted_server("elsewhere") as foreign:
+
+        def judge(task_input: Any, endpoint: Endpoint) -> str:
+            return unchanged(task_input, attrs.evolve(endpoint, base_url=foreign.url))
+
+        calls(model, "test", None, judge)
+        assert [b.get("temperature") for b in foreign.bodies()] == [None, 0.7, None]
+
+
+def test_a_litagent_keeps_its_temperature_of_validation(model: ScriptedServer) -> None:
+    def lit(task_input: Any, endpoint: Endpoint) -> str:
+        return unchanged(task_input, endpoint)
+
+    lit.reads_own_trace = True  # type: ignore[attr-defined]
+    calls(model, "val", None, lit)
+    assert [b.get("temperature") for b in model.bodies()] == [0.0, 0.7, 0.0]
