@@ -119,18 +119,17 @@ class Result:
         Raises:
             ValueError: Something in it is no plain data, or it is larger than `RESULT_BYTES`; the message names it.
         """
-        sent: dict[str, Any] = {
+        spans = [{field.name: getattr(span, field.name) for field in attrs.fields(Span)} for span in self.trace.spans]
+        sent = {
             "outcome": attrs.asdict(self.outcome, recurse=False),
             "start": self.start,
             "duration_s": self.duration_s,
-            "spans": [
-                {field.name: getattr(span, field.name) for field in attrs.fields(Span)} for span in self.trace.spans
-            ],
+            "spans": spans,
         }
         try:
             text = plain_json(sent, "the result")
         except ValueError:
-            for span in sent["spans"]:
+            for span in spans:
                 plain_json(span["attributes"], f'its span "{span["name"]}": attributes')
             raise
         if len(text) > RESULT_BYTES:
