@@ -21,7 +21,7 @@ from agentrig.audit.verdicts import Verdict, fault, ok, unseen
 if TYPE_CHECKING:
     import torch
 
-TOKENS = 16_384
+TOKENS = 4096
 """Sampled tokens that are looked at in a step, whole groups of rollouts at a time."""
 
 MEASURED = 32

@@ -79,7 +79,9 @@ class Repeat:
         import torch
 
         needed = [call for call in calls if settings["max_staleness"] or call.logprobs is None]
-        model: Any = self.weights.load(self.dtype, rounded=self.rounded) if needed else None
+        if not needed:
+            return
+        model = self.weights.load(self.dtype, rounded=self.rounded)
         for call in needed:
             with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=self.cast):
                 self.begun[call.rollout, call.span] = logprobs(model, call, settings["temperature"])
