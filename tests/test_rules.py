@@ -115,19 +115,19 @@ def test_rule_3_no_silent_knob(toy_plan: MakePlan, tmp_path: Path, toy_file: str
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
-        ("adapter.match=nothing-like-it", "They were made under these nodes: write_query"),
-        ("algorithm.token_ids=false", "no token ids"),
-        ('tasks.do=["no-call"]', "No call to the model was recorded"),
-        ("reward.right=0", "so every advantage is zero"),
+        (["adapter.match=nothing-like-it"], "They were made under these nodes: write_query"),
+        (["algorithm.token_ids=false"], "no token ids"),
+        (['tasks.do=["no-call"]'], "No call to the model was recorded"),
+        (["reward.right=0", "algorithm.tasks=36"], "so every advantage is zero"),
     ],
 )
 def test_rule_4_no_run_that_learns_nothing(
-    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, wish: str, said: str
+    model: ModelServer, toy_plan: MakePlan, tmp_path: Path, wish: list[str], said: str
 ) -> None:
     from agentrig.run.training import train
 
     with pytest.raises(RunStopped, match=said):
-        train(toy_plan("algorithm.report=false", "run.validation_tasks=1", wish))
+        train(toy_plan("algorithm.report=false", "run.validation_tasks=1", *wish))
     assert not (tmp_path / "runs" / "toy" / "metrics.jsonl").exists()  # not even one step
 
 

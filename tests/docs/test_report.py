@@ -58,7 +58,7 @@ def with_a_part(score: Score) -> Score:
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory filled by the run's own session, rather than by the generator of these tests."""
     folder = tmp_path_factory.mktemp("runs")
-    plan = resolve("mini", overrides=[f"run.directory={json.dumps(str(folder))}", "run.name=demo"])
+    plan = resolve("mini", overrides=[f"run.directory={json.dumps(str(folder))}", "run.name=demo", "run.auditor=false"])
     run = RunDirectory.create(plan)
     hardware: Any = plan.build("hardware")
     tasks = [rollout_of(i, right=True, mode="train", step=1).task for i in range(4)]

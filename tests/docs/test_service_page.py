@@ -99,8 +99,11 @@ def test_a_second_answer_gets_the_statuses_of_the_page() -> None:
     with Callback("x") as callback:
         headers = {"Authorization": f"Bearer {callback.key}"}
         statuses = [httpx.post(callback.url, json={"answer": n}, headers=headers).status_code for n in (1, 1, 2)]
-    after = httpx.post(callback.url, json={"answer": 1}, headers=headers).status_code
-    assert [*statuses, after] == [200, 200, 409, 410]
-    assert "The same answer again gets 200, another one 409. After the rollout's end the address answers 410." in (
-        PAGE.read_text("utf-8").replace("\n", " ")
-    )
+    after = [httpx.post(callback.url, json={"answer": n}, headers=headers).status_code for n in (1, 2)]
+    with Callback("y") as unanswered:
+        headers = {"Authorization": f"Bearer {unanswered.key}"}
+    late = httpx.post(unanswered.url, json={"answer": 1}, headers=headers).status_code
+    assert [*statuses, *after, late] == [200, 200, 409, 200, 409, 410]
+    text = PAGE.read_text("utf-8").replace("\n", " ")
+    assert "The same answer again gets 200, also when the rollout has ended; another one gets 409." in text
+    assert "If there was no answer until the rollout's end, the address answers 410." in text

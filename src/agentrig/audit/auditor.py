@@ -196,6 +196,8 @@ def _known(record: Record, step: int, sketch: Sketch | None) -> tuple[Sketch, in
         raise CannotLook(f"the formulas of {record.settings['use']} are not known here")
     if sketch is None:
         raise CannotLook("the learner left no sketch of this step")
+    if any(earlier not in record.lines for earlier in range(1, step)):
+        raise CannotLook("the metrics of an earlier step are missing, so the number of updates is not known")
     return sketch, int(sum(line["algorithm"].get("updates", 0) for at, line in record.lines.items() if at < step))
 
 

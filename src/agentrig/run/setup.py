@@ -22,10 +22,10 @@ from agentrig.plugins.auto import OWN, PROCESSES, auto_server, refusal
 from agentrig.plugins.building import built
 from agentrig.pools import MakePool, RunnerPool
 from agentrig.run.splits import sees_gold
-from agentrig.runners.jobs import AgentPlan, RewardPlan
+from agentrig.runners.jobs import AgentPlan
 from agentrig.runners.joining import Joining, address_of, checked_token
 from agentrig.runners.processes import Pool
-from agentrig.runners.scorer import Scorer
+from agentrig.runners.scorer import RewardPlan, Scorer
 from agentrig.secrets import sources
 from agentrig.servers import MakeServer
 

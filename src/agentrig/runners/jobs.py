@@ -50,27 +50,3 @@ class AgentPlan:
         component = registry.find(kind, self.name)
         config: Any = structure(component.spec.config, self.config, owner=self.name, section=kind)
         return registry, component, config
-
-
-@attrs.frozen(kw_only=True)
-class RewardPlan(AgentPlan):
-    """How a process builds the run's reward; each of its jobs has a task, an outcome and, if it sees it, a trace.
-
-    Attributes:
-        budget_s: Seconds for one outcome.
-    """
-
-    environment: Sequence[str] = ("*",)
-    budget_s: float
-
-    def build(self) -> Agent:
-        """Load the plugins and build the reward.
-
-        Raises:
-            agentrig.errors.AgentrigError: It cannot be built; the message names the plugin's file and line.
-        """
-        from agentrig.plugins import composing
-        from agentrig.runners.scorer import Judge
-
-        registry, component, config = self._found("reward")
-        return Judge(composing.build(component, config, registry)[0], self.budget_s)

@@ -13,12 +13,12 @@ from typing import Any
 
 import attrs
 
-from agentrig.agents import Outcome
+from agentrig.agents import Agent, Outcome
 from agentrig.correctness import Correctness
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, place_of
 from agentrig.rewards import Reward, Score
-from agentrig.runners.jobs import Job, RewardPlan
+from agentrig.runners.jobs import AgentPlan, Job
 from agentrig.runners.processes import Pool
 from agentrig.tasks import Task
 from agentrig.text import json_text, words_of
@@ -67,6 +67,29 @@ class Judge:
         value = None if score.value is None else float(score.value)
         components = {name: float(part) for name, part in score.components.items()}
         return {**fields, "value": value, "components": components, "details": json.loads(json_text(score.details))}
+
+
+@attrs.frozen(kw_only=True)
+class RewardPlan(AgentPlan):
+    """How a process builds the run's reward; each of its jobs has a task, an outcome and, if it sees it, a trace.
+
+    Attributes:
+        budget_s: Seconds for one outcome.
+    """
+
+    environment: Sequence[str] = ("*",)
+    budget_s: float
+
+    def build(self) -> Agent:
+        """Load the plugins and build the reward.
+
+        Raises:
+            agentrig.errors.AgentrigError: It cannot be built; the message names the plugin's file and line.
+        """
+        from agentrig.plugins import composing
+
+        registry, component, config = self._found("reward")
+        return Judge(composing.build(component, config, registry)[0], self.budget_s)
 
 
 class Scorer:
