@@ -50,7 +50,7 @@ SHOWN = (
         "what the commands of docs/tutorials/publish-it.md print; test_tutorials.py compares it",
     ),
     (
-        r"^(retry|short)_sql\.py has|^agent retry_sql\.py|^reward short_sql\.py",
+        r"^(retry|short)_sql\.py has|^agent retry_sql\.py|^reward short_sql\.py|^agentrig-shop-assistant is",
         "what the commands of the other tutorials print; test_tutorials.py compares it",
     ),
     (r"^queries-cut: finished", "what agentrig why prints; tests/report/test_recorded_runs.py compares it"),

@@ -42,7 +42,10 @@ NOT_RUN = (
     (r"\b(train|doctor) npu\b|Ascend|torch_npu|vllm", "it needs an NPU and CANN"),
     (r"^python tests/benchmarks/verl_", "it needs a GPU"),
     (r"^pip install (\. |\./plugins)|^pip check", "it is part of an installation on an NPU"),
-    (r"brief-sql|one-query|^pip install -e|^pytest$|^cd \.\.$", "tests/docs/test_tutorials.py runs the page"),
+    (
+        r"brief-sql|one-query|shop-assistant|^pip install -e|^pytest$|^cd \.\.$",
+        "tests/docs/test_tutorials.py runs the page",
+    ),
     (r"^python -m build", "tests/docs/test_tutorials.py runs it"),
     (r"^agentrig validate ", "tests/docs/test_tutorials.py runs those of tutorials; others name files of the reader"),
     (r"^agentrig new ", "the package is there already; tests/test_wheels.py runs it"),
@@ -110,7 +113,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = list(sys.path)
     sys.path += map(str, ROOT.glob("examples/*/src"))  # for those that have several modules
     with chdir(folder):
-        for kind, name in (("reward", "my-reward"), ("reward", "brief-sql"), ("agent", "one-query")):
+        for kind, name in (
+            ("reward", "my-reward"),
+            ("reward", "brief-sql"),
+            ("agent", "one-query"),
+            ("domain", "shop-assistant"),
+        ):
             new(kind, name)
     for file in (
         *ROOT.glob("examples/*/src/*/__init__.py"),
