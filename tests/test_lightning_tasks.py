@@ -19,6 +19,7 @@ from agentrig.run.evaluate import eval_tasks, evaluate
 from agentrig.run.manifest import manifest
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
 from agentrig.runners.scorer import Scorer
+from agentrig.traces import Trace
 
 ROWS = [{"question": "1 + 1", "result": 2, "hints": ["a"]}, {"question": "2 + 2", "result": 4, "hints": []}]
 
@@ -348,7 +349,8 @@ def test_rewards_and_own_rewards() -> None:
     def exact(task: Task, outcome: Outcome, budget_s: float) -> Score:
         return Score.ok(float(outcome.answer == "2"))
 
-    assert [s.value for s in Scorer(own, budget_s=1)([(task, none), (task, both)])] == [0.5, 0.5]
+    takes = Scorer(own, budget_s=1, sees_trace=True)
+    assert [s.value for s in takes([(task, outcome, Trace(rollout_id="t")) for outcome in (none, both)])] == [0.5, 0.5]
     scores = Scorer(exact, budget_s=1)([(task, none), (task, both), (task, Outcome(answer=None)), (task, none)])
     assert [s.status for s in scores] == ["invalid", "ok", "ok", "invalid"]
     assert "has no answer that another reward could judge: use --reward own" in scores[0].details["reason"]

@@ -16,8 +16,9 @@ from agentrig_grpo import algorithm as grpo
 from agentrig_grpo import learner
 
 from agentrig.algorithms import WeightDifference
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, CheckpointDamaged
 from agentrig.plan import resolve
+from agentrig.run import checkpoints
 from agentrig.run.replay import Replay, replay
 from agentrig.run.resume import recorded_plan, resume_plan
 from agentrig.run.stages import compare
@@ -123,6 +124,16 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def sealed(run: Path, folder: Path) -> None:
+    """Write a checkpoint's list of files and its digest again, as if the run had saved what is there now."""
+    files = [f for f in sorted(folder.rglob("*")) if f.is_file() and f.name not in (checkpoints.LIST, "keep")]
+    listed = {str(f.relative_to(folder)): [f.stat().st_size, checkpoints.digest_of(f)] for f in files}
+    (folder / checkpoints.LIST).write_text(json.dumps(listed))
+    progress = json.loads((run / "progress.json").read_text())
+    progress["checkpoints"][folder.name] = [checkpoints.digest_of(folder / checkpoints.LIST)]
+    (run / "progress.json").write_text(json.dumps(progress))
+
+
 def test_every_step_is_the_same_bit_for_bit_before_and_after_a_resume(full: Path) -> None:
     failed = sum(sum(line["failures"].values()) for line in lines_of(full))
     assert failed >= 4, "some rollouts have failed"
@@ -213,7 +224,10 @@ def test_a_changed_checkpoint_is_named_with_what_the_step_began_with(run: Path) 
     state = torch.load(file, weights_only=True)
     state["optimizer"]["state"][0]["exp_avg"].view(-1)[5] += 1e-6
     torch.save(state, file)
-    assert first(repeated(run, 3))[0] == "start"
+    with pytest.raises(CheckpointDamaged, match=r"trainer/learner\.pt has changed since it was saved"):
+        repeated(run, 3)
+    sealed(run, file.parents[1])
+    assert first(repeated(run, 3))[0] == "start", "its own digest tells it, if the list of files does not"
 
 
 def test_other_weights_are_named_by_their_groups(run: Path) -> None:

@@ -191,6 +191,7 @@ def test_plain_data_arrives_as_it_was_returned(model: ModelServer, start: Start)
             {
                 "nan": [float("nan"), float("inf"), float("-inf")],
                 "large": 2**80,
+                "small": 5e-324,
                 "text": "\u2028é",
                 "none": [None, True],
             }

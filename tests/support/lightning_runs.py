@@ -82,9 +82,9 @@ def main() -> None:
     def roll(name: str, **uses: str) -> None:
         resolved = plan(**{"reward": "own", **uses})
         tasks = resolved.build("tasks").load("train")[:6]
-        engine, runtime = make_engine(
-            resolved, scorer=Scorer(resolved.build("reward"), budget_s=5), adapter=resolved.build("adapter")
-        )
+        sees_trace = resolved.components["reward"].spec.sees_trace
+        scorer = Scorer(resolved.build("reward"), budget_s=5, sees_trace=sees_trace)
+        engine, runtime = make_engine(resolved, scorer=scorer, adapter=resolved.build("adapter"))
         endpoint = Endpoint(base_url=url, model="toy-model", sampling={"temperature": 0.5}, token_ids=True)
         rollouts = []
         runtime.run(lambda: rollouts.extend(engine.run(tasks, n=1, endpoint=endpoint, step=1, mode="train")))

@@ -93,7 +93,7 @@ def test_a_file_that_ends_its_process_is_named(tmp_path: Path) -> None:
     (tmp_path / "ends.py").write_text("import os\nos._exit(7)\n")
     result = validate(str(tmp_path / "ends.py"))
     assert result.exit_code == 1
-    assert "its import calls os._exit(7)" in result.stderr
+    assert "it ended its process (exit status 7)" in result.stderr
 
 
 TOOLS = """

@@ -49,7 +49,7 @@ PLANTED: list[tuple[str, str, Patch, str, str]] = [
         "unmatched node",
         ("agent.py", 'agentrig.span("assistant")', 'agentrig.span("asistant")'),
         "play.trains",
-        "of 4 calls the adapter keeps none; the calls are under: asistant",
+        "of 6 calls the adapter keeps none; the calls are under: asistant",
     ),
     (
         "units",
@@ -62,7 +62,7 @@ PLANTED: list[tuple[str, str, Patch, str, str]] = [
     (
         "units",
         "answers that no reward can read",
-        ("agent.py", 'return message.content or ""', 'return f"That makes {message.content}."'),
+        ("agent.py", "                return result\n", '                return f"That makes {result}."\n'),
         "play.readable",
         "the mean reward was 0.0; with nonsense it was 0.0. Task validation-0-0000: the agent answered 'That makes",
     ),

@@ -440,7 +440,9 @@ def test_adamw_in_8_bits_learns_nearly_the_same_and_every_step_is_proven(make_mo
         learner = make(model, warmup_steps=2, weight_decay=0.1)
         for step in range(1, 5):
             metrics = learner.update(samples_of(seed=step), step=step)
-            assert metrics["step_error"] < 0.1, "AdamW's formula, from the moments that were stored"
+            # A share of the bound: of fp32's roundings, and in 8 bits of one percent of the step too.
+            limit = 0.75 if make is learner_of else 0.25
+            assert 0 < metrics["step_error"] < limit, "AdamW's formula, from the moments that were stored"
         found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     start = torch.cat([p.detach().flatten() for p in make_model(**shape).parameters()])
     assert float((found[0] - found[1]).norm()) < 0.1 * float((found[0] - start).norm())

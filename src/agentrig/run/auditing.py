@@ -12,11 +12,12 @@ from typing import Any
 from agentrig.agents import Outcome
 from agentrig.audit.auditor import Audited, Auditor, audit
 from agentrig.audit.record import Row, Sources
-from agentrig.audit.sketch import Sketch
+from agentrig.audit.sketch import FILE, Sketch
 from agentrig.audit.verdicts import LINKS, UNSEEN
 from agentrig.errors import AgentrigError, RunStopped
 from agentrig.plan import Plan
 from agentrig.rewards import Score
+from agentrig.run.damage import writing
 from agentrig.run.files import write_whole
 from agentrig.run.splits import load_splits
 from agentrig.tasks import Task
@@ -70,7 +71,8 @@ class Auditing:
         if not self._on or (sketch is None and step >= self._sure):
             return
         if sketch is not None:
-            sketch.write(self._run)
+            with writing(self._run / FILE.format(step)):
+                sketch.write(self._run)
         try:
             if self._auditor is None:
                 self._auditor = Auditor(self._run, sources_of(self._plan))
@@ -87,9 +89,10 @@ class Auditing:
             raise RunStopped(found.words(self._run), cause="audit")
 
     def _write(self, found: Audited) -> None:
-        folder = self._run / "audit"
-        folder.mkdir(exist_ok=True)
-        write_whole(folder / VERDICTS.format(found.step), json.dumps(found.as_dict(), indent=1) + "\n")
+        file = self._run / "audit" / VERDICTS.format(found.step)
+        with writing(file):
+            file.parent.mkdir(exist_ok=True)
+            write_whole(file, json.dumps(found.as_dict(), indent=1) + "\n")
 
     def summary(self) -> dict[str, Any]:
         """Return the entry of `summary.json`: links that were looked at, why others were not, steps and faults."""

@@ -69,7 +69,7 @@ def worker_main(
 
     agent, why = build_agent(plan)
     if agent is None:
-        send(b"failed", why.encode())
+        send(b"failed", quote(why, safe="").encode())  # it has several lines
         os._exit(0)
     gc.collect()
     gc.freeze()  # what the agent has built stays: it is not searched for cycles again
@@ -242,7 +242,7 @@ class Pool(BasePool[_Worker]):
             self._built(worker)
             return []
         if what == b"failed" and not worker.ready:
-            raise AgentrigError(value.decode("utf-8", "replace"))
+            raise AgentrigError(unquote(value.decode("ascii", "replace")))
         name, _, packed_result = value.partition(b" ")
         job, started = worker.jobs.get(unquote(name.decode("ascii", "replace")), (None, 0.0))
         if what != b"result" or job is None:

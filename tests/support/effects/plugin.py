@@ -1,4 +1,4 @@
-"""A plugin file for the effects of keys: an agent that returns what it sees, an agent for training, two rewards."""
+"""A plugin file for the effects of keys: an agent that returns what it sees, an agent for training, rewards."""
 
 from __future__ import annotations
 
@@ -70,6 +70,11 @@ def slow(task, outcome, budget_s):
     return Score.ok(1.0)
 
 
+def where(task, outcome, budget_s):
+    """Return the id of the process that judges."""
+    return Score.ok(float(os.getpid()))
+
+
 @hookimpl
 def register_agents():
     yield AgentSpec(name="effects-teller", summary="Tells.", build=lambda config: teller)
@@ -84,3 +89,4 @@ def register_tasks():
 @hookimpl
 def register_rewards():
     yield RewardSpec(name="effects-slow", summary="Takes its time.", build=lambda config: slow)
+    yield RewardSpec(name="effects-where", summary="Says where it judges.", build=lambda config: where)

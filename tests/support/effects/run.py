@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 from collections.abc import Mapping
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pyarrow.parquet as pq
 from agentrig_grpo.sampler import tasks_of_step
 from model_server import ModelServer, model_server
 
-from agentrig import Outcome, Task
+from agentrig import Outcome, Task, Trace
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
 from agentrig.run.directory import RunDirectory
@@ -23,6 +25,8 @@ from effects import ROOT, Elsewhere, Flip, Settings, Together, folder
 
 TOY = str(ROOT / "tests" / "support" / "toy_plugin.py")
 OWN = str(Path(__file__).with_name("plugin.py"))
+HALF = (Task(id="t", input={}), Outcome(answer=0.5), Trace(rollout_id="r"))
+"""A rollout whose agent answered 0.5."""
 
 
 def overrides(section: str, settings: Settings) -> list[str]:
@@ -60,14 +64,22 @@ def of(start: str) -> Any:
 
 def verdict(settings: Settings) -> tuple[str, bool | None]:
     """Return the run's score for a reward of 0.5."""
-    (score,) = make_scorer(plan(settings, reward="own"))([(Task(id="t", input={}), Outcome(answer=0.5))])
+    (score,) = make_scorer(plan(settings, reward="own"))([HALF])
     return score.status, score.correct
 
 
 def patience(settings: Settings) -> str:
     """Return the status of a score whose reward takes 1.3 seconds."""
-    (score,) = make_scorer(plan(settings, reward="effects-slow"))([(Task(id="t", input={}), Outcome(answer=0.5))])
+    (score,) = make_scorer(plan(settings, reward="effects-slow"))([HALF])
     return score.status
+
+
+def judges_here(settings: Settings) -> bool:
+    """Return whether the reward judges in this process."""
+    with closing(make_scorer(plan(settings, reward="effects-where"))) as scorer:
+        (score,) = scorer([HALF])
+    assert score.value, score
+    return score.value == os.getpid()
 
 
 def plugin(name: str) -> Any:
@@ -149,6 +161,7 @@ TABLE = {
         shows=lambda a, b: not a and "4 of 16 train rollouts failed (limit 20%" in b,
     ),
     "reward_budget_s": Flip(a=10.0, b=0.05, look=patience, shows=lambda a, b: (a, b) == ("ok", "invalid")),
+    "reward_process": Flip(a=False, b=True, look=judges_here, shows=lambda a, b: (a, b) == (True, False)),
     "correct_at": Flip(a=0.4, b=0.6, look=verdict, shows=lambda a, b: (a, b) == (("ok", True), ("ok", False))),
     "delivery": Elsewhere(
         "tests/proofs/test_delivery.py::test_the_proof_can_be_turned_off", "a run with and without the proof"

@@ -129,6 +129,10 @@ TABLE: dict[str, Flip | Elsewhere] = {
         "tests/services/test_http_agent.py::test_the_seconds_of_a_connection_are_connect_s",
         "an address that never answers is not on every machine",
     ),
+    "restart_s": Elsewhere(
+        "tests/services/test_http_agent.py::test_a_service_that_is_down_is_a_typed_failure_and_one_that_comes_up_is_used",
+        "a service must be away",
+    ),
     "retries": flip(a=0, b=2, look=lambda s: len(played(s, breaks_off)[1]), shows=lambda a, b: (a, b) == (1, 3)),
     "idempotent": flip(
         a=False, b=True, look=lambda s: len(played(s, breaks_off)[1]), shows=lambda a, b: (a, b) == (1, 3)

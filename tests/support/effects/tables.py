@@ -32,9 +32,6 @@ TABLES: Mapping[str, Mapping[str, Flip | Elsewhere]] = {
             "it needs several servers",
         ),
     },
-    "plugins": {
-        "require": Elsewhere("tests/plugins/test_ranges.py::test_a_run_file_requires_plugins", "it needs packages"),
-    },
     "runners.ray": runners.RAY_TABLE,
     "agent.langgraph-sql": agent.TABLE,
     "agent.command": programs.TABLE,
