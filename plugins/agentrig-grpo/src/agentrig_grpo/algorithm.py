@@ -367,8 +367,8 @@ class Grpo:
         of = session.first_step - 1
         if best.trained and all(torch.equal(best.trained[name], t) for name, t in state["trained"].items()):
             of = best.step  # the run had ended with its best weights
-        digests = next((line.get("digests", {}) for line in session.lines if line.get("step") == of), {})
-        recorded = digests.get("weights")
+        lines = {line["step"]: line for line in session.lines}
+        recorded = lines.get(of, {}).get("digests", {}).get("weights")
         if recorded and recorded != tensor_digests(learner.trained):
             raise CheckpointDamaged(
                 directory, f"its weights are not those of the run after step {of} (digests.weights, metrics.jsonl)"
