@@ -178,7 +178,9 @@ def test_a_real_ray_that_was_started_without_a_key_is_found(recipe):
         start = [ray, "start", "--head", "--port", "0", "--include-dashboard", "false", "--num-cpus", "1"]
         try:
             subprocess.run(start, env=environ, capture_output=True, check=True, timeout=240)
-            done = doctor(recipe(), "--hardware", "cpu", "--json", WANDB_API_KEY="k", RAY_TMPDIR=short)
+            done = doctor(
+                recipe(), "--algorithm", "verl", "--hardware", "cpu", "--json", WANDB_API_KEY="k", RAY_TMPDIR=short
+            )
         finally:
             # `ray stop` would end every cluster of this host; these are only ours.
             for process in Path("/proc").glob("[0-9]*"):

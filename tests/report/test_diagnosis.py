@@ -79,7 +79,6 @@ PLANTED: Mapping[str, tuple[str, list[str], dict[str, Any]]] = {
     "the server returns no token ids": ("no-token-ids", ["algorithm.token_ids=false"], {}),
     "the agent asks nobody": ("calls-not-recorded", ['tasks.do=["no-call"]'], {}),
     "the agent asks nobody in a third of the tasks": ("calls-not-recorded", ['tasks.do=["no-call","",""]'], {}),
-    "the agent asks for two choices": ("several-choices", [], {"agent": "choices"}),
     "the agent samples on its own": ("other-sampling", ['tasks.do=["cold"]'], {}),
     "the agent raises": ("failures", ['tasks.do=["raise"]'], {}),
     "the agent raises in a third of the tasks": ("failures", ['tasks.do=["raise","",""]', "run.failure_limit=0.5"], {}),
