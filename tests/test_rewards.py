@@ -14,7 +14,7 @@ import pytest
 
 from agentrig import Outcome, Score, Task
 from agentrig.plan import Plan
-from agentrig.run.training import make_scorer
+from agentrig.run.setup import make_scorer
 from agentrig.runners.scorer import GRACE_S, Scorer
 from agentrig.traces import LLM_CALL, Span, Trace
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from audited_runs import tiny_model, trained
 
-from agentrig.plan import resolve
+from agentrig.audit.record import Row
+from agentrig.plan import Plan, resolve
 from agentrig.run import auditing
 from agentrig.run.auditing import Auditing
+from agentrig.tasks import Task
 
 
 def test_the_auditor_can_be_turned_off(tmp_path: Path) -> None:
@@ -33,7 +37,7 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
 
     monkeypatch.setattr(auditing, "audit", audit)
     monkeypatch.setattr(auditing, "Auditor", lambda *given: None)
-    monkeypatch.setattr(auditing, "sources_of", lambda plan: None)
+    monkeypatch.setattr(auditing, "sources_of", lambda plan, scorer: None)
     watched = Auditing(tmp_path, resolve("mini"), first=11)  # a resumed run
     audited, later = [], 0.0
     for step in range(11, 211):
@@ -48,3 +52,17 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
     assert 8 <= len(audited) <= 12, audited
     assert 0.015 < later / clock[0] <= 0.02
     assert watched.summary()["steps"] == audited
+
+
+def test_a_reward_that_does_not_end_holds_up_no_audit(toy_plan: Callable[..., Plan]) -> None:
+    plan = toy_plan("reward.spin=true", "run.reward_budget_s=0.5")
+    rest = dict.fromkeys(("failure", "status", "value", "correct", "own_reward", "version"))
+    row = Row(id="r", task_id="t", group="g", input={}, answer="spin", spans=(), calls=(), **rest)
+    task = Task(id="t", input={"number": 1}, private={"parity": "odd", "gold": "gold"})
+    watched = Auditing(Path("unused"), plan)
+    start = time.monotonic()
+    try:
+        assert watched.sources().score(task, row).status == "invalid"
+        assert time.monotonic() - start < 15
+    finally:
+        watched.close()

@@ -11,7 +11,7 @@ import pytest
 from agentrig import Outcome, Task, Trace
 from agentrig.errors import ConfigError, LookupFailed
 from agentrig.plan import resolve, to_toml
-from agentrig.run.training import make_scorer
+from agentrig.run.setup import make_scorer
 
 PLUGIN = """
 import time

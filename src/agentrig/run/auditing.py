@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from agentrig.plan import Plan
 from agentrig.rewards import Score
 from agentrig.run.damage import writing
 from agentrig.run.files import write_whole
+from agentrig.run.setup import make_scorer
 from agentrig.run.splits import load_splits
+from agentrig.runners.scorer import Scorer
 from agentrig.tasks import Task
 from agentrig.traces import Span, Trace
 
@@ -47,6 +49,7 @@ class Auditing:
     def __init__(self, run: Path, plan: Plan, *, first: int = 1, on: bool = True) -> None:
         self._run, self._plan, self._on, self._sure = run, plan, on, first + FIRST
         self._auditor: Auditor | None = None
+        self._scorer: Scorer | None = None
         self._sketch: Sketch | None = None
         self._start, self._spent, self._last = time.monotonic(), 0.0, 0.0
 
@@ -75,7 +78,7 @@ class Auditing:
                 sketch.write(self._run)
         try:
             if self._auditor is None:
-                self._auditor = Auditor(self._run, sources_of(self._plan))
+                self._auditor = Auditor(self._run, self.sources())
             found = audit(self._auditor, step, sketch, line)
         except AgentrigError as error:
             log.warning("step %d is not audited: %s", step, error)
@@ -87,6 +90,16 @@ class Auditing:
         log.info("step %d audited in %.1f s: %d of %d links", step, found.seconds, len(found.looked), len(LINKS))
         if found.faults:
             raise RunStopped(found.words(self._run), cause="audit")
+
+    def sources(self) -> Sources:
+        """Build task set and reward for the auditor; see `sources_of`."""
+        self._scorer = self._scorer or make_scorer(self._plan)
+        return sources_of(self._plan, self._scorer)
+
+    def close(self) -> None:
+        """End the reward's processes, if there are any."""
+        if self._scorer is not None:
+            self._scorer.close()
 
     def _write(self, found: Audited) -> None:
         file = self._run / "audit" / VERDICTS.format(found.step)
@@ -112,29 +125,19 @@ class Auditing:
         }
 
 
-def sources_of(plan: Plan) -> Sources:
-    """Build a plan's task set and reward for the auditor.
+def sources_of(plan: Plan, scorer: Scorer) -> Sources:
+    """Build a plan's task set for the auditor.
+
+    Args:
+        plan: The run's plan.
+        scorer: Its reward, built anew: `agentrig.run.setup.make_scorer`.
 
     Raises:
-        AgentrigError: One can't be built, or the task set can't be loaded.
+        AgentrigError: The task set can't be built or loaded.
     """
-    return Sources(splits={role: rows for role, (_, rows) in load_splits(plan).items()}, score=_scoring(plan))
-
-
-def _scoring(plan: Plan) -> Callable[[Task, Row], Score]:
-    reward, sees_trace = plan.reward()
-    budget_s, many = plan.run.reward_budget_s, getattr(reward, "score_many", None)
 
     def score(task: Task, row: Row) -> Score:
-        item: tuple[Any, ...] = (task, Outcome(answer=row.answer, own_reward=row.own_reward))
-        if sees_trace:
-            item = (*item, Trace(rollout_id=row.id, spans=tuple(Span(**span) for span in row.spans)))
-        try:
-            if many is not None:
-                found: Score = many([item], budget_s)[0]
-                return found
-            return reward(*item[:2], budget_s, *item[2:])  # type: ignore[no-any-return]
-        except Exception as error:
-            return Score.invalid(f"{type(error).__name__}: {error}")
+        trace = Trace(rollout_id=row.id, spans=tuple(Span(**span) for span in row.spans))
+        return scorer([(task, Outcome(answer=row.answer, own_reward=row.own_reward), trace)])[0]
 
-    return score
+    return Sources(splits={role: rows for role, (_, rows) in load_splits(plan).items()}, score=score)

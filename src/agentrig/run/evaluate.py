@@ -25,9 +25,16 @@ from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.guards import warn_of_ignored, warn_of_sampling, warn_of_unseen
 from agentrig.run.metrics import reason_of
-from agentrig.run.setup import first_runner, gateway_of, make_engine, make_server, ready_hardware, ready_server
+from agentrig.run.setup import (
+    first_runner,
+    gateway_of,
+    make_engine,
+    make_scorer,
+    make_server,
+    ready_hardware,
+    ready_server,
+)
 from agentrig.run.splits import gold_warnings, load_split, split_of, task_set
-from agentrig.run.training import make_scorer
 from agentrig.tasks import Task
 
 log = logging.getLogger(__name__)

@@ -23,10 +23,9 @@ from agentrig.run.checkpoints import verify
 from agentrig.run.digests import rollout_digests
 from agentrig.run.directory import RunDirectory
 from agentrig.run.past import Past
-from agentrig.run.setup import make_engine, ready_hardware
+from agentrig.run.setup import make_engine, make_scorer, ready_hardware
 from agentrig.run.splits import load_splits
 from agentrig.run.stages import Stage, compare
-from agentrig.run.training import make_scorer
 from agentrig.run.weight_files import file_difference
 from agentrig.tasks import Task
 

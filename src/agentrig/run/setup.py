@@ -14,12 +14,15 @@ import attrs
 
 from agentrig.adapters import Adapter
 from agentrig.algorithms import Algorithm
+from agentrig.correctness import Correctness
 from agentrig.errors import ConfigError
 from agentrig.gateway.process import Gateway
 from agentrig.hardware import Hardware, select
 from agentrig.plan import Plan
+from agentrig.plugins import composing
 from agentrig.plugins.auto import OWN, PROCESSES, auto_server, refusal
 from agentrig.plugins.building import built
+from agentrig.plugins.registry import Component
 from agentrig.pools import MakePool, RunnerPool
 from agentrig.run.splits import sees_gold
 from agentrig.runners.jobs import AgentPlan
@@ -237,15 +240,33 @@ def joining(plan: Plan) -> Joining:
     )
 
 
-def reward_plan(plan: Plan, component: Any, config: Any) -> RewardPlan:
-    """Return how processes build a reward of this plan."""
+def make_scorer(plan: Plan) -> Scorer:
+    """Return a scorer for the plan's reward, built anew, with the plan's correctness rules."""
+    component = plan.components["reward"]
+    return _scorer(plan, component, plan.config("reward"), run_at=plan.run.correct_at)
+
+
+def audit_scorers(plan: Plan) -> dict[str, Scorer]:
+    """Return the scorers of the rewards that are only logged, by the names that the run has for them."""
+    return {plan.registry.reference(component): _scorer(plan, component, config) for component, config in plan.audits}
+
+
+def _scorer(plan: Plan, component: Component, config: Any, *, run_at: float | None = None) -> Scorer:
+    reward, sees_trace = composing.build(component, config, plan.registry)
     like = agent_plan(plan)
-    return RewardPlan(
-        name=plan.registry.reference(component),
-        config=attrs.asdict(config),
-        files=like.files,
-        block=like.block,
+    return Scorer(
+        reward,
         budget_s=plan.run.reward_budget_s,
+        correctness=Correctness(run_at=run_at, reward_at=getattr(component.spec, "correct_at", None)),
+        sees_trace=sees_trace,
+        plan=RewardPlan(
+            name=plan.registry.reference(component),
+            config=attrs.asdict(config),
+            files=like.files,
+            block=like.block,
+            budget_s=plan.run.reward_budget_s,
+        ),
+        process=plan.run.reward_process,
     )
 
 

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.algorithms import Algorithm
-from agentrig.correctness import Correctness
 from agentrig.errors import CheckpointDamaged, RunFileError
 from agentrig.observers import RunEnd, RunError
 from agentrig.plan import Plan
-from agentrig.plugins import composing
 from agentrig.plugins.auto import OWN
 from agentrig.processes.ends import Interrupted, RunSignals, handling, interrupt
 from agentrig.processes.scratch import temporary_files
@@ -26,10 +24,17 @@ from agentrig.run.directory import RunDirectory, run_name
 from agentrig.run.log_file import warnings_in
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
-from agentrig.run.setup import first_runner, gateway_of, make_engine, ready_hardware, ready_server, reward_plan
+from agentrig.run.setup import (
+    audit_scorers,
+    first_runner,
+    gateway_of,
+    make_engine,
+    make_scorer,
+    ready_hardware,
+    ready_server,
+)
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
 from agentrig.runners.roles import with_roles
-from agentrig.runners.scorer import Scorer
 
 if TYPE_CHECKING:
     pass
@@ -155,6 +160,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     )
 
     ending.callback(session.delivery.end)
+    ending.callback(session.auditing.close)
     logged = ending.enter_context(warnings_in(run.path / "log.jsonl", lambda: len(session.lines) + 1))
     if not resume:
         logged.begin()
@@ -223,37 +229,3 @@ def noted() -> Iterator[None]:
         yield
     except RunFileError as error:
         log.error("%s", error)
-
-
-def make_scorer(plan: Plan) -> Scorer:
-    """Return the scorer for the plan's reward, with the plan's correctness rules."""
-    component = plan.components["reward"]
-    spec: Any = component.spec
-    correctness = Correctness(run_at=plan.run.correct_at, reward_at=spec.correct_at)
-    reward, sees_trace = plan.reward()
-    return Scorer(
-        reward,
-        budget_s=plan.run.reward_budget_s,
-        correctness=correctness,
-        sees_trace=sees_trace,
-        plan=reward_plan(plan, component, plan.configs["reward"]),
-        process=plan.run.reward_process,
-    )
-
-
-def audit_scorers(plan: Plan) -> dict[str, Scorer]:
-    """Return the scorers of the rewards that are only logged, by the names that the run has for them."""
-    found = {}
-    for component, config in plan.audits:
-        reward, sees_trace = composing.build(component, config, plan.registry)
-        rule = Correctness(reward_at=getattr(component.spec, "correct_at", None))
-        name = plan.registry.reference(component)
-        found[name] = Scorer(
-            reward,
-            budget_s=plan.run.reward_budget_s,
-            correctness=rule,
-            sees_trace=sees_trace,
-            plan=reward_plan(plan, component, config),
-            process=plan.run.reward_process,
-        )
-    return found

@@ -19,8 +19,9 @@ from agentrig import Outcome, Task, Trace
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
 from agentrig.run.directory import RunDirectory
+from agentrig.run.setup import make_scorer
 from agentrig.run.splits import load_splits
-from agentrig.run.training import make_scorer, train
+from agentrig.run.training import train
 from effects import ROOT, Elsewhere, Flip, Settings, Together, folder
 
 TOY = str(ROOT / "tests" / "support" / "toy_plugin.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -37,6 +38,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     from agentrig.errors import AgentrigError
     from agentrig.run.auditing import sources_of
     from agentrig.run.resume import recorded_plan
+    from agentrig.run.setup import make_scorer
     from agentrig.text import storable
 
     found = []
@@ -47,14 +49,16 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
                 raise AgentrigError(f"{run}/metrics.jsonl has no step {step}; it has {steps or 'none'}")
             if not steps:
                 raise AgentrigError(f"{run} has no step yet")
-            auditor = Auditor(run, sources_of(recorded_plan(run)))
-            for one in steps if every else [step or steps[-1]]:
-                found.append(audited(auditor, one))
-                if not as_json:
-                    click.echo(f"step {one}: {len(found[-1].looked)} of {len(LINKS)} links")
-                    for verdict in found[-1].verdicts:
-                        causes = f"\n{'':30}likely causes: {verdict.causes}" if verdict.causes else ""
-                        click.echo(f"  {verdict.link:<13} {verdict.result:<14} {storable(verdict.detail)}{causes}")
+            plan = recorded_plan(run)
+            with closing(make_scorer(plan)) as scorer:
+                auditor = Auditor(run, sources_of(plan, scorer))
+                for one in steps if every else [step or steps[-1]]:
+                    found.append(audited(auditor, one))
+                    if not as_json:
+                        click.echo(f"step {one}: {len(found[-1].looked)} of {len(LINKS)} links")
+                        for verdict in found[-1].verdicts:
+                            causes = f"\n{'':30}likely causes: {verdict.causes}" if verdict.causes else ""
+                            click.echo(f"  {verdict.link:<13} {verdict.result:<14} {storable(verdict.detail)}{causes}")
     except AgentrigError as error:
         click.echo(f"agentrig: {storable(str(error))}", err=True)
         context.exit(CANNOT)
