@@ -78,8 +78,7 @@ def phases() -> Iterator[dict[str, float]]:
         (proofs.StepProof, "look", "proof of the step: look"),
         (proofs.StepProof, "before", "proof of the step: before"),
         (proofs.StepProof, "after", "proof of the step: after"), (torch.nn.utils, "clip_grad_norm_", "clipping"),
-        (torch.optim.AdamW, "step", "optimizer"), (module, "state_digest", "digest of the start"),
-        (module, "tensor_digests", "digest of the new weights"), (module, "samples_digest", "digest of the samples"),
+        (torch.optim.AdamW, "step", "optimizer"),
         (Learner, "_change", "weight_change"), (Masters, "refresh", "copies of the weights"),
         (Table, "of", "tables"), (Figures, "add", "figures"),
     ]  # fmt: skip

@@ -15,7 +15,7 @@ KNOWN = {
     (1021 * 40 + 17, torch.float32): "7606340501015a64532d9ee5170eb998",
     (300 * 257, torch.bfloat16): "b4ef38adea9eafca84a907848a5a1cf7",
 }
-"""Of `arange`, by length and dtype: runs of earlier versions have recorded such digests, and a replay compares them."""
+"""Of `arange`, by length and dtype: runs of earlier versions have recorded such digests, and a resume compares them."""
 
 
 @pytest.mark.parametrize(("length", "dtype"), KNOWN)

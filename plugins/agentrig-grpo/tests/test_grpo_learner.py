@@ -471,7 +471,6 @@ def test_a_resumed_learner_in_8_bits_goes_on_bit_for_bit(make_model, tmp_path, d
     for step in range(2, 4):
         ours, theirs = (learner.update(samples_of(seed=step), step=step) for learner in (whole, second))
         assert ours == {**theirs, "learner_tokens_per_s": ours["learner_tokens_per_s"]}
-        assert whole.digests["start"] == second.digests["start"]
     for a, b in zip(whole.trained.values(), second.trained.values(), strict=True):
         assert torch.equal(a, b)
 

@@ -86,10 +86,12 @@ class Sources:
     Attributes:
         splits: Role to the tasks of its split.
         score: Scores an outcome: from a task and a row to the status and the value.
+        seconds: After which no further answer of a step is scored again.
     """
 
     splits: Mapping[str, Sequence[Any]]
     score: Any
+    seconds: float = 5.0
 
 
 class Record:
@@ -142,7 +144,7 @@ class Record:
 
     def dtype(self, step: int) -> str:
         """Return what the learner computes in; the coarser one if it does not say."""
-        return str(self.lines[step].get("digests", {}).get("made_with", {}).get("dtype", "bfloat16"))
+        return str(self.lines[step].get("digests", {}).get("dtype", "bfloat16"))
 
     def files(self, mode: str) -> list[int]:
         """Return the steps that have a file of rollouts of a mode."""

@@ -125,12 +125,13 @@ class Auditing:
         }
 
 
-def sources_of(plan: Plan, scorer: Scorer) -> Sources:
+def sources_of(plan: Plan, scorer: Scorer, *, seconds: float = 5.0) -> Sources:
     """Build a plan's task set for the auditor.
 
     Args:
         plan: The run's plan.
         scorer: Its reward, built anew: `agentrig.run.setup.make_scorer`.
+        seconds: See `Sources`.
 
     Raises:
         AgentrigError: The task set can't be built or loaded.
@@ -140,4 +141,5 @@ def sources_of(plan: Plan, scorer: Scorer) -> Sources:
         trace = Trace(rollout_id=row.id, spans=tuple(Span(**span) for span in row.spans))
         return scorer([(task, Outcome(answer=row.answer, own_reward=row.own_reward), trace)])[0]
 
-    return Sources(splits={role: rows for role, (_, rows) in load_splits(plan).items()}, score=score)
+    splits = {role: rows for role, (_, rows) in load_splits(plan).items()}
+    return Sources(splits=splits, score=score, seconds=seconds)

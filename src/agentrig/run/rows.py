@@ -89,19 +89,12 @@ def row_of(r: Rollout, audits: Mapping[str, Score] | None = None) -> dict[str, A
     }
 
 
-def rollout_of(row: Mapping[str, Any], tasks: Mapping[str, Task]) -> Rollout:
-    """Return the rollout of a row, without triplets: these come from running the adapter on its trace.
-
-    Args:
-        row: A row that `row_of` made.
-        tasks: By id, for the private parts, which no row has; a task that is not there has none.
+def rollout_of(row: Mapping[str, Any]) -> Rollout:
+    """Return the rollout of a row that `row_of` made, without triplets and its task's private part.
 
     Raises:
         ValueError: The row's JSON is damaged, or holds a text where the run could not write JSON.
     """
-    given = json.loads(row["input"])
-    known = tasks.get(row["task_id"])
-    same = known is not None and json.loads(json_text(dict(known.input))) == given
     status = row["status"]
     score = status and Score(
         status=status,
@@ -115,7 +108,7 @@ def rollout_of(row: Mapping[str, Any], tasks: Mapping[str, Task]) -> Rollout:
         raise ValueError("its spans could not be written as JSON")
     return Rollout(
         id=row["id"],
-        task=known if known is not None and same else Task(id=row["task_id"], input=given),
+        task=Task(id=row["task_id"], input=json.loads(row["input"])),
         group=row["group"],
         mode=row["mode"],
         step=row["step"],
@@ -153,7 +146,7 @@ def stored_rollouts(folder: Path, *, size: int) -> Iterator[list[Rollout]]:
             stored = pq.ParquetFile(file)
         for batch in stored.iter_batches(batch_size=size):
             with reading(file, "Restore it from a copy, or remove it: its rollouts are then left out"):
-                rollouts = [rollout_of(row, {}) for row in batch.to_pylist()]
+                rollouts = [rollout_of(row) for row in batch.to_pylist()]
             yield rollouts
 
 

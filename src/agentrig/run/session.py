@@ -27,7 +27,6 @@ from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run.ahead import RolloutsAhead
 from agentrig.run.auditing import Auditing
 from agentrig.run.checkpoints import SAVED
-from agentrig.run.digests import rollout_digests
 from agentrig.run.directory import RunDirectory
 from agentrig.run.foreign import ForeignBooks
 from agentrig.run.guards import (
@@ -70,7 +69,6 @@ class RunSession:
         audits: The rewards that are only logged, by name.
         past: The state that a resumed run continues from.
         begin: Called once the run has actually started.
-        audited: Whether the auditor looks at steps.
     """
 
     def __init__(
@@ -87,7 +85,6 @@ class RunSession:
         audits: Mapping[str, Scorer],
         past: Past | None = None,
         begin: Callable[[], None] = lambda: None,
-        audited: bool = True,
     ) -> None:
         past = past or Past()
         self.train_tasks = train_tasks
@@ -99,7 +96,7 @@ class RunSession:
         self.stopping = False
         self.plan, self.engine, self.runtime = plan, engine, runtime
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
-        self.auditing = Auditing(run.path, plan, first=self.first_step, on=audited and plan.run.auditor)
+        self.auditing = Auditing(run.path, plan, first=self.first_step, on=plan.run.auditor)
         self._run = run
         self.validation_tasks, self._report_tasks = validation_tasks, report_tasks
         self._audits = audits
@@ -435,7 +432,8 @@ class RunSession:
         digests: Mapping[str, Any],
     ) -> dict[str, Any]:
         line = {**self._line(step, metrics, time_s), "calls": books.calls, "call_tokens": books.tokens}
-        line["digests"] = {**rollout_digests(self._step_rollouts), **digests}
+        if digests:
+            line["digests"] = dict(digests)
         self._run.write_calls(books.rows, step=step)
         self._run.append_metrics(line)
         self.lines.append(line)

@@ -34,9 +34,6 @@ class Figures:
     norms: list[float] = attrs.field(factory=list)
     """Of the gradient before clipping, one for each update that was tried."""
     updates: int = 0
-    batches: list[tuple[int, ...]] = attrs.field(factory=list)
-    """Of each mini-batch: its epoch (negative) and its samples; after it, of each of its passes through the model:
-    rows, length and the samples in their order."""
     sampled_difference: float | None = None
     token_error: float = 0.0
     step_error: float = 0.0

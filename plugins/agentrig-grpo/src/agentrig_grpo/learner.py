@@ -6,7 +6,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -20,14 +20,6 @@ from agentrig.forest.sequences import Batch, Sample, collate, packed
 from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE
 from agentrig_grpo.building import build
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.digests import (
-    advantages_digest,
-    made_with,
-    samples_digest,
-    state_digest,
-    tensor_digests,
-    text_digest,
-)
 from agentrig_grpo.figures import Figures, of_pass
 from agentrig_grpo.loss import sample_weights, token_losses
 from agentrig_grpo.masters import computing_with
@@ -61,7 +53,6 @@ class Learner:
         recomputed: With gradient checkpointing: how many layers compute their activations twice; None for all.
 
     Attributes:
-        digests: Of the latest step: what it began with, its samples, its batches and its new weights.
         share: Whether tokens that calls share are computed once.
         path: That, in words: one sentence.
         furthest: Of the samples of the latest `update`, the one whose recorded log-probabilities differ most from those
@@ -93,13 +84,9 @@ class Learner:
         self.optimizer = optimizer_of(self.trained.values(), config)
         self._chunk = chunk or (CHUNK if self._device.type == "cpu" else GPU_CHUNK)
         self.updates = 0
-        self.digests: dict[str, Any] = {}
-        self._dtype = dtype
         self._proof = StepProof(self.trained, config)
         self.used = Used(0)
         self.furthest: tuple[float, TrainSample] | None = None
-        self._start: Callable[[], str] | None = None  # what returns the digest of the step's start
-        self._samples: Sequence[TrainSample] = ()  # of the step, until their digest is made
         self._sketch: Sketch | None = None
         self._earlier: dict[str, torch.Tensor] = {}  # what the model computed with before the latest update
 
@@ -135,18 +122,11 @@ class Learner:
 
         An update with a gradient that is not finite is skipped; `grad_norm` is then NaN or infinite.
         """
-        self._start, self._sketch = None, sketch
-        self.digests = {
-            "made_with": made_with(self._device, self._dtype),
-            "advantages": advantages_digest(samples),
-        }
-        self._samples = samples
+        self._sketch = sketch
         self.used = Used(len(samples))
         self.furthest = None
         if not samples:
             self._earlier = {}
-            self._note_samples()
-            self.digests |= {"start": self._begun()(), "weights": tensor_digests(self.trained)}
             return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
         start = time.perf_counter()
         figures = Figures()
@@ -156,23 +136,18 @@ class Learner:
         with memory_in_words(figures, self.config, step):
             for epoch in range(self.config.ppo_epochs):
                 for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
-                    figures.batches.append((-epoch, *mini_batch))
                     self._one_update([samples[i] for i in mini_batch], figures, mini_batch, step)
                 self.used.end_epoch()
         self.furthest = self._under_earlier(figures.again) if staleness and self._earlier else figures.furthest
         self._earlier = self._copies_of(figures.before) if self.config.max_staleness else {}
         wall = time.perf_counter() - start
-        metrics = {
+        return {
             **figures.metrics(),
             "lr": self.optimizer.param_groups[0]["lr"],
             "weight_change": self._change(figures.before),
             "learner_tokens_per_s": figures.computed / wall,
             "sharing": float(self.share),
         }
-        self._note_samples()
-        batches, new = text_digest(figures.batches), tensor_digests(self.trained)
-        self.digests |= {"start": self._begun()(), "batches": batches, "weights": new}
-        return metrics
 
     def _one_update(self, samples: Sequence[TrainSample], figures: Figures, places: Sequence[int], step: int) -> None:
         """Accumulate a mini-batch's gradient in passes of `tokens_per_batch` tokens, then step the optimizer.
@@ -232,8 +207,6 @@ class Learner:
             figures.tokens += len(batch.targets)
             parts.append(of_pass(loss, out, entropy, config.rollout_is_threshold))
         look = self._proof.look(self.optimizer)
-        self._begun()  # not earlier: the device would wait for it
-        self._note_samples()
         figures.add(parts)  # it waits for a device: what the host alone does comes before it
         if figures.sampled_difference is None:
             figures.sampled_difference = proof.difference()
@@ -269,18 +242,6 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         figures.updates += 1
         self.used.train([places[i] for i in active], in_loss.tolist())
-
-    def _begun(self) -> Callable[[], str]:
-        """Return what returns the digest of what the step began with; called before its first update, it begins it."""
-        if self._start is None:
-            self._start = state_digest(self.trained, self.optimizer, self.updates)
-        return self._start
-
-    def _note_samples(self) -> None:
-        """Add the digest of the step's samples, unless it is there: while a device computes, it costs no time."""
-        if "samples" not in self.digests:
-            self.digests["samples"] = samples_digest(self._samples)
-            self._samples = ()
 
     @torch.no_grad()
     def _change(self, before: list[torch.Tensor]) -> float:
@@ -362,7 +323,6 @@ class Learner:
             batch = self._collate(pack)
             figures.computed += batch.computed
             figures.longest = max(figures.longest, batch.computed)
-            figures.batches.append((*batch.ids.shape, *pack.samples()))
             yield batch
 
     @torch.no_grad()
