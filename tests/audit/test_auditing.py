@@ -20,7 +20,7 @@ from agentrig.tasks import Task
 
 def test_the_auditor_can_be_turned_off(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    run = trained(tmp_path, tiny_model(tmp_path), "run.auditor=false", "algorithm.steps=1", "run.report_tasks=1")
+    run = trained(tmp_path, tiny_model(tmp_path), "run.audit=false", "algorithm.steps=1", "run.report_tasks=1")
     assert not (run / "audit").exists()
     assert json.loads((run / "summary.json").read_text())["audited"]["steps"] == []
 

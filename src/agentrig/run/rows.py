@@ -47,15 +47,15 @@ def _truncated(r: Rollout) -> int:
     return sum(c.attributes.get("finish_reason") == "length" for c in calls)
 
 
-def row_of(r: Rollout, audits: Mapping[str, Score] | None = None) -> dict[str, Any]:
+def row_of(r: Rollout, second: Mapping[str, Score] | None = None) -> dict[str, Any]:
     """Return a rollout as a row of the Parquet files, without its task's private part.
 
     Args:
         r: The rollout.
-        audits: The score of each audit, by name.
+        second: The score of each second reward, by name.
     """
     calls = r.trace.llm_calls()
-    score, verdicts = r.score, {name: _verdict(audit) for name, audit in (audits or {}).items()}
+    score, verdicts = r.score, {name: _verdict(other) for name, other in (second or {}).items()}
     return {
         "id": r.id,
         "task_id": r.task.id,
@@ -69,8 +69,7 @@ def row_of(r: Rollout, audits: Mapping[str, Score] | None = None) -> dict[str, A
         "correct": r.correct,
         "components": json_text(dict(score.components) if score else {}),
         "details": json_text(dict(score.details) if score else {}),
-        "audit": json_text(next(iter(verdicts.values()))) if verdicts else None,  # the first, as earlier versions had
-        "audits": json_text(verdicts) if verdicts else None,
+        "second_rewards": json_text(verdicts) if verdicts else None,
         "input": json_text(dict(r.task.input)),
         "answer": json_text(r.outcome.answer),
         "own_reward": r.outcome.own_reward,
@@ -155,7 +154,7 @@ def _schema(pa: Any) -> Any:
     types = {
         "id": text, "task_id": text, "group": text, "mode": text, "step": count, "failure": text, "message": text,
         "status": text, "value": number, "correct": pa.bool_(), "components": text, "details": text,
-        "audit": text, "audits": text, "input": text, "answer": text, "own_reward": number, "start": number,
+        "second_rewards": text, "input": text, "answer": text, "own_reward": number, "start": number,
         "duration_s": number, "reward_s": number,
         "version": count, "calls": count, "truncated": count, "triplets": count,
         "prompt_tokens": count, "response_tokens": count, "nodes": text, "replies": text, "spans": text,
