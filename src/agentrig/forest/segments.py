@@ -154,6 +154,10 @@ class Pack:
         """Number of tokens of the pass."""
         return sum(len(self.forest.segments[i].tokens) for i in self.segments)
 
+    def samples(self) -> list[int]:
+        """Return the samples that are scored in this pass."""
+        return [i for index in self.segments if index in self.scored for i in self.forest.segments[index].ends]
+
     def spans(self) -> dict[int, tuple[int, int]]:
         """Return the start and end of each segment's tokens in the pack."""
         ends = np.cumsum([len(self.forest.segments[i].tokens) for i in self.segments]).tolist()
