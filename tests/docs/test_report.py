@@ -82,7 +82,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step in (1, 2):
         session.rollouts(tasks, n=4, endpoint=endpoint, step=step)
         session.validate(endpoint, step=step)
-        session.end_step(step, metrics={"weight_change": 0.1 * step}, time_s={"update": 0.01})
+        digests = {"dtype": "float32", "weights": {"model.norm.weight": "0" * 32}}
+        session.end_step(step, metrics={"weight_change": 0.1 * step}, time_s={"update": 0.01}, digests=digests)
     session.report(endpoint, when="after", step=2)
     run.write_json("summary.json", session.summary(wall_s=1.0))
     return run.path
