@@ -186,9 +186,10 @@ def test_a_wrong_sign_in_the_loss_is_named(run: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(learner, "token_losses", wrong)
     found = repeated(run, 2)
     name, detail = first(found)
-    assert name == "update", "the proof of the update names it"
-    assert detail.startswith("the step stops the run: step 2")
-    assert results(found)["triplets"] == "ok"
+    assert name == "figures"
+    assert detail.startswith("loss ")
+    assert results(found)["batches"] == "ok"
+    assert results(found)["weights"] == "differs"
 
 
 def test_other_advantages_are_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
