@@ -279,7 +279,7 @@ FAULTS = {
         "    model.model.layers[1].mlp.register_forward_hook(lambda module, inputs, output: output.detach())\n"
         "    return real(model, *given, **more)\n"
         "learner.build = build",
-        names="no gradient reaches 3 tensors: model.layers.1.mlp.",
+        names="no gradient reaches 4 tensors: model.layers.1.mlp.",
     ),
     "the gradient of the update before is not cleared": Fault(
         link="gradient", code=OPTIMIZER.format(body="made.zero_grad = lambda set_to_none=True: None")
