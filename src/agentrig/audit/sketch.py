@@ -99,11 +99,12 @@ class Sketch:
             }
         self.updates.append({"calls": [list(call) for call in calls], "norm": norm, "tensors": tensors})
 
-    def after(self, trained: Mapping[str, torch.Tensor]) -> None:
-        """Note the weights after an update."""
+    def after(self, trained: Mapping[str, torch.Tensor], copies: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Note the weights after an update, and their bf16 copies if the model computes with such."""
         for name, p in trained.items():
             seen = self.updates[-1]["tensors"][name]
             seen["after"] = _at(p, seen["at"])
+            seen["copies"] = _at(copies[name], seen["at"]) if copies else None
 
     def write(self, run: Path) -> None:
         """Write the numbers into a run directory; the weights before are not among them."""

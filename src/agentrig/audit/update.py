@@ -210,6 +210,7 @@ def gradient(
                 f"update {number + 1}: norm {update['norm']:.6g} before clipping instead of {norm:.6g}, the bound is "
                 f"{bound:.2g}"
             )
+        silent = []
         for name, seen in update["tensors"].items():
             wanted = projections(right[name], name)
             spread = float((right[name].double() - near[name].double()).norm())
@@ -220,21 +221,23 @@ def gradient(
                 for k, (a, b) in enumerate(zip(found, wanted, strict=True))
             )
             worst = max(worst, share)
-            if not share <= 1:
+            if share > 1 and not found[0]:
+                silent.append(name)
+            elif not share <= 1:
                 times_off = found[0] / wanted[0] if wanted[0] else math.inf
                 sign = sum(a * b for a, b in zip(found[1:], wanted[1:], strict=True))
                 wrong.append(
                     f"update {number + 1}, {name}: norm {found[0]:.6g} instead of {wanted[0]:.6g}, "
                     f"{times_off:.3g} times{' and of the other sign' if sign < 0 else ''}, the bound is {bound:.2g}"
                 )
+        if silent:  # first: where something is detached, gradients before it are other ones too
+            wrong.insert(0, f"update {number + 1}: no gradient reaches {len(silent)} tensors: {', '.join(silent[:3])}")
         rate = learning_rate(settings, step=step, update=made + number + 1)
         if number + 1 < len(looked):
             for repeat, own in ((exact, right), (rough, near)):
                 repeat.step(own, rate=rate, made=made + number, settings=settings)
     if wrong:
-        detail = (
-            f"{len(wrong)} gradients are not those of the step's loss: {some(wrong)}. The bound is {MARGIN:g} times "
-        )
+        detail = f"gradients are not those of the step's loss: {some(wrong)}. The bound is {MARGIN:g} times "
         detail += "what two precisions differ by in this step"
         causes = "token weights, the loss, a pass that is lost or counted twice, a layer that is detached or changed"
         yield fault("gradient", detail, causes=causes, ratio=worst)
@@ -268,6 +271,8 @@ def weights(record: Record, step: int, sketch: Sketch, before: Sketch | None, *,
         before: That of the step before, if it was audited.
         made: How many updates the run had made before.
     """
+    import torch
+
     settings, wrong, worst, elements = record.settings, [], 0.0, 0
     eight = settings["optimizer"] == "adamw8bit"
     state: dict[str, Any] = {}  # by tensor: weights and moments that the next update must begin with
@@ -277,6 +282,9 @@ def weights(record: Record, step: int, sketch: Sketch, before: Sketch | None, *,
             state[name] = seen["after"], _step(seen, rates, settings)
     for number, update in enumerate(sketch.updates):
         rate = learning_rate(settings, step=step, update=made + number + 1)
+        most = max((seen["made"] for seen in update["tensors"].values()), default=0)
+        if most != made + number:
+            wrong.append(f"update {made + number + 1} of the run: the optimizer has made {most:.0f}")
         for name, seen in update["tensors"].items():
             place, should = f"update {made + number + 1}, {name}", _step(seen, rate, settings)
             change = np.array(seen["after"]) - np.array(seen["weights"])
@@ -301,10 +309,9 @@ def weights(record: Record, step: int, sketch: Sketch, before: Sketch | None, *,
                 mean = np.array(seen["means"] or [0.0] * len(change))
                 if not eight and not (np.abs(mean - was.mean) <= was.mean_bound).all():
                     wrong.append(f"{place} begins with another mean gradient than the update before made")
+            if seen["copies"] and torch.tensor(seen["after"]).to(torch.bfloat16).tolist() != seen["copies"]:
+                wrong.append(f"{place}: the model does not compute with the new weights in bf16")
             state[name] = seen["after"], should
-        most = max((seen["made"] for seen in update["tensors"].values()), default=0)
-        if most != made + number:
-            wrong.append(f"update {made + number + 1} of the run: the optimizer has made {most:.0f}")
     if wrong:
         detail = f"{some(wrong)}. The bound is that of fp32's rounding in AdamW's step, at learning rate {rate:.4g}"
         causes = "the schedule, the optimizer or its state, a tensor that is not in it, weights that were replaced"

@@ -196,7 +196,6 @@ CAUSES: Mapping[str, str] = {
     "weights-unchanged": "updates that change no weight",
     "diverged": "a loss, a gradient or weights that are NaN or infinite",
     "out-of-memory": "an update that does not fit into memory",
-    "update-not-proven": "an update that does not follow from its samples and settings",
     "audit": "a link between task set and server that is not as the settings and the papers say",
     "lost-calls": "calls or rollouts that got lost, or were counted twice",
     "learning-rate-too-large": "a reward that fell far below what it was",
