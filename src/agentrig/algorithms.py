@@ -78,8 +78,9 @@ class Session(Protocol):
         stopping: True once the user asked to end (Ctrl-C): finish the step, save, return.
         solved: True once every rollout of three steps in a row got the same reward and is correct: there is nothing
             left to learn. Finish the step, save, `report` "after", return; the run then counts as successful.
-        delivery: Proves that the model's server answers with the weights that were trained: call its `prepare` and
-            `prove` (or `begin` and `settle`) around each transfer, and its `sign` when a checkpoint is written.
+        delivery: Proves that the model's server answers with the weights that were trained: call its `prepare` before
+            and `begin` after each transfer, its `settle` before the model is used, and its `sign` when a checkpoint is
+            written.
         measured: The latest result of `validate` or `report`: accuracy and mean reward; None before the first.
     """
 

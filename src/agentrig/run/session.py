@@ -19,7 +19,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.figures import mean
 from agentrig.hardware import Hardware
-from agentrig.ledger import Entry
+from agentrig.ledger import Books, Entry, Ledger, totals
 from agentrig.observers import RunStart, StepEnd
 from agentrig.plan import Plan
 from agentrig.rewards import Score
@@ -39,7 +39,6 @@ from agentrig.run.guards import (
     warn_of_sampling,
     warn_of_unseen,
 )
-from agentrig.run.ledger import Books, Ledger, totals
 from agentrig.run.metrics import component_means, count_failures, count_nodes, second_reward_figures
 from agentrig.run.past import Past
 from agentrig.run.setup import make_server
@@ -529,7 +528,7 @@ class RunSession:
         for r in rollouts:
             if r.value is not None:
                 groups[r.group].add(r.value)
-        proven = self.delivery.record.line()
+        proven = self.delivery.line()
         parts = {**self._step_time, **time_s, **({"delivery": proven["seconds"]} if proven else {})}
         step_s = self.step_seconds()
         generated = sum(

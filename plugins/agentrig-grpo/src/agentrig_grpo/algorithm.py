@@ -108,10 +108,9 @@ class Grpo:
                 behind = 0 if ahead is None else config.max_staleness
                 rollouts = self._rollouts(session, endpoints, step) if ahead is None else ahead.rollouts()
                 ahead = self._begin(session, endpoints, step + 1)
-                if ahead is None:
-                    session.delivery.prepare(endpoints, wait=config.server_sleep)
-                else:  # the server is busy: the probe goes into its cache when the rollouts have ended
-                    session.delivery.settle()
+                session.delivery.settle()
+                if config.server_sleep:
+                    session.delivery.prepare(endpoints)
                 clock = time.perf_counter()
                 samples = self.samples(rollouts)
                 if config.server_sleep:
