@@ -1,4 +1,4 @@
-"""The service of the page "Train an agent that runs as a service" answers, calls back, and runs a rollout once."""
+"""The service of the page "Your existing agent" answers, calls back, and runs a rollout once."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from agentrig.services.config import HttpConfig
 from agentrig.services.exchange import Exchange
 from agentrig.testing.scripted import Reply, ScriptedServer, scripted_server
 
-PAGE = ROOT / "docs" / "how-to" / "agent-service.md"
+PAGE = ROOT / "docs" / "how-to" / "existing-agent.md"
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[str]:
-    (text,) = (b.text for b in blocks() if b.page == PAGE and b.language == "python")
+    (text,) = (b.text for b in blocks() if b.page == PAGE and b.text.startswith("# agent_service.py"))
     module = ModuleType("agent_service")
     exec(compile(text, str(PAGE), "exec"), module.__dict__)
     module.KEY = "service-key"
@@ -82,7 +82,7 @@ def test_a_wrong_key_and_a_failing_model_are_failures(service: str, model: Scrip
 
 
 def rows_of(heading: str) -> list[list[str]]:
-    section = PAGE.read_text("utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    section = re.split(r"\n##+ ", PAGE.read_text("utf-8").split(f"\n### {heading}\n")[1])[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
 
 
@@ -91,7 +91,7 @@ def test_the_page_has_every_key_and_every_kind(model: ScriptedServer) -> None:
     with Callback("x") as callback:
         sent: dict[str, Any] = request_of(job_of(model, "x"), callback, timeout_s=1.0)
     assert listed == set(sent)
-    kinds = {name for row in rows_of("Failures") for name in re.findall(r"`([\w-]+)`", row[-1])}
+    kinds = {name for row in rows_of("Failures of a service") for name in re.findall(r"`([\w-]+)`", row[-1])}
     assert kinds == set(re.findall(r"- `([\w-]+)`:", Exchange.__doc__ or ""))
 
 

@@ -122,7 +122,7 @@ def test_the_bash_agent_passes_the_kit() -> None:
 
 
 def test_the_page_shows_the_program() -> None:
-    page = (ROOT / "docs" / "how-to" / "programs.md").read_text("utf-8")
+    page = (ROOT / "docs" / "how-to" / "existing-agent.md").read_text("utf-8")
     assert (PROGRAMS / "bash" / "agent.sh").read_text("utf-8") in page
 
 
