@@ -13,7 +13,7 @@ import attrs
 
 from agentrig.audit import distribution as sampled
 from agentrig.audit import scores, tasks, text, update
-from agentrig.audit.model import Unknown, Weights, random_state_kept
+from agentrig.audit.model import Precision, Unknown, Weights, random_state_kept
 from agentrig.audit.record import Record, Sources
 from agentrig.audit.sketch import LARGEST, Sketch
 from agentrig.audit.verdicts import LINKS, UNSEEN, Verdict, ok, unseen
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WORK = 4e12
-"""Floating-point operations of one link: about a minute on a few cores. A pass takes 2 a parameter and token, and with
+"""Floating-point operations of one link: half a minute on a few cores. A pass takes 2 a parameter and token, and with
 gradients 6."""
 
 
@@ -98,22 +98,16 @@ class Auditor:
         return Weights(directory=start, trained={}) if version == 0 else None
 
     def _distribution(self, record: Record, step: int) -> Iterator[Verdict]:
-        import torch
-
         version = step - 1 - int(record.lines[step].get("max_staleness") or 0)
         weights = self._weights(record, version)
         if weights is None:
             raise CannotLook(f"the weights of version {version} were not kept")
-        room = int(WORK / (2 * 2 * _parameters(weights.directory)))
-        half = record.dtype(step) == "bfloat16"
-        exact = weights.load(torch.float32 if half else torch.float64, rounded=torch.bfloat16 if half else None)
-        rough = weights.load(torch.bfloat16 if half else torch.float32)
-        yield from sampled.distribution(record, step, exact, rough, version, self._evidence, room=room)
+        room = int(WORK / (2 * _parameters(weights.directory)))
+        models = [weights.load(precision) for precision in _precisions(record, step, merged=True)]
+        yield from sampled.distribution(record, step, *models, version, self._evidence, room=room)
 
     def _gradient(self, record: Record, step: int, sketch: Sketch | None) -> Iterator[Verdict]:
-        import torch
-
-        sketch, made = _known(record, step, sketch)
+        sketch, _ = _known(record, step, sketch)
         if not sketch.updates:
             yield ok("gradient", "the step made no update")
             return
@@ -123,48 +117,24 @@ class Auditor:
             weights = attrs.evolve(weights, trained=_own(weights, names))
         if weights is None or set(weights.trained) != names:
             raise CannotLook(f"the weights before step {step} were not kept")
-        rows = {(call.rollout, call.span): call for row in record.rows("train", step) for call in row.calls}
-        calls = [
-            rows[tuple(key)]
-            for made_of in sketch.updates[: update.LOOKED]
-            for key in made_of["calls"]
-            if tuple(key) in rows
-        ]
-        work = 2 * 6 * _parameters(weights.directory) * sum(len(call.prompt) + len(call.reply) for call in calls)
+        begin = {0: weights}
+        if sketch.later:
+            begin[len(sketch.updates) - 1] = attrs.evolve(weights, trained=sketch.later)
+        rows = record.calls(step)
+        calls = [rows[tuple(key)] for at in begin for key in sketch.updates[at]["calls"] if tuple(key) in rows]
+        work = 6 * _parameters(weights.directory) * sum(len(call.prompt) + len(call.reply) for call in calls)
         if work > WORK:
             raise CannotLook(f"it would take {work:.1e} operations to compute this step again; the limit is {WORK:.0e}")
-        half, adapters = record.dtype(step) == "bfloat16", bool(settings["lora_rank"])
-        more, fewer = (torch.float32, torch.bfloat16) if half and not adapters else (torch.float64, torch.float32)
-        rounded = torch.bfloat16 if half and not adapters else None
-        first, kl = Weights(directory=_start(record), trained={}), bool(settings["kl_loss_coef"])
-        exact = update.Repeat(weights, first.load(more, rounded=rounded) if kl else None, more, rounded)
-        rough = update.Repeat(weights, first.load(fewer) if kl else None, fewer, cast=half and adapters)
-        moments = self._moments(record, step, made)
-        if moments is not None:
-            exact.moments, rough.moments = dict(moments), dict(moments)
-        yield from update.gradient(record, step, sketch, exact, rough, made=made, moments=moments is not None)
+        first = Weights(directory=_start(record), trained={}) if settings["kl_loss_coef"] else None
+        repeats = [
+            update.Repeat(precision, settings, scores.expected(record, step), first and first.load(precision))
+            for precision in _precisions(record, step)
+        ]
+        yield from update.gradient(record, step, sketch, begin, *repeats)
 
     def _update(self, record: Record, step: int, sketch: Sketch | None) -> Iterator[Verdict]:
         sketch, made = _known(record, step, sketch)
         yield from update.weights(record, step, sketch, Sketch.read(self._path, step - 1), made=made)
-
-    def _moments(self, record: Record, step: int, made: int) -> Mapping[str, Any] | None:
-        """Return AdamW's moments before a step; None where they are not known."""
-        if not made:
-            return {}
-        checkpoint = record.checkpoint(step - 1)
-        file = checkpoint / "trainer" / "learner.pt" if checkpoint else None
-        if file is None or not file.is_file() or record.settings["optimizer"] != "adamw":
-            return None
-        import torch
-
-        kept = torch.load(file, weights_only=True, map_location="cpu")
-        states = kept["optimizer"]["state"]
-        return {
-            name: (states[i]["exp_avg"], states[i]["exp_avg_sq"])
-            for i, name in enumerate(kept["trained"])
-            if i in states
-        }
 
 
 class CannotLook(Exception):
@@ -182,6 +152,21 @@ def _tried(link: str, look: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict
     except Exception as error:
         log.warning("the auditor can't look at the link %s: %s", link, error, exc_info=True)
         yield unseen(link, f"{type(error).__name__}: {error}")
+
+
+def _precisions(record: Record, step: int, *, merged: bool = False) -> tuple[Precision, Precision]:
+    """Return how a step is computed with, and how a part of it is once more, to measure what rounding does.
+
+    Learner and server compute in fp32, in bf16 (weights rounded to it), or, a learner of adapters that are not merged
+    into the model, in fp32 under bf16 autocast. The first is fp32 in any case, the second fp64, or what they do in bf16.
+    """
+    import torch
+
+    if record.dtype(step) != "bfloat16":
+        return Precision(torch.float32), Precision(torch.float64)
+    if record.settings.get("lora_rank") and not merged:
+        return Precision(torch.float32), Precision(torch.float32, cast=True)
+    return Precision(torch.float32, rounded=torch.bfloat16), Precision(torch.bfloat16)
 
 
 def _start(record: Record) -> Path:
@@ -225,7 +210,7 @@ def _own(weights: Weights, names: set[str]) -> dict[str, Any]:
     """Return the plain model's own parameters of some names, as its directory has them."""
     import torch
 
-    model = weights.load(torch.float32)
+    model = weights.load(Precision(torch.float32))
     return {name: p.detach() for name, p in model.named_parameters() if name in names}
 
 

@@ -1,9 +1,9 @@
-"""The plainest way to compute with a model: transformers' own classes, one call at a time."""
+"""The plainest way to compute with a model: transformers' own classes, each call in full, and autograd."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,30 @@ if TYPE_CHECKING:
 FACTOR = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.(?P<adapter>[^.]+)\.weight")
 """How peft names the two factors of an adapter of a linear layer."""
 
+SIDE_BY_SIDE = 8
+"""Calls that are computed side by side."""
+
+LOGITS = 1 << 27
+"""The most logits of calls that are computed side by side; a single call may have more."""
+
 
 class Unknown(Exception):
     """The trained tensors have names that the auditor can't place in the plain model."""
+
+
+@attrs.frozen
+class Precision:
+    """How a model is computed with.
+
+    Attributes:
+        dtype: Of its weights and arithmetic.
+        rounded: What the weights are rounded to first; None for nothing.
+        cast: Whether the forward pass runs under bf16 autocast.
+    """
+
+    dtype: torch.dtype
+    rounded: torch.dtype | None = None
+    cast: bool = False
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -37,12 +58,8 @@ class Weights:
     trained: Mapping[str, torch.Tensor]
     scaling: float = 1.0
 
-    def load(self, dtype: torch.dtype, *, rounded: torch.dtype | None = None) -> Any:
+    def load(self, precision: Precision) -> Any:
         """Return the plain model, adapters merged by hand: W + scaling * B @ A (LoRA, arXiv:2106.09685).
-
-        Args:
-            dtype: Of its weights and arithmetic.
-            rounded: Round the weights to this dtype first.
 
         Raises:
             Unknown: A trained tensor is not the model's.
@@ -55,6 +72,7 @@ class Weights:
         model: Any = AutoModelForCausalLM.from_pretrained(
             str(self.directory), dtype=torch.float32, local_files_only=True, attn_implementation="eager"
         )
+        dtype, rounded = precision.dtype, precision.rounded
         model = model.to(dtype).eval()
         own = dict(model.named_parameters())
         with torch.no_grad():
@@ -99,21 +117,39 @@ class Weights:
         return found
 
 
-def logits(model: Any, call: Call, temperature: float) -> torch.Tensor:
-    """Return the logits of each token of a reply over the temperature, [reply, vocabulary], at least fp32."""
+def batches(calls: Sequence[Call], vocabulary: int) -> list[list[Call]]:
+    """Return calls in batches of like lengths, each of at most `SIDE_BY_SIDE` calls and `LOGITS` logits."""
+    found: list[list[Call]] = []
+    for call in sorted(calls, key=lambda one: len(one.prompt) + len(one.reply)):
+        size = (len(call.prompt) + len(call.reply)) * vocabulary
+        last = found[-1] if found else []
+        if not last or len(last) == SIDE_BY_SIDE or (len(last) + 1) * size > LOGITS:
+            found.append([])
+        found[-1].append(call)
+    return found
+
+
+def logits(model: Any, calls: Sequence[Call], temperature: float) -> list[torch.Tensor]:
+    """Return the logits of each call's reply over the temperature, [reply, vocabulary] each, at least fp32.
+
+    Calls are computed side by side and filled up at the right: no token of a causal model sees what comes after it.
+    """
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    ids = [torch.tensor([*call.prompt, *call.reply][:-1], device=model.device) for call in calls]
+    found: torch.Tensor = model(input_ids=pad_sequence(ids, batch_first=True), use_cache=False).logits
+    found = (found.float() if found.dtype.itemsize < 4 else found) / (temperature or 1.0)
+    return [row[len(c.prompt) - 1 : len(c.prompt) + len(c.reply) - 1] for row, c in zip(found, calls, strict=True)]
+
+
+def logprobs(model: Any, calls: Sequence[Call], temperature: float) -> torch.Tensor:
+    """Return the log-probability of each token of the replies, one call after the other, [tokens]."""
     import torch
 
-    ids = torch.tensor([[*call.prompt, *call.reply][:-1]], device=model.device)
-    found: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0, len(call.prompt) - 1 :]
-    return (found.float() if found.dtype.itemsize < 4 else found) / (temperature or 1.0)
-
-
-def logprobs(model: Any, call: Call, temperature: float) -> torch.Tensor:
-    """Return the log-probability of each token of a reply, [reply]."""
-    import torch
-
-    found = torch.log_softmax(logits(model, call, temperature), -1)
-    return found.gather(-1, torch.tensor(call.reply, device=found.device)[:, None])[:, 0]
+    found = torch.log_softmax(torch.cat(logits(model, calls, temperature)), -1)
+    replies = torch.tensor([token for call in calls for token in call.reply], device=found.device)
+    return found.gather(-1, replies[:, None])[:, 0]
 
 
 @contextmanager

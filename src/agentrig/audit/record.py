@@ -105,6 +105,7 @@ class Record:
 
     def __init__(self, path: Path, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.path = path
+        self._rows: dict[tuple[str, int], list[Row]] = {}
         try:
             self.config = tomllib.loads((path / "config.toml").read_text("utf-8"))
         except FileNotFoundError:
@@ -152,8 +153,15 @@ class Record:
         """Return the rollouts of a mode and step; none without a file."""
         import pyarrow.parquet as pq
 
-        file = self.path / "rollouts" / f"{mode}-{step:05d}.parquet"
-        return [_row(row) for row in pq.read_table(file).to_pylist()] if file.is_file() else []
+        if (mode, step) not in self._rows:
+            file = self.path / "rollouts" / f"{mode}-{step:05d}.parquet"
+            read = pq.read_table(file).to_pylist() if file.is_file() else []
+            self._rows[mode, step] = [_row(row) for row in read]
+        return self._rows[mode, step]
+
+    def calls(self, step: int) -> dict[tuple[str, str], Call]:
+        """Return the calls of a step's rollouts, by rollout and span."""
+        return {(call.rollout, call.span): call for row in self.rows("train", step) for call in row.calls}
 
     def task_ids(self, step: int) -> list[str]:
         """Return the task of each group of a step, in the order of their rollouts."""

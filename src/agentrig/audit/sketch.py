@@ -60,12 +60,14 @@ class Sketch:
 
     Attributes:
         before: The trained tensors before the first update, in host memory; none if the auditor can't use them.
+        later: The same before the last update, if there are several.
         updates: The numbers of each update.
     """
 
     def __init__(self, step: int) -> None:
         self.step = step
         self.before: dict[str, torch.Tensor] = {}
+        self.later: dict[str, torch.Tensor] = {}
         self.updates: list[dict[str, Any]] = []
 
     def take(
@@ -83,8 +85,10 @@ class Sketch:
             calls: The calls of the mini-batch, by rollout and span, those without a gradient too.
             norm: Of the whole gradient before clipping.
         """
-        if not self.updates and sum(p.numel() for p in trained.values()) <= LARGEST:
-            self.before = {name: p.detach().to("cpu", copy=True) for name, p in trained.items()}
+        if sum(p.numel() for p in trained.values()) <= LARGEST:
+            (self.later if self.updates else self.before).update(
+                {name: p.detach().to("cpu", copy=True) for name, p in trained.items()}
+            )
         tensors = {}
         for name, p in trained.items():
             at, state = spots(p.numel(), name), optimizer.state.get(p) or {}
