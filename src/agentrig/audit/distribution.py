@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,7 @@ class Evidence:
 
 
 def distribution(
-    record: Record, step: int, model: Any, other: Any, version: int, evidence: Evidence, *, room: int
+    record: Record, step: int, model: Any, other: Any, version: int, evidence: Evidence, *, budget_s: float
 ) -> Iterator[Verdict]:
     """Compare a step's recorded log-probabilities and tokens with the model that should have sampled them.
 
@@ -74,23 +75,26 @@ def distribution(
         other: The same in the second precision.
         version: That version.
         evidence: Of the run's audited steps; is added to.
-        room: Most tokens, of prompts too, that may be computed.
+        budget_s: After so many seconds no further prompt's calls are looked at.
     """
     import torch
 
+    end = time.monotonic() + budget_s
+
     settings = record.settings
     temperature, top_p = settings.get("temperature", 1.0), settings.get("top_p", 1.0)
-    earlier, total = _chosen(record, step, version, room=room)
-    calls = list(earlier)
-    if not calls:
+    earlier, total = _chosen(record, step, version)
+    if not earlier:
         yield unseen("distribution", f"no call of step {step} was sampled by the weights of version {version}")
         return
     rounding = 16 * 2**-24 * math.sqrt(4 * int(getattr(model.config, "num_hidden_layers", 1)) + 1)
     off, spread, outside = list[tuple[float, float, str]](), 0.0, ""  # differences with their bounds from rounding
-    parts = batches(calls, model.get_output_embeddings().weight.shape[0])
+    parts = batches(list(earlier))
     random.Random(step).shuffle(parts)
-    looked = 0
+    looked = tokens = 0
     for part in parts:
+        if looked and time.monotonic() > end:
+            break
         with torch.no_grad():
             scores = torch.cat(logits(model, part, temperature)).double()
             log_p = torch.log_softmax(scores, -1)
@@ -98,7 +102,7 @@ def distribution(
             own = log_p.gather(-1, ids)[:, 0]
             if looked < MEASURED:
                 spread = max(spread, float((own - logprobs(other, part, temperature)).abs().max()))
-        looked += len(part)
+        looked, tokens = looked + len(part), tokens + len(ids)
         lengths = [len(call.reply) for call in part]
         for call, mine in zip(part, own.split(lengths), strict=True):
             if call.logprobs is not None:
@@ -127,7 +131,6 @@ def distribution(
         yield fault("distribution", f"{detail}, from rounding and measured", ratio=gap / bound, causes=causes)
     if outside:
         yield fault("distribution", f"top_p = {top_p}: {outside}", causes="the server's nucleus sampling")
-    tokens = sum(len(call.reply) for call in calls)
     what, most = max(evidence.log_ratios.items(), key=lambda each: each[1], default=("", 0.0))
     if most > evidence.bound:
         detail = f"{tokens} tokens are exp({most:.4g}) times likelier if the server sampled from {what} than from the "
@@ -135,17 +138,15 @@ def distribution(
         detail += f"exp({evidence.bound:.3g}) once in {1 / CHANCE:.0e} runs (Ville's inequality)"
         causes = "the server's sampling or its random numbers"
         yield fault("distribution", detail, causes=causes, ratio=most / evidence.bound)
-    share = (
-        f"{len(calls)} of {total} calls, {tokens} tokens; largest log likelihood ratio {most:.3g} ({what or 'none'})"
-    )
+    share = f"{looked} of {total} calls, {tokens} tokens; largest log likelihood ratio {most:.3g} ({what or 'none'})"
     yield ok("distribution", f"{share} ({what or 'none'})", ratio=max(gap / bound, most / evidence.bound))
 
 
-def _chosen(record: Record, step: int, version: int, *, room: int) -> tuple[dict[Call, list[Sequence[int]]], int]:
+def _chosen(record: Record, step: int, version: int) -> tuple[dict[Call, list[Sequence[int]]], int]:
     """Return the calls to look at, each with the replies of earlier rollouts of its group to the same prompt.
 
-    Groups are taken whole and in an order by chance, up to `TOKENS` sampled tokens and `room` tokens in all; the second
-    number is that of all calls.
+    Groups are taken whole and in an order by chance, up to `TOKENS` sampled tokens; the second number is that of all
+    calls.
     """
     temperature = record.settings.get("temperature", 1.0)
     groups: dict[str, list[Row]] = defaultdict(list)
@@ -160,9 +161,9 @@ def _chosen(record: Record, step: int, version: int, *, room: int) -> tuple[dict
         for row in groups[name]:
             for at, call in enumerate(row.calls):
                 stated = call.version in (None, version) and call.request.get("temperature", temperature) == temperature
-                if not (call.plain and stated) or tokens > TOKENS or room <= 0:
+                if not (call.plain and stated) or tokens > TOKENS:
                     continue
-                tokens, room = tokens + len(call.reply), room - len(call.prompt) - len(call.reply)
+                tokens += len(call.reply)
                 alike = replies[tuple(call.prompt)] if at == 0 else []
                 found[call] = list(alike)
                 alike.append(call.reply)

@@ -120,10 +120,12 @@ class Record:
         found: Mapping[str, Any] = self.config["algorithm"]
         return found
 
-    @property
+    @cached_property
     def knows_update(self) -> bool:
         """Whether the formulas of advantages, loss and update are known: those of `grpo`."""
-        return bool(self.settings["use"] == "grpo")
+        file = self.path / "manifest.json"
+        told = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        return "grpo" in (self.settings["use"], told.get("formulas"))
 
     @cached_property
     def model(self) -> Path | None:

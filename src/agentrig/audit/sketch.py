@@ -18,9 +18,8 @@ PROJECTIONS = 4
 SPOTS = 16
 """Elements of each tensor whose update is followed."""
 
-LARGEST = 1 << 28
-"""Parameters of the largest model that is computed with again: twice in up to 64 bits, with gradients and moments, it
-takes some 40 bytes a parameter in host memory. Of larger ones no weights are kept."""
+LARGEST = 1 << 29
+"""Parameters of the largest model of which weights are kept, in host memory, and which the CPU computes with again."""
 
 CHUNK = 1 << 22
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from agentrig.audit.adamw import adamw, learning_rate
 from agentrig.audit.model import Precision, Weights, batches, logprobs
 from agentrig.audit.record import Call, Record
 from agentrig.audit.sketch import Sketch, projections
-from agentrig.audit.verdicts import Verdict, fault, ok, some, unseen
+from agentrig.audit.verdicts import CannotLook, Verdict, fault, ok, some, unseen
 
 if TYPE_CHECKING:
     import torch
@@ -160,7 +161,14 @@ class Gradient:
 
 
 def gradient(
-    record: Record, step: int, sketch: Sketch, begin: Mapping[int, Weights], main: Repeat, other: Repeat
+    record: Record,
+    step: int,
+    sketch: Sketch,
+    begin: Mapping[int, Weights],
+    main: Repeat,
+    other: Repeat,
+    *,
+    budget_s: float,
 ) -> Iterator[Verdict]:
     """Compare the gradients that the optimizer got with those of the whole update's loss.
 
@@ -171,7 +179,12 @@ def gradient(
         begin: By the place of an update in the step: the weights that it begins with.
         main: The loss in the precision in which all is computed.
         other: In that in which some batches are computed too.
+        budget_s: What it may take; an update after the first is left out if it does not fit.
+
+    Raises:
+        CannotLook: One update would take longer.
     """
+    end, looked = time.monotonic() + budget_s, 0
     settings, figures = record.settings, record.lines.get(step, {}).get("algorithm", {})
     if not math.isfinite(figures.get("grad_norm", 0.0)):
         yield unseen("gradient", "an update was skipped, because its gradient was not finite")
@@ -192,7 +205,14 @@ def gradient(
     worst, half = 0.0, other.precision.cast or other.precision.dtype.itemsize < 4
     for number, weights in begin.items():
         update = sketch.updates[number]
-        found = _gradient([calls[tuple(key)] for key in update["calls"]], weights, begin[0], main, other, seed=step)
+        batch = [calls[tuple(key)] for key in update["calls"]]
+        try:
+            found = _gradient(batch, weights, begin[0], main, other, seed=step, end=end)
+        except CannotLook:
+            if not looked:
+                raise
+            break
+        looked += 1
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in found.total.values()))
         spread = math.sqrt(sum(found.bound(name) ** 2 for name in found.total))
         bound = spread + (HALF if half else 1e-4) * norm + 1e-9
@@ -222,15 +242,15 @@ def gradient(
         detail += "times what two precisions differ by in this step"
         causes = "token weights, the loss, a pass that is lost or counted twice, a layer that is detached or changed"
         yield fault("gradient", detail, causes=causes, ratio=worst)
-    if main.kl and len(begin) == len(sketch.updates) and "kl_reference" in figures:
+    if main.kl and looked == len(sketch.updates) and "kl_reference" in figures:
         yield from _kl(figures["kl_reference"], main)
     tensors = len(sketch.updates[0]["tensors"])
-    share = f"{len(begin)} of {len(sketch.updates)} updates, {len(times)} calls, {tensors} tensors"
+    share = f"{looked} of {len(sketch.updates)} updates, {len(times)} calls, {tensors} tensors"
     yield ok("gradient", share, ratio=worst)
 
 
 def _gradient(
-    calls: Sequence[Call], weights: Weights, start: Weights, main: Repeat, other: Repeat, *, seed: int
+    calls: Sequence[Call], weights: Weights, start: Weights, main: Repeat, other: Repeat, *, seed: int, end: float
 ) -> Gradient:
     """Compute an update's gradient again.
 
@@ -244,6 +264,10 @@ def _gradient(
         main: The loss; its `begun` and `kl` are added to.
         other: The same in the second precision.
         seed: Chooses the batches that are measured.
+        end: When it must have ended.
+
+    Raises:
+        CannotLook: By what its first batches took, it would end later.
     """
     settings, lengths = main.settings, Counter[str]()
     for call in calls:
@@ -252,12 +276,17 @@ def _gradient(
     shares = {r: 1 / (len(lengths) * n) if by_rollout else 1 / lengths.total() for r, n in lengths.items()}
     active = [call for call in calls if main.advantages[call.rollout] or main.reference]
     models = [weights.load(repeat.precision) for repeat in (main, other)]
-    parts = batches(active, models[0].get_output_embeddings().weight.shape[0])
+    parts = batches(active)
     random.Random(seed).shuffle(parts)
     found, measured = Gradient(), 0
     begun = [start.load(repeat.precision) for repeat in (main, other)] if settings["max_staleness"] else models
+    begin, whole, computed = time.monotonic(), sum(map(_tokens, parts)), 0
     for part in parts:
-        both = [None, None]
+        if measured >= MEASURED and begin + (time.monotonic() - begin) * whole / computed > end:
+            seconds = (time.monotonic() - begin) * whole / computed
+            raise CannotLook(f"computing the update again would take {seconds:.0f} s, longer than a step of this run")
+        computed += _tokens(part)
+        both: list[Any] = [None, None]
         for k, repeat in enumerate((main, other) if measured < MEASURED else (main,)):
             if settings["max_staleness"] or any(call.logprobs is None for call in part):
                 repeat.begin(begun[k], part)
@@ -267,6 +296,10 @@ def _gradient(
         found.add(*both)
         measured += len(part)
     return found
+
+
+def _tokens(part: Sequence[Call]) -> int:
+    return len(part[0].prompt) + sum(len(call.reply) for call in part)
 
 
 def _kl(stated: float, main: Repeat) -> Iterator[Verdict]:
