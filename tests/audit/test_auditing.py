@@ -31,7 +31,7 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
     clock = [0.0]
     monkeypatch.setattr(auditing.time, "monotonic", lambda: clock[0])
 
-    def audit(auditor: object, step: int, sketch: object, line: object) -> auditing.Audited:
+    def audit(auditor: object, step: int, *given: object) -> auditing.Audited:
         clock[0] += 4.0
         return auditing.Audited(step=step, verdicts=[], seconds=4.0)
 
@@ -44,7 +44,7 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
         sketch = watched.sketch(step)
         clock[0] += 10.0
         before = clock[0]
-        watched.end(step, {"step": step})
+        watched.end(step, {"step": step, "step_s": 10.0})
         if sketch is not None:
             audited.append(step)
             later += (clock[0] - before) * (step > 12)

@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 FIRST = 2
 """So many first steps of a run, or of a resumed one, are audited, whatever it takes."""
 
+LEAST_S = 10.0
+"""What the gradient of an audited step may take, or as long as the step took if that is longer."""
+
 VERDICTS = "verdicts-{:05d}.json"
 
 SHARE = 0.02
@@ -79,7 +82,7 @@ class Auditing:
         try:
             if self._auditor is None:
                 self._auditor = Auditor(self._run, self.sources())
-            found = audit(self._auditor, step, sketch, line)
+            found = audit(self._auditor, step, sketch, line, max(LEAST_S, line["step_s"]))
         except AgentrigError as error:
             log.warning("step %d is not audited: %s", step, error)
             return

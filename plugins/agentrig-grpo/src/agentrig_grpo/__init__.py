@@ -80,4 +80,5 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         workload=workload,
         server=True,
         make_start=make_start,
+        formulas="grpo",
     )
