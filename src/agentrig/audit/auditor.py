@@ -103,8 +103,8 @@ class Auditor:
         if weights is None:
             raise CannotLook(f"the weights of version {version} were not kept")
         device = place(size(weights.directory), 8)
-        models = [weights.load(precision) for precision in _precisions(record, step, device, merged=True)]
-        yield from sampled.distribution(record, step, *models, version, self._evidence, budget_s=budget_s)
+        model, other = (weights.load(precision) for precision in _precisions(record, step, device, merged=True))
+        yield from sampled.distribution(record, step, model, other, version, self._evidence, budget_s=budget_s)
 
     def _gradient(self, record: Record, step: int, sketch: Sketch | None, budget_s: float) -> Iterator[Verdict]:
         sketch, _ = _known(record, step, sketch)

@@ -104,7 +104,7 @@ def distribution(
                 spread = max(spread, float((own - logprobs(other, part, temperature)).abs().max()))
         looked, tokens = looked + len(part), tokens + len(ids)
         lengths = [len(call.reply) for call in part]
-        for call, mine in zip(part, own.split(lengths), strict=True):
+        for call, mine in zip(part, torch.split(own, lengths), strict=True):
             if call.logprobs is not None:
                 said = torch.tensor(call.logprobs, dtype=torch.float64, device=own.device)
                 gap = float((said - mine).abs().max()) if len(said) == len(mine) else math.inf
@@ -118,7 +118,7 @@ def distribution(
             own = log_p.gather(-1, ids)[:, 0]
         if temperature > 0:
             _weigh(evidence, log_p, own, ids)
-            for call, mine in zip(part, own.split(lengths), strict=True):
+            for call, mine in zip(part, torch.split(own, lengths), strict=True):
                 _weigh_copies(evidence, mine.tolist(), call.reply, earlier[call])
     gap, bound, where = max(
         ((gap, rounding + 4 * spread, name) for gap, rounding, name in off),

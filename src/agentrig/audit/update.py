@@ -74,7 +74,7 @@ class Repeat:
         import torch
 
         with torch.no_grad():
-            found = self._logprobs(model, batch).split([len(call.reply) for call in batch])
+            found = torch.split(self._logprobs(model, batch), [len(call.reply) for call in batch])
         self.begun |= {(call.rollout, call.span): each for call, each in zip(batch, found, strict=True)}
 
     def gradients(self, model: Any, batch: Sequence[Call], shares: Mapping[str, float]) -> dict[str, torch.Tensor]:
