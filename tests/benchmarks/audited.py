@@ -23,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
+HOOKS = ("register_tasks", "register_agents", "register_rewards", "register_recipes")
 SMALL = ("algorithm.steps=4", "algorithm.tasks_per_step=16", "algorithm.validate_every=2", "run.report_tasks=32",
          "run.validation_tasks=16", "runners.n=1", "runners.threads=8")  # fmt: skip
 LORA = ("algorithm.lora_rank=8",)
@@ -96,13 +97,14 @@ def audited(folder: Path, name: str, keys: tuple[str, ...], options: argparse.Na
         words.remove("resumed")
         commands = [[*words, "algorithm.steps=2"], ["train", "--resume", str(run), "algorithm.steps=4"]]
     elif keys in (("units",), ("json-repair",)):
-        package, model = EXAMPLES / f"agentrig-{name}", folder / f"{name}-start"
-        env["PYTHONPATH"] = os.pathsep.join([str(package / "src"), env.get("PYTHONPATH", "")])
-        plugin = str(package / "src" / f"agentrig_{name.replace('-', '_')}" / "__init__.py")
-        own = [name, "--plugin", plugin]
+        module, model = f"agentrig_{name.replace('-', '_')}", folder / f"{name}-start"
+        env["PYTHONPATH"] = os.pathsep.join([str(EXAMPLES / f"agentrig-{name}" / "src"), env.get("PYTHONPATH", "")])
+        plugin = folder / f"{name}.py"  # the package is not installed
+        plugin.write_text(f"from {module} import *\nfrom {module} import {', '.join(HOOKS)}\n", "utf-8")
+        own = [name, "--plugin", str(plugin)]
         words = ["train", *own, *threads, *SMALL, f"algorithm.model={model}", f"run.directory={folder}",
                  f"run.name={run.name}"]  # fmt: skip
-        commands = [["warmup", *own, "--output", str(model), "--minutes", "1.5"], words]
+        commands = [["warmup", *own, "--out", str(model), "--minutes", "1.5"], words]
     begun, status, log = time.monotonic(), 0, folder / f"{run.name}.log"
     with log.open("ab") as out:
         for command in commands:
