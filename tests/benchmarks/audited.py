@@ -59,7 +59,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "bf16, KL": (*BF16, "algorithm.kl_loss_coef=0.05"),
     "groups of 16": ("algorithm.group_size=16", "algorithm.tasks_per_step=6"),
     "three turns": ("agent.max_turns=3",),
-    "long prompts": ("agent.prompts=full", "agent.sample_rows=3", "algorithm.max_length=2048"),
+    "rows in the prompt": ("agent.sample_rows=2", "algorithm.max_tokens=32"),
     "every query is taught": ("adapter.match=",),
     "resumed": ("resumed",),
     "units": ("units",),

@@ -65,7 +65,7 @@ def distribution(
 
     The bound of a log-probability is derived from rounding and measured. As in docs/proofs.md, each of four matrix
     products of a layer rounds by half an ulp, and the root of their number, times 16 for the largest of many, is what
-    independent errors add up to. Four times the largest difference of two precisions, over some calls, is added, for a
+    independent errors add up to. Eight times the largest difference of two precisions, over some calls, is added, for a
     model that is more sensitive than a formula knows.
 
     Args:
@@ -121,7 +121,7 @@ def distribution(
             for call, mine in zip(part, torch.split(own, lengths), strict=True):
                 _weigh_copies(evidence, mine.tolist(), call.reply, earlier[call])
     gap, bound, where = max(
-        ((gap, rounding + 4 * spread, name) for gap, rounding, name in off),
+        ((gap, rounding + 8 * spread, name) for gap, rounding, name in off),
         key=lambda each: each[0] / each[1],
         default=(0.0, 1.0, ""),
     )
