@@ -23,7 +23,7 @@ from agentrig.plan import Plan
 from agentrig.processes.ends import Interrupted, handling, name_of
 from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Mode, Rollout
-from agentrig.run.guards import warn_of_ignored, warn_of_sampling, warn_of_unseen
+from agentrig.run.guards import warn_of_fields, warn_of_sampling, warn_of_unseen
 from agentrig.run.metrics import reason_of
 from agentrig.run.setup import (
     first_runner,
@@ -147,7 +147,7 @@ def evaluate(
                         if mode != "dev":  # which says it by itself, below the spans
                             warn_of_unseen(rollouts)
                         warn_of_sampling(rollouts, sampled[0].sampling, mode=mode)
-                        warn_of_ignored(rollouts)
+                        warn_of_fields(rollouts)
                     for rollout in rollouts:
                         each(rollout)
                         figures.add(rollout, keep=keep)

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrig.endpoints import SAMPLING_FIELDS
+from agentrig.endpoints import LIMIT, SAMPLING_FIELDS
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.metrics import count_failures, failure_lines, reason_of
 from agentrig.text import cut, json_text
-from agentrig.traces import IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace
+from agentrig.traces import ASKED, IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
 
     Args:
         rollouts: The rollouts of one step.
-        sampling: The endpoint's sampling fields, which the agent must pass with every call.
+        sampling: The endpoint's sampling fields.
         step: The training step.
     """
     requests = list(_requests(rollouts, trained_only=True))
@@ -180,9 +180,9 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
     others = _sampling_mismatches(requests, sampling)
     if others:
         raise RunStopped(
-            f"step {step}: {others}: the importance ratios would be wrong.\n  The agent must pass "
-            "endpoint.sampling with every call that is trained (docs/agents.md). To use another temperature, change "
-            "the run's; to use one for a single node, exclude that node from training (adapter.match).",
+            f"step {step}: {others}: the importance ratios would be wrong.\n  The agent's own values hold in training: "
+            "leave them out of the calls that are trained, or give the run the same (algorithm.temperature). To use "
+            "another temperature for a single node, exclude that node from training (adapter.match).",
             cause="other-sampling",
         )
 
@@ -191,7 +191,7 @@ def warn_of_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *
     """Warn when calls of a measurement were sampled with other settings than the run's; return whether any were."""
     others = _sampling_mismatches(list(_requests(rollouts, trained_only=False)), sampling)
     if others:
-        log.warning("%s: %s: the agent does not pass endpoint.sampling (docs/agents.md)", mode, others)
+        log.warning("%s: %s: the agent sends values of its own (docs/how-to/existing-agent.md)", mode, others)
     return bool(others)
 
 
@@ -209,17 +209,26 @@ def warn_of_constraints(rollouts: Sequence[Rollout], *, step: int) -> bool:
     return bool(found)
 
 
-def warn_of_ignored(rollouts: Sequence[Rollout]) -> bool:
-    """Warn when calls have fields that the gateway drops; return whether any do."""
-    found: Counter[str] = Counter()
-    for rollout in rollouts:
-        for call in rollout.trace.llm_calls():
-            found.update(call.attributes.get(IGNORED) or ())
-    for name, count in found.most_common():
+def warn_of_fields(rollouts: Sequence[Rollout]) -> bool:
+    """Warn when calls have fields that the gateway drops, or a limit above the run's; return whether any do."""
+    ignored: Counter[str] = Counter()
+    limits: list[tuple[int, int]] = []
+    for call in (call for rollout in rollouts for call in rollout.trace.llm_calls()):
+        ignored.update(call.attributes.get(IGNORED) or ())
+        asked = call.attributes.get(ASKED) or {}
+        limits += [(asked[name], call.attributes["request"][name]) for name in LIMIT if name in asked]
+    for name, count in ignored.most_common():
         log.warning(
             "%d calls set %s, which has no effect on the run's model (docs/how-to/existing-agent.md)", count, name
         )
-    return bool(found)
+    if limits:
+        longest, limit = max(limits)
+        log.warning(
+            "%d calls asked for up to %d tokens; the run's limit of %d holds (algorithm.max_tokens, with verl "
+            "data.max_response_length)",
+            *(len(limits), longest, limit),
+        )
+    return bool(ignored or limits)
 
 
 def same_reward(rollouts: Sequence[Rollout]) -> bool:
