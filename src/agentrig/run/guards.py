@@ -45,23 +45,31 @@ def check_failures(rollouts: Sequence[Rollout], limit: float, *, step: int, mode
     ]
     reasons = {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None}
     lines += [f"  {line}" for line in failure_lines(failures, reasons)]
+    if missed := missed_calls(rollouts):
+        lines.append(f"  {missed}")
     lines.append("  Look at one with: agentrig dev … (every span is shown).")
     raise RunStopped("\n".join(lines), cause="failures")
 
 
-def unseen_calls(rollouts: Sequence[Rollout]) -> str:
-    """Say why no call to the model counts: made past the tracer, all failed, or none made; '' if calls do."""
+def missed_calls(rollouts: Sequence[Rollout]) -> str:
+    """Name the libraries and routes by which agents called the model past the tracer; '' if they did not."""
     missed: Counter[str] = Counter()
     for rollout in rollouts:
         for span in rollout.trace.spans:
             missed.update(span.attributes.get(MISSED) or {})
-    sees = "httpx (the openai and anthropic packages, LangChain)"
-    if missed:
-        libraries = ", ".join(f"{name} ({count})" for name, count in missed.most_common())
-        return (
-            f"{missed.total()} connections to the model's server were made by {libraries}: calls through these are not "
-            f"recorded and not trained on. Call the model through {sees}."
-        )
+    if not missed:
+        return ""
+    ways = ", ".join(f"{name} ({count})" for name, count in missed.most_common())
+    return (
+        f"calls to the model's server were made by {ways}: these are not recorded and not trained on. Set "
+        "gateway.use=on, or call /chat/completions through httpx (the openai package, LangChain), as a LitAgent must."
+    )
+
+
+def unseen_calls(rollouts: Sequence[Rollout]) -> str:
+    """Say why no call to the model counts: made past the tracer, all failed, or none made; '' if calls do."""
+    if missed := missed_calls(rollouts):
+        return missed
     calls = [span for rollout in rollouts for span in rollout.trace.spans if span.name == LLM_CALL]
     failed = [span.error for span in calls if span.error is not None]
     if len(failed) < len(calls):
@@ -71,8 +79,9 @@ def unseen_calls(rollouts: Sequence[Rollout]) -> str:
     if rollouts and all(rollout.outcome.failure is not None for rollout in rollouts):
         return ""  # the agents ended before they asked
     return (
-        f"No call to the model was recorded. The tracer sees calls made through {sees} to /chat/completions, in the "
-        "thread of the agent or one that copies its context.\n  Does the agent call endpoint.base_url?"
+        "No call to the model was recorded. The tracer sees calls to /chat/completions through httpx (the openai "
+        "package, LangChain), in the thread of the agent or one that copies its context; with gateway.use=on, those of "
+        "every client.\n  Does the agent call endpoint.base_url?"
     )
 
 

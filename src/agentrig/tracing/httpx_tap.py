@@ -53,6 +53,8 @@ def _tap(library: Any, *, is_async: bool) -> None:
             request.headers[PARENT] = recorder.parent()  # the gateway records the call under this span
             return None
         if not request.url.path.endswith("/chat/completions"):
+            if server == recorder.server and request.url.path.endswith(("/messages", "/responses")):
+                recorder.miss(f"POST {request.url.path}")
             return None
         try:
             body = json.loads(request.content)

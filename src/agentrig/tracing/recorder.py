@@ -231,10 +231,10 @@ class Recorder:
             known.add(span.id)
             self._spans.append(attrs.evolve(span, parent=span.parent if span.parent in known else self.outside_in))
 
-    def miss(self, library: str) -> None:
-        """Count a connection to the endpoint by another library than httpx: only the gateway records its calls."""
+    def miss(self, way: str) -> None:
+        """Count a connection to the endpoint by another library, or a call of another API; the gateway sees both."""
         if not self.muted and not self.gateway:
-            self._missed[library] += 1
+            self._missed[way] += 1
 
     def fail(self, error: str) -> None:
         """Store the error that ended the rollout."""
