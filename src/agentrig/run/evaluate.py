@@ -31,6 +31,7 @@ from agentrig.run.setup import (
     make_engine,
     make_scorer,
     make_server,
+    ready_algorithm,
     ready_hardware,
     ready_server,
 )
@@ -114,6 +115,8 @@ def evaluate(
     hardware = None if endpoint is not None else ready_hardware(plan)
     if hardware is not None:
         ready_server(plan, hardware)
+        if checkpoint is None:
+            ready_algorithm(plan)
     plan.watch()
     for warning in gold_warnings(plan):
         log.warning("%s", warning)
