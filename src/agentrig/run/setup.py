@@ -86,9 +86,9 @@ def ready_algorithm(plan: Plan) -> None:
     Raises:
         ConfigError: It is not.
     """
-    component = plan.components["algorithm"]
-    if component.spec.ready is not None:
-        component.spec.ready(plan.configs["algorithm"])
+    ready = getattr(plan.components["algorithm"].spec, "ready", None)
+    if ready is not None:
+        ready(plan.configs["algorithm"])
 
 
 def make_server(plan: Plan) -> MakeServer:
