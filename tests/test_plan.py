@@ -102,7 +102,7 @@ def test_swapping_drops_the_recipes_own_keys(file: Callable[[str], str], toy_fil
         ("algorithm.keys.a=text", "keys = {'a': 'text'} does not fit toy-number"),
         ("agent.anything=1", '[agent] toy (file -) has no key "anything".'),
         ("reward.use=toy-partiy", 'there is no reward called "toy-partiy". Did you mean "toy-parity"?'),
-        ("run.audit=nothing", 'there is no reward called "nothing"'),
+        ("run.second_reward=nothing", 'there is no reward called "nothing"'),
         ("steps=3", '"steps=3" is not an override; write section.key=value'),
         ("algorithm.steps", "is not an override"),
         (

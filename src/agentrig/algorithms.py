@@ -43,23 +43,6 @@ class Measurement:
         return cls(accuracy=right / n if n else None, reward=statistics.fmean(values) if n else None, n=n)
 
 
-@attrs.frozen(kw_only=True)
-class WeightDifference:
-    """How far the weights of a repeated step are from those that the run recorded.
-
-    Attributes:
-        largest: The largest absolute difference of two numbers.
-        relative: The L2 norm of all differences over that of the recorded step's change; infinite if nothing had
-            changed and something differs.
-        digests: Of the recorded checkpoint's weights, as `end_step` got them for the step; a checkpoint may hold
-            others, for example the best ones at the end of a run.
-    """
-
-    largest: float
-    relative: float
-    digests: Mapping[str, str] = attrs.field(factory=dict)
-
-
 class RolloutsAhead(Protocol):
     """Training rollouts that run while the algorithm does something else; `Session.begin_rollouts` returns it."""
 
@@ -95,8 +78,9 @@ class Session(Protocol):
         stopping: True once the user asked to end (Ctrl-C): finish the step, save, return.
         solved: True once every rollout of three steps in a row got the same reward and is correct: there is nothing
             left to learn. Finish the step, save, `report` "after", return; the run then counts as successful.
-        delivery: Proves that the model's server answers with the weights that were trained: call its `prepare` and
-            `prove` (or `begin` and `settle`) around each transfer, and its `sign` when a checkpoint is written.
+        delivery: Proves that the model's server answers with the weights that were trained: call its `prepare` before
+            and `begin` after each transfer, its `settle` before the model is used, and its `sign` when a checkpoint is
+            written.
         measured: The latest result of `validate` or `report`: accuracy and mean reward; None before the first.
     """
 
@@ -232,10 +216,8 @@ class Session(Protocol):
                 NaN or infinity twice in a row stops the run.
             time_s: Wall seconds by part. The report plots `rollout`, `reward` and `update`; others
                 may be added.
-            digests: For `agentrig replay`: by stage, a text or a mapping of texts that changes when the stage does.
-                Stages that it knows: `start` (weights and optimizer before the step), `advantages`, `samples`,
-                `batches`, `weights` (the new ones, a digest for each group of tensors), and `made_with`: what
-                must be the same for the same bits (versions, device, threads).
+            digests: What a resumed run and the auditor need to know of the learner: `weights`, a digest for each group
+                of the new weights (`agentrig.delivery.digests`), and `dtype`, what it computes in.
             calls: What was done with each call of the step's triplets, counted where the loss is computed, see
                 `agentrig.ledger`. None: the report says that the algorithm doesn't say.
 
@@ -282,10 +264,6 @@ class Algorithm(Protocol):
     `[runners] use`. If its spec has `runners=True`, `pool` gets one more argument, `make`: the `MakePool` of the
     runners that the run names, or None if it names none. An algorithm that starts a cluster makes its pool later.
 
-    It may have a method `replay(session, recorded) -> WeightDifference | None`: repeat the step `session.first_step`,
-    from `session.checkpoint` to one `session.end_step`, without starting servers. `session.rollouts` returns the
-    recorded rollouts. `recorded` is the checkpoint that the run saved after this step, to compare the new weights with,
-    or None. Without this method `agentrig replay` calls `run` and stops it after the step.
     """
 
     def run(self, session: Session) -> None:

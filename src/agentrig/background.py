@@ -1,4 +1,4 @@
-"""Work of an observer in a thread of its own: the run never waits for it, except a bounded time at its end."""
+"""Work in threads of its own, which never keep the process alive: one call, or an observer's work in its order."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import attrs
 
 from agentrig.text import words_of
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _late: set[Background] = set()
 
@@ -35,6 +38,20 @@ class Writes:
     dropped: int = 0
     unsent: int = 0
     error: str | None = None
+
+
+def in_background(call: Callable[[], T], name: str) -> Future[T]:
+    """Call something in a daemon thread of this name; `result` waits, and raises what the call raised."""
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(call())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return found
 
 
 class Background:

@@ -1,14 +1,22 @@
-"""Entries of the ledger: an algorithm reports at the end of a step what it did with each LLM call.
+"""The ledger of a run: every LLM call of a training step is trained, masked, or dropped for a reason.
 
-A run also counts the calls itself, from the traces. `agentrig.run.ledger` compares the two.
+It is double-entry. One side is what the traces recorded. The other side is what the adapter kept and what the
+algorithm reports at the end of a step. If the two sides differ, the run ends with a message that names the calls and
+which side is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import attrs
+
+from agentrig.adapters import Adapter, Triplet
+from agentrig.errors import RunStopped
+from agentrig.rollouts import Rollout
+from agentrig.traces import LLM_CALL, SERVER, Span
 
 Place = Literal["trained", "masked", "dropped"]
 
@@ -94,6 +102,296 @@ def without_gradient(values: Sequence[float | None], value: float | None, *, neg
         return ZERO_VARIANCE
     worse = value is not None and value < sum(valid) / len(valid)
     return NEGATIVE_SCALE if worse and not negative_scale else ZERO_ADVANTAGE
+
+
+SHOWN = 3
+"""How many calls a message names for each kind of fault."""
+
+
+@attrs.define(kw_only=True)
+class Recorded:
+    """A call in a trace.
+
+    Attributes:
+        call: Which call.
+        task: The task's id.
+        node: The innermost graph node that made it.
+        tokens: Number of response tokens.
+        group: The batch and the group of its rollout.
+        value: Its rollout's reward.
+        reason: Why it did not go to the algorithm; empty if it did.
+    """
+
+    call: Call
+    task: str
+    node: str
+    tokens: int
+    group: tuple[int, str]
+    value: float | None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        node = self.node or "(no node)"
+        return f"rollout {self.call.rollout}, task {self.task}, node {node}, call {self.call.span}"
+
+    def row(self, place: str, tokens: int, reason: str = "", advantage: float | None = None) -> dict[str, Any]:
+        """Return where some of its tokens went, for `Books.rows`."""
+        where = {"rollout": self.call.rollout, "span": self.call.span, "node": self.node}
+        return {**where, "place": place, "reason": reason, "tokens": tokens, "advantage": advantage}
+
+
+@attrs.frozen
+class Books:
+    """The counts of a step.
+
+    Attributes:
+        rows: Each recorded call and where it went: `rollout`, `span`, `node`, `place`, `reason`, `tokens` and
+            `advantage`. A call that is in two places has two rows.
+        calls: Number of calls `recorded`, `trained`, `masked`, `handed_over` (to an algorithm that does not report
+            what it did with them) and, by reason, `dropped`. `unaccounted` only if the books do not close.
+        tokens: The same for response tokens.
+        wrong: What is wrong, as the message of an error; empty if the books close.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    calls: Mapping[str, Any]
+    tokens: Mapping[str, Any]
+    wrong: str = ""
+
+
+class Ledger:
+    """Counts the calls of a training step, and closes its books.
+
+    Args:
+        adapter: The run's adapter, which may say why it leaves a call out.
+        adapter_name: Its name, for messages.
+        algorithm_name: The algorithm's name, for messages.
+    """
+
+    def __init__(self, adapter: Adapter, *, adapter_name: str, algorithm_name: str) -> None:
+        self._left_out = getattr(adapter, "left_out", None)
+        self._adapter, self._algorithm = adapter_name, algorithm_name
+        self._open()
+
+    def _open(self) -> None:
+        self._rollouts: set[str] = set()
+        self._recorded: dict[Call, Recorded] = {}
+        self._values: dict[tuple[int, str], list[tuple[float, bool]]] = defaultdict(list)
+        self._batches = 0
+
+    def record(self, rollouts: Sequence[Rollout], *, step: int, expected: int | None = None) -> None:
+        """Count the calls of rollouts, and check the adapter's triplets.
+
+        Args:
+            rollouts: A batch of training rollouts.
+            step: The training step.
+            expected: How many rollouts were requested.
+
+        Raises:
+            RunStopped: A rollout is missing or was returned twice, or the adapter's triplets are not what was sampled.
+        """
+        ids = Counter(r.id for r in rollouts)
+        again = [i for i, n in ids.items() if n > 1 or i in self._rollouts]
+        if again or (expected is not None and len(rollouts) != expected):
+            asked = len(rollouts) if expected is None else expected
+            twice = f"; returned more than once: {', '.join(again[:SHOWN])}" if again else ""
+            raise RunStopped(
+                f"step {step}: {asked} rollouts were asked for, {len(rollouts)} came back{twice}. The runners or the "
+                "engine lost or doubled rollouts: resume the run, and report this if it happens again.",
+                cause="lost-calls",
+            )
+        self._rollouts.update(ids)
+        self._batches += 1
+        faults: dict[str, list[str]] = defaultdict(list)  # what is wrong, and with which calls
+        for rollout in rollouts:
+            group = (self._batches, rollout.group)
+            if rollout.value is not None:
+                self._values[group].append((rollout.value, bool(rollout.triplets)))
+            kept: dict[str, list[Triplet]] = defaultdict(list)
+            for triplet in rollout.triplets:
+                kept[triplet.span_id].append(triplet)
+            calls = [span for span in rollout.trace.spans if span.name == LLM_CALL]
+            for call in calls:
+                entry = Recorded(
+                    call=Call(rollout.id, call.id),
+                    task=rollout.task.id,
+                    node=next(iter(rollout.trace.nodes(call)), ""),
+                    tokens=len(call.attributes.get("response_token_ids") or ()),
+                    group=group,
+                    value=rollout.value,
+                )
+                self._recorded[entry.call] = entry
+                triplets, unusable = kept.pop(call.id, []), _unusable(call)
+                if len(triplets) > 1:
+                    faults["a call gave more than one triplet"].append(f"{entry} ({len(triplets)} triplets)")
+                elif triplets and unusable:
+                    faults["a call gave a triplet that cannot be trained"].append(f"{entry} ({unusable})")
+                elif triplets and (difference := _difference(call, triplets[0])):
+                    faults["a triplet does not have its call's tokens"].append(f"{entry} ({difference})")
+                elif not triplets:
+                    entry.reason = unusable or (FAILED_ROLLOUT if rollout.failure else "")
+                    entry.reason = entry.reason or self._reason(rollout, call, calls)
+                    if not entry.reason:
+                        faults["a call that it did not report as left out has no triplet"].append(str(entry))
+            for span, triplets in kept.items():
+                which = f"rollout {rollout.id}, task {rollout.task.id}, span {span or '(none)'}"
+                for triplet in triplets:
+                    tokens = f"{which} ({len(triplet.response_ids)} tokens)"
+                    faults["a triplet belongs to no recorded call of its rollout"].append(tokens)
+        if faults:
+            start = f"the ledger of calls does not close: the adapter {self._adapter} does not train what was sampled."
+            end = (
+                "An adapter returns at most one triplet for each recorded call, with the call's span_id and its exact "
+                "token ids (docs/adapters.md)."
+            )
+            raise RunStopped(_message(f"step {step}: {start}", faults, end), cause="lost-calls")
+
+    def _reason(self, rollout: Rollout, call: Span, calls: Sequence[Span]) -> str:
+        """Return why the adapter left a usable call out; empty if it reports that it kept the call."""
+        if self._left_out is not None:
+            return self._left_out(rollout.trace, call) or ""
+        return DUPLICATE if any(_same(call, other) for other in calls) else LEFT_OUT_BY_ADAPTER
+
+    def close(self, entries: Iterable[Entry] | None, *, step: int) -> Books:
+        """Close a step's books.
+
+        Args:
+            entries: What the algorithm reports; None if it reports nothing.
+            step: The training step.
+        """
+        recorded, values = self._recorded, self._values
+        self._open()
+        rows = [r.row("dropped", r.tokens, r.reason) for r in recorded.values() if r.reason]
+        handed = {call: r for call, r in recorded.items() if not r.reason}
+        faults: dict[str, list[str]] = defaultdict(list)
+        told: dict[Call, list[Entry]] = defaultdict(list)
+        for entry in entries or ():
+            if entry.call in handed:
+                told[entry.call].append(entry)
+            elif entry.place == "trained" and entry.call in recorded:
+                found = recorded[entry.call]
+                faults["a call was trained that the adapter did not keep"].append(f"{found} ({found.reason})")
+            elif entry.place == "trained":
+                which = f"rollout {entry.call.rollout}, call {entry.call.span or '(none)'} ({entry.tokens} tokens)"
+                faults["a call was trained that no trace of this step has"].append(which)
+        for call, r in handed.items():
+            tokens = sum(entry.tokens for entry in told[call])
+            if entries is None:
+                rows.append(r.row("handed_over", r.tokens))
+            elif told[call] and tokens == r.tokens:
+                for entry in sorted(told[call], key=lambda e: ("trained", "masked", "dropped").index(e.place)):
+                    rows.append(r.row(entry.place, entry.tokens, entry.reason, entry.advantage))
+                    if entry.place == "dropped" and (wrong := _contradiction(r, entry.reason, values[r.group])):
+                        what = f"a call was dropped for a reason that its group's rewards contradict, {entry.reason}"
+                        faults[what if entry.reason else "a call was dropped without a reason"].append(f"{r} ({wrong})")
+            else:
+                rows.append(r.row("unaccounted", r.tokens))
+                if not told[call]:
+                    faults["a call got lost: neither trained, masked nor dropped"].append(f"{r} ({r.tokens} tokens)")
+                elif tokens > r.tokens:
+                    more = f"{r} ({tokens} tokens, {r.tokens} were sampled)"
+                    faults["a call was trained or counted more than once"].append(more)
+                else:
+                    faults["a part of a call's response got lost"].append(f"{r} ({tokens} of {r.tokens} tokens)")
+        counted = sum(r.tokens for r in recorded.values())
+        books = Books(rows, _book(rows, len(recorded), calls=True), _book(rows, counted, calls=False))
+        if not faults:
+            return books
+        start = (
+            f"step {step}: the ledger of calls does not close: what the algorithm {self._algorithm} did with its "
+            f"{len(handed)} calls ({sum(r.tokens for r in handed.values())} response tokens) is not what it was given."
+        )
+        end = (
+            "The adapter's side is right: look for the fault in the algorithm, between its samples and its loss "
+            "(docs/proofs.md). The weights of this step are not saved."
+        )
+        return attrs.evolve(books, wrong=_message(start, faults, end))
+
+
+def _message(start: str, faults: Mapping[str, Sequence[str]], end: str) -> str:
+    """Return a message with a line for each kind of fault, with its first calls."""
+    lines = [
+        f"  {len(calls)} x {what}: {'; '.join(calls[:SHOWN])}{'; …' if len(calls) > SHOWN else ''}"
+        for what, calls in faults.items()
+    ]
+    return "\n".join([start, *lines, f"  {end}"])
+
+
+def _book(rows: Iterable[Mapping[str, Any]], recorded: int, *, calls: bool) -> dict[str, Any]:
+    """Return the sums of rows by place and reason: of calls, each counted in its first row, or of tokens."""
+    book: dict[str, Any] = {"recorded": recorded, "trained": 0, "masked": 0, "handed_over": 0}
+    dropped: Counter[str] = Counter()
+    seen = set()
+    for row in rows:
+        call = row["rollout"], row["span"]
+        n = int(call not in seen) if calls else row["tokens"]
+        seen.add(call)
+        if row["place"] == "dropped":
+            dropped[row["reason"]] += n
+        else:
+            book[row["place"]] = book.get(row["place"], 0) + n
+    return {**book, "dropped": dict(sorted(dropped.items()))}
+
+
+def _contradiction(recorded: Recorded, reason: str, group: Sequence[tuple[float, bool]]) -> str:
+    """Return why the rewards of its group contradict the reason for which a call was dropped; '' if they do not."""
+    if not reason:
+        return "each dropped call needs one"
+    value, everyone = recorded.value, [v for v, _ in group]
+    callers = [v for v, has_calls in group if has_calls]  # a baseline over calls uses only these
+    if value is None:
+        return ""
+    wrong = {
+        ZERO_VARIANCE: len(set(everyone)) > 1 and len(set(callers)) > 1,
+        ALONE: len(everyone) > 1 and len(callers) > 1,
+        ZERO_ADVANTAGE: not min(everyone) < value < max(everyone),
+        NEGATIVE_SCALE: value == max(everyone),
+    }
+    if not wrong.get(reason):
+        return ""
+    return f"its reward is {value:g}, those of its group are {', '.join(f'{v:g}' for v in everyone)}"
+
+
+def _unusable(call: Span) -> str:
+    """Return why a call cannot be trained with any adapter; '' if it can."""
+    if call.error is not None:
+        return CALL_ERROR
+    if SERVER in call.attributes:
+        return OTHER_SERVER
+    if not call.attributes.get("response_token_ids") or not call.attributes.get("prompt_token_ids"):
+        return NO_TOKEN_IDS
+    return ""
+
+
+def _difference(call: Span, triplet: Triplet) -> str:
+    """Return how a triplet's tokens differ from its call's; '' if they do not."""
+    for part, ids in (("response", triplet.response_ids), ("prompt", triplet.prompt_ids)):
+        recorded = call.attributes.get(f"{part}_token_ids") or ()
+        if len(recorded) != len(ids):
+            return f"{len(ids)} {part} tokens, {len(recorded)} were recorded"
+        if tuple(recorded) != tuple(ids):
+            place = next(i for i, (a, b) in enumerate(zip(recorded, ids, strict=True)) if a != b)
+            return f"its {part} differs from token {place} on"
+    return ""
+
+
+def _same(call: Span, other: Span) -> bool:
+    """Whether two spans record one call: the same response id and tokens."""
+    own, others = call.attributes, other.attributes
+    if other is call or not own.get("gen_ai.response.id"):
+        return False
+    return all(own.get(k) == others.get(k) for k in ("gen_ai.response.id", "response_token_ids", "prompt_token_ids"))
+
+
+def totals(lines: Iterable[Mapping[str, Any]], key: str) -> dict[str, Any]:
+    """Return the sums of `calls` or `call_tokens` over lines of `metrics.jsonl`."""
+    sums: Counter[str] = Counter(recorded=0, trained=0, masked=0, handed_over=0)
+    dropped: Counter[str] = Counter()
+    for line in lines:
+        book = dict(line.get(key) or {})
+        dropped.update(book.pop("dropped", {}))
+        sums.update(book)
+    return {**sums, "dropped": dict(dropped)}
 
 
 __all__ = ["REASONS", "Call", "Entry", "Place", "without_gradient"]

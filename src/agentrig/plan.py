@@ -47,13 +47,15 @@ class RunSettings:
     correct_at: float | None = setting(
         None, help="an answer counts as correct if its reward is at least this; by default the reward decides"
     )
-    audit: list[str] = setting(
-        list, one=True, help="further rewards that are logged at every step and not trained on; keys in [audit.NAME]"
+    second_reward: list[str] = setting(
+        list,
+        one=True,
+        help="rewards that are logged at every step beside the trained one; their keys are in [second_reward.NAME]",
     )
     delivery: bool = setting(
         True, help="after every transfer of weights, prove that the model's server answers with them"
     )
-    auditor: bool = setting(
+    audit: bool = setting(
         True, help="check the first steps, and some later ones, with code that shares nothing with the trainer"
     )
     block: list[str] = setting(list, help="plugins or distributions that are not loaded")
@@ -72,7 +74,7 @@ class Plan:
         runners: The config object of the kind `runners`; a command may have changed it.
         reasons: Kind to why `auto` chose this component, for those that it chose and gives a reason for.
         observers: The observers that `[observer]` and `[trackers]` name, each with its config object, in that order.
-        audits: The rewards that `run.audit` names, each with its config object, in that order.
+        second_rewards: The rewards that `run.second_reward` names, each with its config object, in that order.
         gateway: Section `[gateway]`.
     """
 
@@ -84,7 +86,7 @@ class Plan:
     registry: Registry
     reasons: Mapping[str, str] = attrs.field(factory=dict)
     observers: observing.Observers = ()
-    audits: Sequence[tuple[Component, Any]] = ()
+    second_rewards: Sequence[tuple[Component, Any]] = ()
     gateway: GatewaySettings = GatewaySettings()
 
     @property
@@ -128,9 +130,9 @@ class Plan:
             sections[kind] = {"use": use, **sources(attrs.asdict(self.config(kind)))}
         sections["gateway"] = attrs.asdict(self.gateway)
         sections |= observing.written(self.observers, self.registry)
-        named = {self.registry.reference(c): sources(attrs.asdict(config)) for c, config in self.audits}
+        named = {self.registry.reference(c): sources(attrs.asdict(config)) for c, config in self.second_rewards}
         if any(named.values()):
-            sections[composing.AUDIT] = {name: keys for name, keys in named.items() if keys}
+            sections[composing.SECOND] = {name: keys for name, keys in named.items() if keys}
         return sections
 
 
@@ -141,7 +143,7 @@ OWN_SECTIONS: Mapping[str, type] = {
 }
 """The sections with keys of agentrig's own; `[runners]` also has those of the runners that it names."""
 
-SECTIONS = ("run", *RUN_KINDS, "gateway", *observing.SECTIONS, composing.AUDIT)
+SECTIONS = ("run", *RUN_KINDS, "gateway", *observing.SECTIONS, composing.SECOND)
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
@@ -298,7 +300,7 @@ def resolve(
             merged[section]["use"] = list(dict.fromkeys([*observing.used(merged[section], section), *names]))
     run = structure(RunSettings, merged["run"], owner="a run", section="run", elsewhere=elsewhere)
     gateway = structure(GatewaySettings, merged["gateway"], owner="a run", section="gateway", elsewhere=elsewhere)
-    audits = composing.audits(run.audit, merged[composing.AUDIT], registry, elsewhere)
+    second = composing.second_rewards(run.second_reward, merged[composing.SECOND], registry, elsewhere)
 
     def select(kind: str, use: str, keys: Mapping[str, Any]) -> tuple[Component, Any]:
         component = registry.find(kind, use)
@@ -369,7 +371,7 @@ def resolve(
         observers=tuple(
             found for s in observing.SECTIONS for found in observing.selected(merged[s], registry, elsewhere, s)
         ),
-        audits=audits,
+        second_rewards=second,
         gateway=gateway,
     )
 
@@ -427,8 +429,8 @@ def _own_first(recipe: Component, registry: Registry) -> dict[str, dict[str, Any
     for section, keys in settings.items():
         if "use" in keys:
             keys["use"] = own(observing.SECTION if section == observing.TRACKERS else section, keys["use"])
-    if "audit" in settings.get("run", {}):
-        settings["run"]["audit"] = own("reward", settings["run"]["audit"])
+    if composing.SECOND in settings.get("run", {}):
+        settings["run"][composing.SECOND] = own("reward", settings["run"][composing.SECOND])
     parts = settings.get("reward", {}).get("parts")
     if isinstance(parts, Mapping):
         tables = {name: keys if isinstance(keys, Mapping) else {"weight": keys} for name, keys in parts.items()}

@@ -26,7 +26,7 @@ class Score:
             fault, so the rollout is trained on with `value` (usually 0.0). `invalid`: the environment or the
             reward failed, not the policy; the rollout is left out of the group's baseline and counts as a failure.
         value: The reward to train on, at most `VALUE_LIMIT` in size; None if and only if the status is `invalid`.
-        components: Named parts of the value, for the report and audits; not trained on.
+        components: Named parts of the value, for the report; not trained on.
         details: Anything else that explains the score (a reason, an error); JSON values.
         correct: Whether the answer counts as correct, for accuracy; not trained on. With None, a threshold decides
             (`agentrig.correctness`). Only an `ok` score can be correct.

@@ -20,7 +20,7 @@ from agentrig.tasks import Task
 
 def test_the_auditor_can_be_turned_off(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    run = trained(tmp_path, tiny_model(tmp_path), "run.auditor=false", "algorithm.steps=1", "run.report_tasks=1")
+    run = trained(tmp_path, tiny_model(tmp_path), "run.audit=false", "algorithm.steps=1", "run.report_tasks=1")
     assert not (run / "audit").exists()
     assert json.loads((run / "summary.json").read_text())["audited"]["steps"] == []
 
@@ -31,7 +31,7 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
     clock = [0.0]
     monkeypatch.setattr(auditing.time, "monotonic", lambda: clock[0])
 
-    def audit(auditor: object, step: int, sketch: object, line: object) -> auditing.Audited:
+    def audit(auditor: object, step: int, *given: object) -> auditing.Audited:
         clock[0] += 4.0
         return auditing.Audited(step=step, verdicts=[], seconds=4.0)
 
@@ -44,7 +44,7 @@ def test_the_first_two_steps_are_audited_and_then_as_many_as_two_percent_of_the_
         sketch = watched.sketch(step)
         clock[0] += 10.0
         before = clock[0]
-        watched.end(step, {"step": step})
+        watched.end(step, {"step": step, "step_s": 10.0})
         if sketch is not None:
             audited.append(step)
             later += (clock[0] - before) * (step > 12)

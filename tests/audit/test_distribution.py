@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from agentrig.audit.distribution import ALTERNATIVES, COPIES, Evidence, _weigh
-from agentrig.audit.record import Call
+from agentrig.audit.distribution import ALTERNATIVES, COPIES, Evidence, _weigh, _weigh_copies
 
 REPLIES, TOKENS, VOCABULARY = 16, 8, 50
 Sampler = Callable[[torch.Tensor, list[list[int]], torch.Generator], list[int]]
@@ -25,10 +24,9 @@ def evidence_of(sampler: Sampler, seed: int, groups: int) -> Evidence:
         for _ in range(REPLIES):
             reply = sampler(log_p, earlier, rng)
             ids = torch.tensor(reply)[:, None]
-            call = Call(
-                rollout="r", span="s", request={}, response={}, prompt=[1], reply=reply, logprobs=None, version=0
-            )
-            _weigh(found, log_p, log_p.gather(-1, ids)[:, 0], ids, call, earlier)
+            own = log_p.gather(-1, ids)[:, 0]
+            _weigh(found, log_p, own, ids)
+            _weigh_copies(found, own.tolist(), reply, earlier)
             earlier.append(reply)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from audited_runs import plant, tiny_model, trained, verdicts
 
 from agentrig.audit.verdicts import LINKS
 from agentrig.errors import RunStopped
+from agentrig.run.resume import resume_plan
+from agentrig.run.training import train
 
 QUICK = ("the same tasks in every step", "the agent gets the text of another reply", "sampled at half the temperature",
          "rewards are exchanged within a group", "the size of advantages is ignored", "token weights times 0.1",
@@ -48,6 +51,22 @@ def test_a_fault_that_trains_on_in_silence_is_named_with_its_link(
     assert fault.names in message
     assert "Likely causes" in message
     assert f"agentrig audit {tmp_path / 'run'} --step" in message
+
+
+def test_the_table_of_faults_in_the_docs_counts_those_of_each_link() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "proofs.md").read_text("utf-8")
+    counts = Counter(fault.link for fault in FAULTS.values())
+    assert [link for link, n in counts.items() if f"| `{link}` ({n}) |" not in page] == []
+
+
+@pytest.mark.slow
+def test_an_optimizer_whose_state_was_not_restored_is_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(tmp_path, model)
+    monkeypatch.setattr(torch.optim.AdamW, "load_state_dict", lambda self, state: None)
+    with pytest.raises(RunStopped, match=r"\n  weights: update \d+ of the run: the optimizer has made 0"):
+        train(resume_plan(run, overrides=["algorithm.steps=3"]), resume=run)
 
 
 HEALTHY = {

@@ -43,8 +43,8 @@ def install() -> None:
             file.write(json.dumps({"version": version, "cpu_s": cpu_seconds()}) + "\n")
         begin(self, version=version, **more) if proven(version) else self.settle()
 
-    def prepare_or_not(self: Any, servers: Any, **more: Any) -> None:
-        prepare(self, servers, **more) if proven(latest[0] + 1) else self.settle()
+    def prepare_or_not(self: Any, servers: Any) -> None:
+        prepare(self, servers) if proven(latest[0] + 1) else self.settle()
 
     Delivery.begin, Delivery.prepare = begin_or_not, prepare_or_not  # type: ignore[method-assign]
 
@@ -63,7 +63,7 @@ def install_verl() -> None:
             return
         self._delivery.settle()
         self._workers.set_probe([], "")
-        self._ids, self._scored = (), None
+        self._ids = []
 
     Transfers.before = before_or_not  # type: ignore[method-assign]
 

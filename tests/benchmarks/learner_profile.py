@@ -29,7 +29,6 @@ from unittest import mock
 import attrs
 import torch
 from agentrig_grpo import learner as module
-from agentrig_grpo import proofs
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.figures import Figures
 from agentrig_grpo.learner import Learner, TrainSample
@@ -72,16 +71,10 @@ def phases() -> Iterator[dict[str, float]]:
     places = [
         (module, "packed", "forest and packs"), (module, "collate", "tensors of a pack"),
         (module.Batch, "to", "a pack to the device"), (Learner, "_score", "forward"),
-        (torch.Tensor, "backward", "backward"), (proofs.TokenProof, "__init__", "proof of tokens: tables"),
-        (proofs.TokenProof, "watch", "proof of tokens: watch"), (proofs.TokenProof, "check", "proof of tokens: check"),
-        (proofs.TokenProof, "furthest", "proof of tokens: furthest"),
-        (proofs.StepProof, "look", "proof of the step: look"),
-        (proofs.StepProof, "before", "proof of the step: before"),
-        (proofs.StepProof, "after", "proof of the step: after"), (torch.nn.utils, "clip_grad_norm_", "clipping"),
-        (torch.optim.AdamW, "step", "optimizer"), (module, "state_digest", "digest of the start"),
-        (module, "tensor_digests", "digest of the new weights"), (module, "samples_digest", "digest of the samples"),
+        (torch.Tensor, "backward", "backward"), (torch.nn.utils, "clip_grad_norm_", "clipping"),
+        (torch.optim.AdamW, "step", "optimizer"),
         (Learner, "_change", "weight_change"), (Masters, "refresh", "copies of the weights"),
-        (Table, "of", "tables"), (Figures, "add", "figures"),
+        (Table, "of", "tables"), (Figures, "add", "figures"), (Figures, "compare", "recorded log-probabilities"),
     ]  # fmt: skip
     with ExitStack() as stack:
         for owner, name, label in places:

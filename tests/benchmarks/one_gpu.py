@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+import audited
 import verl_step
 
 PARTS = ("rollout", "reward", "update", "push", "delivery", "validation")
@@ -106,6 +107,7 @@ def measure(folder: Path, options: argparse.Namespace, keys: list[str]) -> None:
         "response_tokens": lines[-1]["response_tokens"],
         "proofs": summary.get("delivery"),
         "wall_s": wall,
+        "audit": audited.figures(folder / "run"),
         "algorithm": {k: v for k, v in lines[-1]["algorithm"].items() if "token" in k or "ratio" in k or "differ" in k},
     }
     print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in figures.items()}, indent=1), flush=True)

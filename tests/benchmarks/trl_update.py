@@ -42,16 +42,14 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
 
     from agentrig.adapters import identified
     from agentrig.plan import resolve
-    from agentrig.run.recorded import read_rollouts
-    from agentrig.run.splits import load_splits
+    from agentrig.run.rows import stored_rollouts
 
     words = ["algorithm.steps=1", "algorithm.validate_every=0", "run.report_tasks=1", "run.validation_tasks=1"]
     command = [sys.executable, "-m", "agentrig", "train", "mini", f"run.directory={folder}", "run.name=run", *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     plan = resolve("mini")
-    tasks = {task.id: task for task in load_splits(plan)["train"][1]}
     adapter = plan.build("adapter")
-    rollouts, _ = read_rollouts(folder / "run" / "rollouts" / "train-00001.parquet", tasks)
+    rollouts = [r for some in stored_rollouts(folder / "run" / "rollouts", size=100) for r in some if r.mode == "train"]
     adapted = [attrs.evolve(r, triplets=tuple(identified(adapter(r.trace), r.trace))) for r in rollouts]
     names = ("prompt_ids", "response_ids", "logprobs", "advantage", "rollout", "group")
     return [{name: getattr(s, name) for name in names} for s in plan.build("algorithm").samples(adapted)]

@@ -30,7 +30,7 @@ from agentrig_grpo import checkpoint
 from agentrig_vllm.config import VllmConfig
 from agentrig_vllm.handle import VllmServer
 
-from agentrig.delivery.asking import Client
+from agentrig.delivery.asking import ask
 from agentrig.delivery.digests import digests
 from agentrig.processes.servers import ServerError
 from agentrig.servers import ServerPlan
@@ -145,10 +145,10 @@ def use(server: VllmServer, folder: Path, options: argparse.Namespace, answer: i
 
 def prove(model: torch.nn.Module, endpoint, version: int) -> None:
     """Compare log-probabilities of given tokens and of sampled ones."""
-    client, ids = Client(), list(range(5, 105))
-    scored = client.score(endpoint, ids)
-    sampled = client.sample(endpoint, ids, n=8, temperature=1.0)
-    again = client.sample(endpoint, ids, n=1, temperature=1.0)
+    ids = list(range(5, 105))
+    scored = ask(endpoint, ids)
+    sampled = ask(endpoint, ids, score=False, n=8, temperature=1.0)
+    again = ask(endpoint, ids, score=False, n=1, temperature=1.0)
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         given = torch.tensor([[*ids, *sampled.tokens]], device="cuda")
         logits = model(input_ids=given).logits[0, :-1].float()

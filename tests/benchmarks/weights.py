@@ -30,7 +30,7 @@ from agentrig_grpo.server.transfer import Sender
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from agentrig.delivery.asking import Client
+from agentrig.delivery.asking import ask
 from agentrig.delivery.digests import digests
 from agentrig.endpoints import Endpoint
 
@@ -100,7 +100,7 @@ def by_file(folder: Path, device: str, dtype: str) -> Iterator[tuple[Take, None]
 def arrived(server: LLMServer, weights: dict[str, torch.Tensor], dtype: str) -> str:
     """Say how many of the server's tensors are the model's, bit by bit."""
     endpoint = Endpoint(base_url=server.base_url, model="x", api_key=server.api_key)
-    theirs = Client().score(endpoint, [5, 6, 7]).digests
+    theirs = ask(endpoint, [5, 6, 7]).digests
     ours = digests(weights.items(), getattr(torch, dtype))
     return f"{sum(ours.get(name) == value for name, value in theirs.items())} of {len(theirs)}"
 

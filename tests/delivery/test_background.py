@@ -107,7 +107,7 @@ def test_the_run_goes_on_while_the_server_is_asked(stage: Stage) -> None:
     stage.gate.clear()
     stage.begin(0)
     assert stage.view.threads == set(), "the learner has not been asked"
-    assert stage.delivery.record.summary()["proofs"] == 0
+    assert stage.delivery.step.proofs == 0
     waiting = threading.Thread(target=lambda: (time.sleep(0.2), stage.gate.set()))
     waiting.start()
     stage.delivery.settle()
@@ -116,7 +116,7 @@ def test_the_run_goes_on_while_the_server_is_asked(stage: Stage) -> None:
     assert (found["proofs"], found["arrived"]) == (1, 1)
     assert len(stage.view.threads) == 1
     assert threading.get_ident() not in stage.view.threads, "the run's own thread does not wait for the learner"
-    line = stage.delivery.record.line()
+    line = stage.delivery.line()
     assert line["background_s"] > 0.15
     assert line["version"] == 0
 
@@ -195,7 +195,6 @@ def test_at_the_end_of_a_run_nothing_uses_the_learner_any_more(stage: Stage) -> 
     stage.delivery.end()
     assert leave.is_set(), "it waited for the thread that was computing"
     stage.view.threads.clear()
-    stage.begin(1)
     with pytest.raises(RunStopped, match="the run has ended"):
         stage.delivery.settle()
     assert stage.view.threads == set()
@@ -208,14 +207,11 @@ def test_a_transfer_without_a_verdict_counts_as_one_that_did_not_arrive(stage: S
     stage.delivery.settle()
 
 
-def test_the_probe_is_put_into_the_cache_beside_the_update(stage: Stage) -> None:
+def test_the_probe_is_put_into_the_cache_before_a_transfer(stage: Stage) -> None:
     stage.begin(0)
     stage.delivery.settle()
-    stage.gate.clear()
-    stage.delivery.prepare([stage.endpoint], wait=False)  # returns at once
     before = stage.server.health()["counts"]
-    stage.gate.set()
-    stage.delivery.prepare([stage.endpoint])  # waits for the one under way, and asks no second time
+    stage.delivery.prepare([stage.endpoint])
     after = stage.server.health()["counts"]
     assert after["prompts"] == before["prompts"] + 1
     assert after["prefills"] == before["prefills"], "it was still in the cache"

@@ -58,7 +58,7 @@ def with_a_part(score: Score) -> Score:
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory filled by the run's own session, rather than by the generator of these tests."""
     folder = tmp_path_factory.mktemp("runs")
-    plan = resolve("mini", overrides=[f"run.directory={json.dumps(str(folder))}", "run.name=demo", "run.auditor=false"])
+    plan = resolve("mini", overrides=[f"run.directory={json.dumps(str(folder))}", "run.name=demo", "run.audit=false"])
     run = RunDirectory.create(plan)
     hardware: Any = plan.build("hardware")
     tasks = [rollout_of(i, right=True, mode="train", step=1).task for i in range(4)]
@@ -74,7 +74,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train_tasks=tasks,
         validation_tasks=tasks,
         report_tasks=tasks,
-        audits={"length-is-odd": strict},
+        second={"length-is-odd": strict},
     )
     run.write_json("manifest.json", manifest(plan, hardware, {"report": ("test", tasks)}))
     session.validate(endpoint, step=0)
@@ -82,7 +82,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step in (1, 2):
         session.rollouts(tasks, n=4, endpoint=endpoint, step=step)
         session.validate(endpoint, step=step)
-        session.end_step(step, metrics={"weight_change": 0.1 * step}, time_s={"update": 0.01})
+        digests = {"dtype": "float32", "weights": {"model.norm.weight": "0" * 32}}
+        session.end_step(step, metrics={"weight_change": 0.1 * step}, time_s={"update": 0.01}, digests=digests)
     session.report(endpoint, when="after", step=2)
     run.write_json("summary.json", session.summary(wall_s=1.0))
     return run.path
@@ -108,7 +109,7 @@ def test_the_report_reads_the_files_of_a_session(directory: Path):
     assert row["failures"] == {"llm-error": 2}
     text = (directory / "report.html").read_text("utf-8")
     assert "length-is-odd" in text
-    assert "of 30" in text  # where audit and reward disagree, of the training rollouts that were scored
+    assert "of 30" in text  # where the two rewards disagree, of the training rollouts that were scored
     assert "trained reward 1, length-is-odd 0" in text
 
 

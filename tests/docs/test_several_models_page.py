@@ -15,9 +15,9 @@ from rollouts import rollout
 from agentrig import Endpoint
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
+from agentrig.ledger import Ledger
 from agentrig.plan import resolve
 from agentrig.pools import Job
-from agentrig.run.ledger import Ledger
 from agentrig.run.training import train
 from agentrig.runners.attempt import run_agent
 from agentrig.runners.jobs import AgentPlan

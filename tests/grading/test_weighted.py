@@ -116,13 +116,13 @@ def test_what_is_wrong_with_the_parts_is_said_before_the_run(plugin, override, w
 
 
 def test_the_resolved_configuration_is_a_run_file_of_the_same_reward(plugin, tmp_path: Path):
-    plan = plan_of(plugin, "reward.parts.exact.right=0.5", "reward.parts.calls=0.1", 'run.audit=["exact", "calls"]',
-                   "audit.exact.right=3.0")  # fmt: skip
+    plan = plan_of(plugin, "reward.parts.exact.right=0.5", "reward.parts.calls=0.1",
+                   'run.second_reward=["exact", "calls"]', "second_reward.exact.right=3.0")  # fmt: skip
     file = tmp_path / "same.toml"
     file.write_text(to_toml(plan.as_dict()))
     again = resolve(str(file))
     assert again.as_dict() == plan.as_dict()
-    assert [(c.spec.name, attrs.asdict(config)) for c, config in again.audits] == [
+    assert [(c.spec.name, attrs.asdict(config)) for c, config in again.second_rewards] == [
         ("exact", {"right": 3.0}),
         ("calls", {}),
     ]

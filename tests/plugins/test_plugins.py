@@ -185,11 +185,11 @@ def test_a_name_conflict_stops_only_runs_that_use_the_name(site: Path, toy_file:
         resolve("toy", **given)  # type: ignore[arg-type]
     plan = resolve("toy_plugin:toy", **given)  # type: ignore[arg-type]
     assert (plan.recipe, plan.components["reward"].spec.name) == ("toy", "toy-parity")
-    for wish, audit in (("twin", ""), ("toy-parity", "twin")):
-        words = [*given["overrides"], f"run.audit={audit}"]
+    for wish, second in (("twin", ""), ("toy-parity", "twin")):
+        words = [*given["overrides"], f"run.second_reward={second}"]
         with pytest.raises(PluginError, match='two plugins bring a reward called "twin"'):
             resolve("toy_plugin:toy", overrides=words, files=[toy_file], uses={"reward": wish})
-    words = [*given["overrides"], "run.audit=toy-one:twin"]
+    words = [*given["overrides"], "run.second_reward=toy-one:twin"]
     plan = resolve("toy_plugin:toy", overrides=words, files=[toy_file], uses={"reward": "toy-other:twin"})
     assert plan.components["reward"].distribution == "toy-other"
     (site / "config.toml").write_text(to_toml(plan.as_dict()))
@@ -231,9 +231,9 @@ def register_observers():
 @hookimpl
 def register_recipes():
     more = {
-        "run": {"audit": ["second"]}, "audit": {"second": {"most": 3.0}}, "observer": {"use": "watcher"},
-        "trackers": {"use": ["tracker"]}, "tasks": {"use": "toy-tasks"}, "agent": {"use": "toy"},
-        "adapter": {"use": "toy-match"}, "algorithm": {"use": "toy-number", "endpoint": "http://127.0.0.1:9/v1"},
+        "run": {"second_reward": ["second"]}, "second_reward": {"second": {"most": 3.0}},
+        "observer": {"use": "watcher"}, "trackers": {"use": ["tracker"]}, "tasks": {"use": "toy-tasks"},
+        "agent": {"use": "toy"}, "adapter": {"use": "toy-match"}, "algorithm": {"use": "toy-number", "endpoint": "http://127.0.0.1:9/v1"},
     }
     yield RecipeSpec(name="mine", summary="", settings={"reward": {"use": "twin", "most": 2.0}, **more})
     parts = {"twin": 0.5, "other": {"use": "second", "weight": 0.5}, "toy-parity": 1.0}
@@ -242,11 +242,11 @@ def register_recipes():
     install(site, "toy-one", names + recipes)
     install(site, "toy-other", names)
     plan = resolve("mine", files=[toy_file])
-    chosen = [plan.components["reward"], *(c for c, _ in plan.audits), *(c for c, _ in plan.observers)]
+    chosen = [plan.components["reward"], *(c for c, _ in plan.second_rewards), *(c for c, _ in plan.observers)]
     assert [(c.spec.name, c.distribution) for c in chosen] == [
         (name, "toy-one") for name in ("twin", "second", "watcher", "tracker")
     ]
-    assert (plan.config("reward").most, plan.audits[0][1].most) == (2.0, 3.0)
+    assert (plan.config("reward").most, plan.second_rewards[0][1].most) == (2.0, 3.0)
     (site / "config.toml").write_text(to_toml(plan.as_dict()))
     again = resolve(str(site / "config.toml"))
     assert again.as_dict() == plan.as_dict()

@@ -46,14 +46,16 @@ def test_held_out_accuracy_is_drawn_with_its_intervals(tmp_path: Path) -> None:
 
 
 def test_several_runs_have_a_colour_each_and_bars_of_their_time(tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / name, steps=3, audit="strict")) for name in ("one", "<two>")]
+    runs = [read_run(write_run(tmp_path / name, steps=3, second_reward="strict")) for name in ("one", "<two>")]
     drawn = {drawing.name: drawing for drawing in curves(runs)}
     assert drawn["reward"].legend == [(1, "one"), (2, "<two>")]
     time = parsed(drawn["time"])
     split = figures.time_split(runs[1])
     assert f"<two>: rollout {split['rollout']:.3g} s" in titles(time)
     assert [text.text for text in time.iter("text")] == ["one", "<two>"]
-    assert any("dashed" in line.get("class", "") for line in parsed(drawn["reward"]).iter("polyline")), "the audit"
+    assert any("dashed" in line.get("class", "") for line in parsed(drawn["reward"]).iter("polyline")), (
+        "the second reward"
+    )
 
 
 def test_long_runs_are_drawn_with_a_bounded_number_of_points(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_damaged_run_gives_what_is_left_and_names_the_rest(tmp_path: Path) -> 
 def test_a_run_of_an_earlier_version_that_was_copied_is_read(tmp_path: Path) -> None:
     whole = write_run(tmp_path / "run", steps=2, held_out=4)
     for file in (whole / "rollouts").glob("*.parquet"):
-        pq.write_table(pq.read_table(file).drop_columns(["truncated", "version", "audits", "own_reward"]), file)
+        pq.write_table(pq.read_table(file).drop_columns(["truncated", "version", "second_rewards", "own_reward"]), file)
     shutil.rmtree(whole / "checkpoints")
     copied = Path(shutil.move(whole, tmp_path / "elsewhere"))
     run = agentrig.load_run(copied)

@@ -74,7 +74,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("runs") / "demo", steps=20, audit="spider-exec-strict")
+    return write_run(tmp_path_factory.mktemp("runs") / "demo", steps=20, second_reward="spider-exec-strict")
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
 
 
 def test_every_part_of_the_page_is_there(page: Page):
-    expected = "Curves Results Checks Time, Agent names, Failures, Algorithm, Parts of the reward, Audit, "
+    expected = "Curves Results Checks Time, Agent names, Failures, Algorithm, Parts of the reward, Second rewards, "
     expected += "Before and after, Rollouts, Run"
     assert page.headings == re.split(r", | (?=Results|Checks|Time)", expected)
     assert ["check_query", "440", "0", "0.0%"] in page.rows
@@ -180,7 +180,7 @@ def test_all_content_of_a_run_is_shown_as_text(tmp_path: Path):
     manifest = run.read_json("manifest.json")
     run.write_json("manifest.json", {**manifest, "name": HOSTILE, "recipe": HOSTILE, "warnings": [HOSTILE]})
     line = {**run.metrics()[-1], "step": 4, "nodes": {"seen": {HOSTILE: 1}, "trained": {HOSTILE: 1}}}
-    line |= {"failures": {HOSTILE: 1}, "audit": {HOSTILE: 0.5}, "algorithm": {HOSTILE: 1.0}}
+    line |= {"failures": {HOSTILE: 1}, "second_rewards": {HOSTILE: {"mean": 0.5}}, "algorithm": {HOSTILE: 1.0}}
     run.append_metrics(line)
     for runs in ([directory], [directory, directory]):
         page = Page(build_report(runs, tmp_path / "page.html"))  # the elements nest, so nothing broke out
@@ -237,10 +237,18 @@ def test_no_missing_or_broken_file_stops_the_page(tmp_path: Path):
 
 GARBAGE = (
     {"step": 1},
-    {"step": 2, "reward": None, "time_s": None, "nodes": None, "failures": None, "algorithm": None, "audit": None},
+    {
+        "step": 2,
+        "reward": None,
+        "time_s": None,
+        "nodes": None,
+        "failures": None,
+        "algorithm": None,
+        "second_rewards": None,
+    },
     {"step": 3, "reward": "x", "time_s": [1], "nodes": {"seen": 3}, "failures": {"a": "b"}, "step_s": "2"},
     {"step": 4, "reward": float("nan"), "step_s": float("inf"), "time_s": {"rollout": "y"}, "algorithm": {"a": [1]}},
-    {"step": 5, "reward": -3.5, "step_s": 0, "time_s": {}, "validation_accuracy": "z", "audit": {"q": None}},
+    {"step": 5, "reward": -3.5, "step_s": 0, "time_s": {}, "validation_accuracy": "z", "second_rewards": {"q": None}},
 )
 
 
@@ -269,7 +277,7 @@ def test_the_page_of_several_runs_is_written_beside_the_first_by_default(tmp_pat
     assert re.search(r'<span class="swatch series-2"></span>_b</li>', text)
 
 
-def test_rollouts_where_trained_and_audit_reward_disagree_are_shown(page: Page):
+def test_rollouts_where_trained_and_second_reward_disagree_are_shown(page: Page):
     assert page.text.count("step 20: trained reward") == 1
     assert "spider-exec-strict 0.5 (reads no table)" in page.text
 

@@ -42,11 +42,11 @@ def test_the_later_line_of_a_repeated_step_counts(tmp_path: Path):
 
 def test_json_columns_are_decoded_and_absent_ones_are_none(tmp_path: Path):
     run = read_run(write_run(tmp_path / "run", steps=1))
-    rows = list(rollout_rows(run.of_mode("train"), ("id", "input", "spans", "audit"), ids={"train-1-2"}))
+    rows = list(rollout_rows(run.of_mode("train"), ("id", "input", "spans", "second_rewards"), ids={"train-1-2"}))
     assert [r["id"] for r in rows] == ["train-1-2"]
     assert rows[0]["input"]["db_id"] == "airport"
     assert rows[0]["spans"][0]["name"] == "rollout"
-    assert rows[0]["audit"] is None
+    assert rows[0]["second_rewards"] is None
     assert (rows[0]["mode"], rows[0]["step"]) == ("train", 1)
 
 

@@ -88,7 +88,7 @@ def test_a_group_is_no_problem_without_enough_of_them(runs: Mapping[str, Path], 
     for file in (run / "rollouts").glob("train-*"):
         if int(file.stem[6:]) > 3:
             file.unlink()
-    assert "reward-and-audit-part" not in [f.cause for f in diagnose(run).problems]
+    assert "second-reward-behind" not in [f.cause for f in diagnose(run).problems]
 
 
 def test_the_command_prints_it_and_its_exit_status_says_whether_something_was_wrong(

@@ -15,12 +15,11 @@ from rollouts import rollout, trace_of
 from agentrig import Span, Trace
 from agentrig.adapters import identified, triplet_of
 from agentrig.errors import RunStopped
-from agentrig.ledger import Call, Entry
+from agentrig.ledger import Call, Entry, Ledger
 from agentrig.plan import resolve
 from agentrig.report.calls import rows
 from agentrig.report.causes.calls import line
 from agentrig.report.reading import read_run
-from agentrig.run.ledger import Ledger, totals
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.traces import LLM_CALL
@@ -81,10 +80,6 @@ def test_a_resumed_run_sums_over_all_its_steps(
     assert before["calls"]["recorded"] == 12
     assert summary["calls"] == {"recorded": 36, "trained": 0, "masked": 0, "handed_over": 36, "dropped": {}}
     assert summary["call_tokens"]["handed_over"] == 3 * 36
-
-
-def test_lines_of_earlier_versions_have_no_calls() -> None:
-    assert totals([{"step": 1}, {"calls": {"recorded": 2, "dropped": {"x": 2}}}], "calls")["recorded"] == 2
 
 
 def doubled() -> Trace:

@@ -48,7 +48,7 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three steps."""
     folder = tmp_path_factory.mktemp("mini")
-    words = command("train", "mini", "algorithm.steps=3", "run.name=a", "run.audit=spider-exec-strict", *TINY)
+    words = command("train", "mini", "algorithm.steps=3", "run.name=a", "run.second_reward=spider-exec-strict", *TINY)
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "runs" / "a"
@@ -84,7 +84,7 @@ def test_every_step_trains_on_its_rollouts(finished: Path) -> None:
         assert trained == sum(line["nodes"]["trained"].values())
         assert set(line["nodes"]["trained"]) <= {"write_query", "rewrite_query"}
         assert "check_query" in line["nodes"]["seen"]
-        assert "spider-exec-strict" in line["audit"]
+        assert "spider-exec-strict" in line["second_rewards"]
         values = [r["value"] for r in rows if r["value"] is not None]
         assert line["reward"] == pytest.approx(sum(values) / len(values))
 

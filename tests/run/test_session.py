@@ -83,7 +83,7 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_from_start_to_end(model: ModelServer, toy_plan: MakePlan, tmp_path: Path) -> None:
-    plan = toy_plan("algorithm.steps=2", "run.audit=toy-parity", "reward.right=2.0", "run.block=[]")
+    plan = toy_plan("algorithm.steps=2", "run.second_reward=toy-parity", "reward.right=2.0", "run.block=[]")
     watch = Watch()
     plan.registry.add_observer(watch, "watch")
     plan.registry.add_observer(Complain(), "complain")
@@ -109,9 +109,9 @@ def test_a_run_from_start_to_end(model: ModelServer, toy_plan: MakePlan, tmp_pat
     assert first["nodes"] == {"seen": {"write_query": 12}, "trained": {"write_query": 12}}
     assert first["algorithm"] == {"weight_change": 1.0, "number": 1.0}
     assert second["algorithm"]["number"] == 3.0
-    assert first["audit"] == {"toy-parity": 0.5}
-    assert first["audit_differs"] == 6
-    assert first["audits"] == {"toy-parity": {"n": 12, "mean": 0.5, "differs": 6, "agreement": 1.0, "invalid": 0}}
+    assert first["second_rewards"] == {
+        "toy-parity": {"n": 12, "mean": 0.5, "differs": 6, "agreement": 1.0, "invalid": 0}
+    }
     assert first["time_s"]["update"] == 0.001
     assert first["tokens_per_s"] == pytest.approx(3 * first["rollouts_per_s"])
 

@@ -25,4 +25,4 @@ def test_thirty_steps_under_faults_lose_and_repeat_nothing() -> None:
     assert calls["recorded"] == calls["trained"] + calls["masked"] + sum(figures["dropped"].values())
     assert calls["trained"] > 0
     assert figures["dropped"]["failed-rollout"] > 0
-    assert figures["replay"].endswith("the same bit for bit")
+    assert figures["audited"].endswith("links hold")

@@ -65,7 +65,7 @@ def test_a_copy_has_its_name_everywhere(kind: str, tmp_path: Path, monkeypatch: 
     assert project["project"]["name"] == "agentrig-odd-name2"
     assert set(made) > {"README.md", "LICENSE", "tests/test_odd_name2.py", "src/agentrig_odd_name2/__init__.py"}
     lines = made["src/agentrig_odd_name2/__init__.py"].decode().splitlines()
-    assert len(lines) < (180 if kind == DOMAIN else 120), "a few dozen lines"
+    assert len(lines) < (190 if kind == DOMAIN else 120), "a few dozen lines"
     # README has the same commands as the message at the end.
     (block,) = re.findall(r"```bash\n(.*?)```", made["README.md"].decode(), re.S)
     told = [line.partition("  # ")[0].strip() for line in printed.splitlines() if line.startswith("  ")]
@@ -103,11 +103,11 @@ def test_a_copy_in_one_file_is_a_plugin(kind: str, tmp_path: Path, monkeypatch: 
 
 
 def test_a_domain_is_small() -> None:
-    assert sum(len(content.splitlines()) for content in files(FOLDER / DOMAIN).values()) < 250
+    assert sum(len(content.splitlines()) for content in files(FOLDER / DOMAIN).values()) < 270
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_domain_is_tried_and_learns_from_its_own_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of the message with few steps, and a `dev` of the starting model."""
     monkeypatch.chdir(tmp_path)
@@ -119,13 +119,13 @@ def test_a_domain_is_tried_and_learns_from_its_own_start(tmp_path: Path, monkeyp
 
     def run(*words: str) -> str:
         command = [sys.executable, "-m", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     until = make.index("--until")
     del make[until : until + 2]
-    run(*make, "--passes", "1", "--minutes", "30", "--parameters", "2e5", "--no-measure")
+    run(*make, "--passes", "2", "--minutes", "30", "--no-measure")
     dev = json.loads(run("agentrig", "dev", "odd-name5", "--plugin", "odd_domain.py", "--limit", "2", "--json"))
     assert len(dev) == 2
     assert all(row["calls"] and '"name": "add"' in row["spans"].replace("\\", "") for row in dev)

@@ -102,6 +102,28 @@ def tokens_in_loss(*given):
 learner.tokens_in_loss, learner.Learner._batches = tokens_in_loss, begun
 """
 
+LOSSES = """
+import math
+import attrs
+from agentrig_grpo import learner
+real = learner.token_losses
+def token_losses(now, sampled, advantages, **more):
+    {body}
+learner.token_losses = token_losses
+"""
+
+OPTIMIZER = """
+from agentrig_grpo import learner
+real = learner.optimizer_of
+def optimizer_of(parameters, config):
+    made = real(parameters, config)
+    {body}
+    return made
+learner.optimizer_of = optimizer_of
+"""
+
+STALE = ("algorithm.max_staleness=1", "algorithm.rollout_is_threshold=1.0")
+
 FAULTS = {
     "the same tasks in every step": Fault(
         link="tasks",
@@ -206,8 +228,8 @@ FAULTS = {
     ),
     "the learning rate is a thousandth": Fault(
         link="weights",
-        code="from agentrig_grpo import learner, proofs\nreal = learner.learning_rate\n"
-        "learner.learning_rate = proofs.learning_rate = lambda *given, **more: real(*given, **more) / 1000",
+        code="from agentrig_grpo import learner\nreal = learner.learning_rate\n"
+        "learner.learning_rate = lambda *given, **more: real(*given, **more) / 1000",
     ),
     "the reference of the KL loss is the live model": Fault(
         link="gradient",
@@ -215,5 +237,71 @@ FAULTS = {
         code="from agentrig_grpo import learner\nimport torch\n"
         "learner.Learner._reference_logprobs = torch.no_grad()(lambda self, batch: self._score(self.model, batch)[0])",
     ),
+    "the loss has the wrong sign": Fault(
+        link="gradient",
+        code=LOSSES.format(
+            body="found = real(now, sampled, advantages, **more)\n    return attrs.evolve(found, loss=-found.loss)"
+        ),
+        names="of the other sign",
+    ),
+    "the ratio is always 1": Fault(
+        link="gradient",
+        settings=("algorithm.ppo_epochs=2",),
+        code=LOSSES.format(body="return real(now, now.detach(), advantages, **more)"),
+    ),
+    "stale rollouts are not corrected": Fault(
+        link="gradient",
+        settings=STALE,
+        code=LOSSES.format(body='return real(now, more["proximal"], advantages, **more)'),
+    ),
+    "importance weights are not truncated": Fault(
+        link="gradient",
+        settings=STALE,
+        code=LOSSES.format(body='return real(now, sampled, advantages, **{**more, "rollout_is_threshold": math.inf})'),
+    ),
+    "importance weights are upside down": Fault(
+        link="gradient",
+        settings=STALE,
+        code=LOSSES.format(body='return real(now, 2 * more["proximal"] - sampled, advantages, **more)'),
+    ),
+    "advantages are mixed up between tokens": Fault(
+        link="gradient",
+        code="from agentrig_grpo.tables import Table\nreal = Table.look_up\n"
+        "def look_up(table, batch):\n"
+        "    behaviour, advantage, weight = real(table, batch)\n"
+        "    return behaviour, advantage.roll(7), weight\n"
+        "Table.look_up = look_up",
+    ),
+    "a layer is detached": Fault(
+        link="gradient",
+        code="from agentrig_grpo import learner\nreal = learner.build\n"
+        "def build(model, *given, **more):\n"
+        "    model.model.layers[1].mlp.register_forward_hook(lambda module, inputs, output: output.detach())\n"
+        "    return real(model, *given, **more)\n"
+        "learner.build = build",
+        names="no gradient reaches 4 tensors: model.layers.1.mlp.",
+    ),
+    "the gradient of the update before is not cleared": Fault(
+        link="gradient", code=OPTIMIZER.format(body="made.zero_grad = lambda set_to_none=True: None")
+    ),
+    "the gradient is clipped to half the norm": Fault(
+        link="gradient",
+        settings=("algorithm.max_grad_norm=0.001",),
+        code="import torch\nreal = torch.nn.utils.clip_grad_norm_\n"
+        "torch.nn.utils.clip_grad_norm_ = lambda parameters, most: real(parameters, most / 2)",
+    ),
+    "a layer is not in the optimizer": Fault(
+        link="weights", code=OPTIMIZER.format(body='del made.param_groups[0]["params"][2:14]')
+    ),
+    "the optimizer's step is made twice": Fault(
+        link="weights", code=OPTIMIZER.format(body="step = made.step\n    made.step = lambda: (step(), step())")
+    ),
+    "the model computes with the copies of the weights before": Fault(
+        link="weights",
+        settings=("algorithm.dtype=bfloat16",),
+        code="from agentrig_grpo.masters import Masters\nMasters.refresh = lambda self: None",
+        names="does not compute with the new weights in bf16",
+    ),
 }
-"""The 20 faults that runs trained on with, found without a look at any check (the merged groups count once)."""
+"""Found without a look at any check: runs trained on with the first 20 (the merged groups count once). Those from the
+loss's sign on were planted for checks inside the learner, which the auditor has replaced."""

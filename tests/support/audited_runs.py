@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentrig_grpo import algorithm, checkpoint, learner, proofs
+import torch
+from agentrig_grpo import algorithm, checkpoint, learner
+from agentrig_grpo.masters import Masters
+from agentrig_grpo.tables import Table
 from audit_faults import Fault
 from proof_runs import tiny
 
@@ -107,9 +110,11 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AUDIT_EQUAL", raising=False)
     for owner, names in {
         algorithm: ("tasks_of_step", "group_advantages"),
-        learner: ("sample_weights", "tokens_in_loss", "build", "learning_rate"),
-        proofs: ("learning_rate",),
+        learner: ("sample_weights", "tokens_in_loss", "build", "learning_rate", "optimizer_of", "token_losses"),
         learner.Learner: ("_batches", "_reference_logprobs"),
+        Masters: ("refresh",),
+        Table: ("look_up",),
+        torch.nn.utils: ("clip_grad_norm_",),
         RolloutEngine: ("run",),
     }.items():
         for name in names:

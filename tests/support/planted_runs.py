@@ -78,13 +78,13 @@ RUNS: Mapping[str, Planned] = {
         "no-exploration", ["algorithm.temperature=1e-4", "algorithm.tasks_per_step=24", "algorithm.steps=6"]
     ),
     "the reward is hacked": Planned(
-        "reward-and-audit-part",
-        ["reward.use=short", "run.audit=letters", "algorithm.lr=0.01", "algorithm.steps=16"],
+        "second-reward-behind",
+        ["reward.use=short", "run.second_reward=letters", "algorithm.lr=0.01", "algorithm.steps=16"],
     ),
     # --- healthy
     "healthy: it learns": Planned(""),
     "healthy: LoRA": Planned("", ["algorithm.lora_rank=8", "algorithm.lr=0.01"]),
-    "healthy: audits": Planned("", ['run.audit=["halves","few-letters"]']),
+    "healthy: second rewards": Planned("", ['run.second_reward=["halves","few-letters"]']),
     "healthy: two rewards": Planned(
         "", ["reward.use=weighted", "reward.parts.letters=1", "reward.parts.short.weight=0.2"]
     ),

@@ -124,7 +124,7 @@ class ProofSession:
 
     def end_step(self, step: int, *, metrics: Any, time_s: Any, **_: Any) -> None:
         assert metrics["weight_change"] > 0
-        self.steps.append({"step": step, "delivery": self.delivery.record.line(), "time_s": dict(time_s)})
+        self.steps.append({"step": step, "delivery": self.delivery.line(), "time_s": dict(time_s)})
 
     def save_checkpoint(self, step: int, write: Callable[[Path], None], *, keep: bool = False) -> Path:
         directory = self.directory / f"step-{step}-{len(self.saved)}"

@@ -123,7 +123,7 @@ def session_in(folder: Path, *, logprobs: bool = False, adapter: Any = None) -> 
         train_tasks=TASKS,
         validation_tasks=[],
         report_tasks=[],
-        audits={},
+        second={},
     )
 
 

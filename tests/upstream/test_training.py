@@ -102,3 +102,4 @@ def test_the_training_script_takes_three_steps_of_grpo(
     assert "Adapter agent match acknowledged: write" in printed  # the script's own words: it ran as it is
     summary = json.loads((example / "runs" / server / "summary.json").read_text())
     assert (summary["steps"], summary["failures"]) == (3, {})
+    assert (summary["audit"]["links"], summary["audit"]["faults"]) == (9, [])

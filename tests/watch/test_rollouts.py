@@ -17,7 +17,7 @@ def row(i: int, **values: Any) -> dict[str, Any]:
     base = {
         "id": f"r{i}", "task_id": f"t{i // 2}", "group": f"train-1-{i // 2}", "mode": "train", "step": 1,
         "failure": None, "message": None, "status": "ok", "value": 1.0, "correct": True, "components": "{}",
-        "details": "{}", "audit": None, "audits": None, "input": json.dumps({"question": f"how many {i}?"}),
+        "details": "{}", "second_rewards": None, "input": json.dumps({"question": f"how many {i}?"}),
         "answer": json.dumps("an answer"), "own_reward": None, "start": 1.0, "duration_s": 0.5, "reward_s": 0.0,
         "version": 0, "calls": 1, "triplets": 1, "prompt_tokens": 9, "response_tokens": 10 * i,
         "nodes": '["write"]', "replies": "a reply", "spans": "[]",

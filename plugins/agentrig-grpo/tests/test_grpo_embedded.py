@@ -100,5 +100,5 @@ def test_server_sleep_frees_memory_before_each_update(model_dir, tmp_path):
         session.make = made
         run(tmp_path / str(sleeps), model_dir, session, steps=1, server_sleep=sleeps)
         assert told == [f"sleeps {sleeps}", "take 0", "rollouts", *between, "take 1"]
-        assert session.delivery.record.summary()["arrived"] == 2
+        assert session.delivery.summary()["arrived"] == 2
     assert not GrpoConfig().server_sleep

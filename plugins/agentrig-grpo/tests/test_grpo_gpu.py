@@ -15,7 +15,7 @@ from agentrig_grpo.server.decoder import LlamaDecoder
 from agentrig_grpo.server.engine import Engine, Request
 from agentrig_grpo.server.handle import LLMServer, ServerSettings
 
-from agentrig.delivery.asking import Client
+from agentrig.delivery.asking import ask
 from agentrig.delivery.digests import digests
 from agentrig.endpoints import Endpoint
 
@@ -80,7 +80,7 @@ def test_weights_reach_the_server_within_the_device(make_model, model_dir, dtype
                     parameter.mul_(1.01)
             server.swap(checkpoint.weights(model), version)
             assert server._sender._memory is not None, "no copy went through the host"
-            answer = Client().score(endpoint, [5, 6, 7])
+            answer = ask(endpoint, [5, 6, 7])
             ours = digests(checkpoint.weights(model).items(), getattr(torch, dtype))
             assert answer.version == version
             assert answer.digests

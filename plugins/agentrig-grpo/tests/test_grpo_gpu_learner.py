@@ -1,4 +1,4 @@
-"""The learner on a CUDA device: exactness, memory, proofs; skipped without one."""
+"""The learner on a CUDA device: exactness, memory; skipped without one."""
 
 from __future__ import annotations
 
@@ -144,8 +144,8 @@ def test_what_does_not_fit_into_the_gpu_is_refused_before_anything_is_loaded(mak
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])
-def test_an_update_in_bf16_is_proven_on_a_gpu(make_model, checkpointing):
-    """All proofs of an update hold, in several passes, and the figures are those of the CPU."""
+def test_an_update_in_bf16_is_that_of_whole_calls_on_a_gpu(make_model, checkpointing):
+    """Several passes give the figures of an update that computes each call in full."""
     samples = calls_of(groups=4, size=4, prompt=200, answer=30)
     config = GrpoConfig(lr=1e-5, tokens_per_batch=600, gradient_checkpointing=checkpointing)
     learner = Learner(make_model(**SHAPE).to("cuda"), config, dtype="bfloat16", seed=0)

@@ -66,6 +66,15 @@ def test_its_tokenizer_names_a_class_that_every_loader_has() -> None:
     assert config["eos_token"] == "<|end|>"
 
 
+def test_its_template_writes_calls_of_tools_that_the_server_reads(tokenizer: Any) -> None:
+    """So that `agentrig warmup --model mini` can start an agent with tools."""
+    form = Chat(tokenizer).tool_form
+    assert not isinstance(form, str), form
+    call = {"type": "function", "function": {"name": "add", "arguments": {"item": "pens", "count": 2}}}
+    text = tokenizer.apply_chat_template([{"role": "assistant", "content": "", "tool_calls": [call]}], tokenize=False)
+    assert [(c.name, c.arguments) for c in form.read(text, []).calls] == [("add", '{"item": "pens", "count": 2}')]
+
+
 def test_its_tokenizer_is_the_one_that_the_script_makes(scripts: Any, tmp_path: Path) -> None:
     scripts.tokenizer.save(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -1,4 +1,4 @@
-"""Updates on rollouts of weights one version back: the correction, its figures, and planted faults."""
+"""Updates on rollouts of weights one version back: the correction and its figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import random
 import attrs
 import pytest
 import torch
-from agentrig_grpo import learner as learner_module
 from agentrig_grpo.algorithm import Grpo
 from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.learner import Learner, TrainSample
@@ -103,7 +102,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stale_updates_are_proven_and_their_figures_are_about_one_thing_each(kind, make_model, tmp_path) -> None:
+def test_stale_updates_and_their_figures_are_about_one_thing_each(kind, make_model, tmp_path) -> None:
     learner = learner_of(make_model(), **KINDS[kind])
     lines = overlapped(learner)
     gap, _ = learner.furthest
@@ -113,7 +112,6 @@ def test_stale_updates_are_proven_and_their_figures_are_about_one_thing_each(kin
     assert lines[-1]["rollout_is_max"] > 1.005, "an update has moved the policy"
     assert lines[-1]["sampled_difference"] > 1e-3
     assert lines[-1]["kl"] > 1e-6, "between the policy that sampled and the new one"
-    assert max(line["token_error"] for line in lines) < 1e-4
     if kind == "several updates":
         assert lines[-1]["clip_fraction"] > 0
         assert lines[-1]["ratio_max"] > 1.001
@@ -146,28 +144,6 @@ def test_the_gradient_of_stale_calls_is_that_of_the_formula_one_call_at_a_time(m
     line = learner.update(samples, step=2, staleness=1)
     assert line["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
     assert learner.furthest[0] < 1e-4
-
-
-def uncorrected(right, *args, proximal, rollout_is_threshold, **more):
-    found = right(*args, proximal=proximal, rollout_is_threshold=rollout_is_threshold, **more)
-    return attrs.evolve(found, loss=right(args[0], proximal, *args[2:], **more).loss)
-
-
-def not_truncated(right, *args, rollout_is_threshold, **more):
-    return right(*args, rollout_is_threshold=math.inf, **more)
-
-
-def upside_down(right, now, sampled, *args, proximal, **more):
-    return right(now, 2 * proximal - sampled, *args, proximal=proximal, **more)
-
-
-@pytest.mark.parametrize("fault", [uncorrected, not_truncated, upside_down])
-def test_a_wrong_correction_is_named_in_the_step(fault, make_model, monkeypatch) -> None:
-    learner = learner_of(make_model(), rollout_is_threshold=1.001)
-    right = learner_module.token_losses
-    monkeypatch.setattr(learner_module, "token_losses", lambda *args, **more: fault(right, *args, **more))
-    with pytest.raises(RunStopped, match=r"step 2, update 1: .* gradient that does not follow from their rollout's"):
-        overlapped(learner, steps=2)
 
 
 @pytest.mark.parametrize(("shift", "calls"), [(0.5, [5]), (0.02, range(12))])

@@ -13,15 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrig_grpo.own_tokenizer import SPECIAL, prepared, save_files
+from agentrig_grpo.own_tokenizer import CHAT_TEMPLATE, SPECIAL, prepared, save_files
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from words import names, others, values
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
-    "{% if message['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 _SPACE = "Ġ"  # how byte-level BPE writes a space
 _PLURAL = re.compile(r"(?<=[A-Za-z]{2}[a-hj-rtv-z])s$")
 """A plural's s stays a token of its own, so that `singers` begins with the token of the table `singer`."""

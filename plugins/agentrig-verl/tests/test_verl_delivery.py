@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 import json
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -44,7 +46,7 @@ def test_joined_layers_have_the_digests_of_their_parts():
     from agentrig.delivery.digests import Digests, held
 
     state = model(tie_word_embeddings=False).state_dict()
-    noted, shapes = Digests(torch.bfloat16, reused=True), {}
+    noted, shapes = Digests(torch.bfloat16), {}
     passed = dict(digested(iter(state.items()), noted, shapes))
     assert all(passed[name] is tensor for name, tensor in state.items())
     sent = noted.result()
@@ -72,7 +74,7 @@ def test_a_tensor_that_the_server_has_in_parts_is_left_out():
 def test_the_actor_scores_tokens_and_the_noise_is_that_of_the_dtype():
     from agentrig_verl.actor import scored
 
-    from agentrig.delivery.noise import decoder_blocks, rounding_noise
+    from agentrig.delivery.noise import decoder_blocks, with_noise
 
     whole, ids = model(), [3, 9, 27, 1, 3, 9]
     found = scored(whole, ids, torch.device("cpu"))
@@ -82,8 +84,7 @@ def test_the_actor_scores_tokens_and_the_noise_is_that_of_the_dtype():
     assert len(decoder_blocks(whole)) == 2
 
     def noisy(dtype):
-        with rounding_noise(whole, 5, dtype):
-            changed = scored(whole, ids, torch.device("cpu"))
+        (changed,) = with_noise(whole, lambda: scored(whole, ids, torch.device("cpu")), dtype, seeds=(5,))
         return max(abs(a - b) for a, b in zip(found, changed, strict=True))
 
     assert noisy("float32") < 1e-5 < noisy("bfloat16") < 0.1
@@ -129,7 +130,8 @@ def worker(monkeypatch):
             await self.rollout.resume(tags=["kv_cache"])
 
     made = actor.Actor.__new__(actor.Actor)
-    made.rollout, made._rank, made._told, made._probe, made._noises = Rollout(), 0, {}, None, actor.Noises()
+    made.rollout, made._rank, made._told, made._probe = Rollout(), 0, {}, None
+    made._noises, made._seeds = deque(maxlen=actor.RECENT), itertools.count()
     engine = SimpleNamespace(backend="naive")
     made.config = SimpleNamespace(
         rollout=SimpleNamespace(dtype="bfloat16", free_cache_engine=True, checkpoint_engine=engine)
@@ -154,7 +156,7 @@ def test_a_transfer_notes_what_passes_and_scores_the_probe(worker, sleeps):
     """The probe is scored while a server wakes, and before the transfer where servers never sleep."""
     from agentrig_verl.actor import Actor, scored
 
-    from agentrig.delivery.digests import digest
+    from agentrig.delivery.digests import digests
 
     assert transfer(worker) == {}, "nothing is asked for: run.delivery is false"
     ids = [3, 9, 27, 1, 3, 9]
@@ -166,7 +168,7 @@ def test_a_transfer_notes_what_passes_and_scores_the_probe(worker, sleeps):
     assert worker.rollout.awake == (["weights", "kv_cache"] if sleeps else [])
     state = worker.actor.engine.module.state_dict()
     assert worker.rollout.arrived.keys() == state.keys()
-    assert told["sent"] == {n: (digest(t.to(torch.bfloat16)), list(t.shape)) for n, t in state.items()}
+    assert told["sent"] == {n: (digests([(n, t)], torch.bfloat16)[n], list(t.shape)) for n, t in state.items()}
     assert told["logprobs"] == scored(worker.actor.engine.module, ids, torch.device("cpu"))
     assert 1e-5 < told["noise"] < 0.1
     assert told["layers"] == 2
@@ -178,7 +180,7 @@ def test_the_bound_follows_a_model_that_becomes_more_sensitive_to_rounding(worke
     """A run whose bound was measured once, with the starting weights, was stopped at step 36 although all was right."""
     from agentrig_verl.actor import RECENT, Actor, scored
 
-    from agentrig.delivery.noise import rounding_noise
+    from agentrig.delivery.noise import with_noise
 
     ids, model = [3, 9, 27, 1, 3, 9], worker.actor.engine.module
     Actor.set_probe.__wrapped__(worker, ids, "bfloat16")
@@ -189,8 +191,7 @@ def test_the_bound_follows_a_model_that_becomes_more_sensitive_to_rounding(worke
             if "norm" not in name:
                 tensor *= 4
     told = transfer(worker)
-    with rounding_noise(model, 77, "bfloat16", inside=True):
-        other = scored(model, ids, torch.device("cpu"))
+    (other,) = with_noise(model, lambda: scored(model, ids, torch.device("cpu")), "bfloat16", seeds=(77,))
     sharp = told["noise"]
     assert sharp > 2 * first
     assert max(abs(a - b) for a, b in zip(told["logprobs"], other, strict=True)) < 2 * sharp

@@ -192,31 +192,6 @@ def test_a_killed_run_and_a_killed_server_lose_and_repeat_no_step(run: Run) -> N
     assert AutoTokenizer.from_pretrained(str(exported))("SELECT")["input_ids"]
 
 
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("more", [(), ("actor_rollout_ref.model.lora_rank=8",)], ids=["full", "lora"])
-def test_a_step_is_repeated_from_its_record(run: Run, more: tuple[str, ...]) -> None:
-    keys = [f"algorithm.verl.{key}={json.dumps(value)}" for key, value in KEYS.items()]
-    last = ["trainer.total_training_steps=2", "trainer.save_freq=1", "trainer.val_before_train=false", *more]
-    run.start(
-        "tests/benchmarks/verl_mini.toml", "--hardware", "cuda", *keys, *(f"algorithm.verl.{key}" for key in last),
-        "run.report_tasks=4", "run.validation_tasks=4", f"run.directory={run.path.parent}", f"run.name={run.path.name}",
-    )  # fmt: skip
-    assert run.process is not None
-    assert run.process.wait(timeout=900) == 0, run.tail()
-    done = subprocess.run(
-        [sys.executable, "-m", "agentrig", "replay", str(run.path), "--step", "2", "--rescore", "--json"],
-        cwd=ROOT, env={**os.environ, "RAY_TMPDIR": str(run.ray)}, capture_output=True, text=True, timeout=900,
-        check=False,
-    )  # fmt: skip
-    assert done.stdout, done.stderr[-6000:]
-    print(done.stdout)
-    found = json.loads(done.stdout)
-    results = {stage["name"]: stage["result"] for stage in found["stages"]}
-    exact = ("rescore", "tasks", "rewards", "triplets", "advantages", "samples", "batches")
-    assert {name: results[name] for name in exact} == dict.fromkeys(exact, "ok"), done.stdout
-    assert (results["figures"], results["weights"]) == ("ok", "ok"), done.stdout
-
-
 SHORT = {**KEYS, "trainer.total_training_steps": 3, "trainer.save_freq": 1, "trainer.val_before_train": False}
 STALE = """
 from agentrig_verl.extension import DigestExtension

@@ -114,7 +114,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         trainer.step = step
         try:
-            trainer.fit(SimpleNamespace(figures={}, digests={}, trajectories={}, rollouts=[]))
+            trainer.fit(SimpleNamespace(figures={}, trajectories={}, rollouts=[]))
         except PowerCut:
             session.calls.append("cut")
         return session, directory

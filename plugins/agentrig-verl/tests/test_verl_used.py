@@ -12,8 +12,8 @@ from agentrig_verl.trajectories import Trajectory, trajectories_of
 
 from agentrig import Outcome, Score, Span, Task, Trace
 from agentrig.adapters import triplet_of
+from agentrig.ledger import Books, Ledger
 from agentrig.rollouts import Rollout
-from agentrig.run.ledger import Books, Ledger
 from agentrig.traces import LLM_CALL
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of verl

@@ -164,18 +164,19 @@ def changed(model, torch, factor: float) -> dict:
 
 @pytest.mark.timeout(400)
 def test_vllm_computes_with_what_was_sent_and_with_nothing_older(served) -> None:
-    from agentrig.delivery.asking import Client
+    from agentrig.delivery.asking import ask
     from agentrig.delivery.digests import digests
 
     server, model, torch = served
-    endpoint, ids, client = server.endpoints[0], list(range(10, 90)), Client()
+    endpoint, ids = server.endpoints[0], list(range(10, 90))
     for version, factor in ((1, 1.0), (2, 1.02)):
         weights = changed(model, torch, factor)
         server.take(weights.items(), version)
         ours = digests(weights.items(), torch.bfloat16)
         assert server.held()[0] == ours
-        scored = client.score(endpoint, ids)
-        sampled = client.sample(endpoint, ids, n=8, temperature=1.0)  # the first version's keys are in the cache
+        scored = ask(endpoint, ids)
+        # The first version's keys are in the cache.
+        sampled = ask(endpoint, ids, score=False, n=8, temperature=1.0)
         assert (scored.version, sampled.version) == (version, version)
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
             given = torch.tensor([[*ids, *sampled.tokens]], device="cuda")
@@ -207,7 +208,7 @@ def test_vllm_computes_with_what_was_sent_and_with_nothing_older(served) -> None
 def test_asleep_the_memory_is_the_learners_and_awake_the_new_weights_answer(served) -> None:
     import httpx
 
-    from agentrig.delivery.asking import Client
+    from agentrig.delivery.asking import ask
     from agentrig.delivery.digests import digests
 
     server, model, torch = served
@@ -227,4 +228,4 @@ def test_asleep_the_memory_is_the_learners_and_awake_the_new_weights_answer(serv
     server.take(weights.items(), 5)
     print(f"awake with new weights after {time.perf_counter() - start:.2f} s")
     assert server.held()[0] == digests(weights.items(), torch.bfloat16)
-    assert Client().sample(endpoint, list(range(10, 60)), n=4, temperature=1.0).version == 5
+    assert ask(endpoint, list(range(10, 60)), score=False, n=4, temperature=1.0).version == 5

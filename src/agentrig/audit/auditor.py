@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,19 +14,15 @@ import attrs
 
 from agentrig.audit import distribution as sampled
 from agentrig.audit import scores, tasks, text, update
-from agentrig.audit.model import Unknown, Weights, random_state_kept
+from agentrig.audit.model import Precision, Unknown, Weights, place, random_state_kept, size
 from agentrig.audit.record import Record, Sources
-from agentrig.audit.sketch import LARGEST, Sketch
-from agentrig.audit.verdicts import LINKS, UNSEEN, Verdict, ok, unseen
+from agentrig.audit.sketch import Sketch
+from agentrig.audit.verdicts import LINKS, UNSEEN, CannotLook, Verdict, ok, unseen
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
-
-WORK = 4e12
-"""Floating-point operations of one link: about a minute on a few cores. A pass takes 2 a parameter and token, and with
-gradients 6."""
 
 
 class Auditor:
@@ -41,13 +38,16 @@ class Auditor:
         self._evidence = sampled.Evidence()
         self._kept: dict[int, Mapping[str, torch.Tensor]] = {}  # trained tensors by version
 
-    def audit(self, step: int, sketch: Sketch | None = None, line: Mapping[str, Any] | None = None) -> list[Verdict]:
+    def audit(
+        self, step: int, sketch: Sketch | None = None, line: Mapping[str, Any] | None = None, budget_s: float = math.inf
+    ) -> list[Verdict]:
         """Look at each link of a step.
 
         Args:
             step: The step.
             sketch: What the learner left of it, with the weights before; None for what is in the run directory.
             line: The step's line of metrics, if it is not in the file yet.
+            budget_s: What the gradient may take; log-probabilities take a quarter of it.
 
         Returns:
             The verdicts: one for each link that holds or can't be looked at, one or more for one that does not.
@@ -57,18 +57,18 @@ class Auditor:
         if sketch is not None and sketch.before:
             self._kept = {v: kept for v, kept in self._kept.items() if v >= step - 2} | {step - 1: sketch.before}
         with random_state_kept():
-            found = list(self._links(record, step, sketch))
+            found = list(self._links(record, step, sketch, budget_s))
         faults = {verdict.link for verdict in found if verdict.result == "fault"}
         kept = [v for v in found if v.result == "fault" or v.link not in faults]
         return sorted(kept, key=lambda verdict: LINKS.index(verdict.link))
 
-    def _links(self, record: Record, step: int, sketch: Sketch | None) -> Iterator[Verdict]:
+    def _links(self, record: Record, step: int, sketch: Sketch | None, budget_s: float) -> Iterator[Verdict]:
         yield from _tried("tasks", lambda: tasks.tasks(record, step, self._sources))
         yield from _tried("text", lambda: self._text(record, step))
-        yield from _tried("distribution", lambda: self._distribution(record, step))
+        yield from _tried("distribution", lambda: self._distribution(record, step, budget_s / 4))
         yield from _tried("score", lambda: scores.score(record, step, self._sources))
         yield from _tried("advantages", lambda: scores.advantages(record, step))
-        yield from _tried("gradient", lambda: self._gradient(record, step, sketch))
+        yield from _tried("gradient", lambda: self._gradient(record, step, sketch, budget_s))
         yield from _tried("weights", lambda: self._update(record, step, sketch))
         yield from _tried("delivery", lambda: _delivery(record, step))
         yield from _tried("held-out", lambda: tasks.held_out(record, step, self._sources))
@@ -97,23 +97,17 @@ class Auditor:
             return Weights(directory=checkpoint, trained={})
         return Weights(directory=start, trained={}) if version == 0 else None
 
-    def _distribution(self, record: Record, step: int) -> Iterator[Verdict]:
-        import torch
-
+    def _distribution(self, record: Record, step: int, budget_s: float) -> Iterator[Verdict]:
         version = step - 1 - int(record.lines[step].get("max_staleness") or 0)
         weights = self._weights(record, version)
         if weights is None:
             raise CannotLook(f"the weights of version {version} were not kept")
-        room = int(WORK / (2 * 2 * _parameters(weights.directory)))
-        half = record.dtype(step) == "bfloat16"
-        exact = weights.load(torch.float32 if half else torch.float64, rounded=torch.bfloat16 if half else None)
-        rough = weights.load(torch.bfloat16 if half else torch.float32)
-        yield from sampled.distribution(record, step, exact, rough, version, self._evidence, room=room)
+        device = place(size(weights.directory), 8)
+        model, other = (weights.load(precision) for precision in _precisions(record, step, device, merged=True))
+        yield from sampled.distribution(record, step, model, other, version, self._evidence, budget_s=budget_s)
 
-    def _gradient(self, record: Record, step: int, sketch: Sketch | None) -> Iterator[Verdict]:
-        import torch
-
-        sketch, made = _known(record, step, sketch)
+    def _gradient(self, record: Record, step: int, sketch: Sketch | None, budget_s: float) -> Iterator[Verdict]:
+        sketch, _ = _known(record, step, sketch)
         if not sketch.updates:
             yield ok("gradient", "the step made no update")
             return
@@ -123,52 +117,20 @@ class Auditor:
             weights = attrs.evolve(weights, trained=_own(weights, names))
         if weights is None or set(weights.trained) != names:
             raise CannotLook(f"the weights before step {step} were not kept")
-        rows = {(call.rollout, call.span): call for row in record.rows("train", step) for call in row.calls}
-        calls = [
-            rows[tuple(key)]
-            for made_of in sketch.updates[: update.LOOKED]
-            for key in made_of["calls"]
-            if tuple(key) in rows
+        begin = {0: weights}
+        if sketch.later:
+            begin[len(sketch.updates) - 1] = attrs.evolve(weights, trained=sketch.later)
+        device = place(size(weights.directory), 48 if settings["kl_loss_coef"] else 36)
+        first = Weights(directory=_start(record), trained={}) if settings["kl_loss_coef"] else None
+        repeats = [
+            update.Repeat(precision, settings, scores.expected(record, step), first and first.load(precision))
+            for precision in _precisions(record, step, device)
         ]
-        work = 2 * 6 * _parameters(weights.directory) * sum(len(call.prompt) + len(call.reply) for call in calls)
-        if work > WORK:
-            raise CannotLook(f"it would take {work:.1e} operations to compute this step again; the limit is {WORK:.0e}")
-        half, adapters = record.dtype(step) == "bfloat16", bool(settings["lora_rank"])
-        more, fewer = (torch.float32, torch.bfloat16) if half and not adapters else (torch.float64, torch.float32)
-        rounded = torch.bfloat16 if half and not adapters else None
-        first, kl = Weights(directory=_start(record), trained={}), bool(settings["kl_loss_coef"])
-        exact = update.Repeat(weights, first.load(more, rounded=rounded) if kl else None, more, rounded)
-        rough = update.Repeat(weights, first.load(fewer) if kl else None, fewer, cast=half and adapters)
-        moments = self._moments(record, step, made)
-        if moments is not None:
-            exact.moments, rough.moments = dict(moments), dict(moments)
-        yield from update.gradient(record, step, sketch, exact, rough, made=made, moments=moments is not None)
+        yield from update.gradient(record, step, sketch, begin, *repeats, budget_s=budget_s)
 
     def _update(self, record: Record, step: int, sketch: Sketch | None) -> Iterator[Verdict]:
         sketch, made = _known(record, step, sketch)
         yield from update.weights(record, step, sketch, Sketch.read(self._path, step - 1), made=made)
-
-    def _moments(self, record: Record, step: int, made: int) -> Mapping[str, Any] | None:
-        """Return AdamW's moments before a step; None where they are not known."""
-        if not made:
-            return {}
-        checkpoint = record.checkpoint(step - 1)
-        file = checkpoint / "trainer" / "learner.pt" if checkpoint else None
-        if file is None or not file.is_file() or record.settings["optimizer"] != "adamw":
-            return None
-        import torch
-
-        kept = torch.load(file, weights_only=True, map_location="cpu")
-        states = kept["optimizer"]["state"]
-        return {
-            name: (states[i]["exp_avg"], states[i]["exp_avg_sq"])
-            for i, name in enumerate(kept["trained"])
-            if i in states
-        }
-
-
-class CannotLook(Exception):
-    """A link can't be looked at; the text says why."""
 
 
 def _tried(link: str, look: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict]:
@@ -182,6 +144,22 @@ def _tried(link: str, look: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict
     except Exception as error:
         log.warning("the auditor can't look at the link %s: %s", link, error, exc_info=True)
         yield unseen(link, f"{type(error).__name__}: {error}")
+
+
+def _precisions(record: Record, step: int, device: str, *, merged: bool = False) -> tuple[Precision, Precision]:
+    """Return how a step is computed with, and how a part of it is once more, to measure what rounding does.
+
+    Learner and server compute in fp32, in bf16 (weights rounded to it), or, a learner of adapters that are not merged
+    into the model, in fp32 under bf16 autocast. The first is fp32 in any case, the second is fp64, or what they do.
+    """
+    import torch
+
+    first = Precision(torch.float32, device=device)
+    if record.dtype(step) != "bfloat16":
+        return first, attrs.evolve(first, dtype=torch.float64)
+    if record.settings.get("lora_rank") and not merged:
+        return first, attrs.evolve(first, cast=True)
+    return attrs.evolve(first, rounded=torch.bfloat16), attrs.evolve(first, dtype=torch.bfloat16)
 
 
 def _start(record: Record) -> Path:
@@ -211,21 +189,11 @@ def _delivery(record: Record, step: int) -> Iterator[Verdict]:
     yield ok("delivery", f"version {told.get('version')}, {tensors} tensors equal bit for bit", ratio=ratio)
 
 
-def _parameters(directory: Path) -> int:
-    """Return about how many parameters a model has, by the size of its files; too many can't be looked at."""
-    config = json.loads((directory / "config.json").read_text("utf-8"))
-    width = 2 if "16" in str(config.get("dtype") or config.get("torch_dtype")) else 4
-    size = sum(file.stat().st_size for file in directory.glob("*.safetensors")) // width
-    if size > LARGEST:
-        raise CannotLook(f"the model has {size:,} parameters, and at most {LARGEST:,} are computed with again")
-    return max(size, 1)
-
-
 def _own(weights: Weights, names: set[str]) -> dict[str, Any]:
     """Return the plain model's own parameters of some names, as its directory has them."""
     import torch
 
-    model = weights.load(torch.float32)
+    model = weights.load(Precision(torch.float32))
     return {name: p.detach() for name, p in model.named_parameters() if name in names}
 
 
@@ -269,8 +237,14 @@ class Audited:
         )
 
 
-def audit(auditor: Auditor, step: int, sketch: Sketch | None = None, line: Mapping[str, Any] | None = None) -> Audited:
-    """Audit a step, and measure how long it takes."""
+def audit(
+    auditor: Auditor,
+    step: int,
+    sketch: Sketch | None = None,
+    line: Mapping[str, Any] | None = None,
+    budget_s: float = math.inf,
+) -> Audited:
+    """Audit a step, and measure how long it takes; the arguments are those of `Auditor.audit`."""
     start = time.perf_counter()
-    verdicts = auditor.audit(step, sketch, line)
+    verdicts = auditor.audit(step, sketch, line, budget_s)
     return Audited(step=step, verdicts=verdicts, seconds=time.perf_counter() - start)

@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentrig.audit.model import logits, logprobs
+from agentrig.audit.model import batches, logits, logprobs
 from agentrig.audit.record import Call, Record, Row
 from agentrig.audit.verdicts import Verdict, fault, ok, unseen
 
 if TYPE_CHECKING:
     import torch
 
-TOKENS = 4096
+TOKENS = 2048
 """Sampled tokens that are looked at in a step, whole groups of rollouts at a time."""
 
 MEASURED = 32
-"""Calls of a step for which both precisions are computed."""
+"""Calls of a step for which both precisions are computed, whole batches of them."""
 
 CHANCE = 1e-9
 """How likely a healthy run is stopped by one of the tests, over all its steps."""
@@ -58,78 +59,67 @@ class Evidence:
 
 
 def distribution(
-    record: Record, step: int, exact: Any, rough: Any, version: int, evidence: Evidence, *, room: int
+    record: Record, step: int, model: Any, other: Any, version: int, evidence: Evidence, *, budget_s: float
 ) -> Iterator[Verdict]:
     """Compare a step's recorded log-probabilities and tokens with the model that should have sampled them.
 
     The bound of a log-probability is derived from rounding and measured. As in docs/proofs.md, each of four matrix
     products of a layer rounds by half an ulp, and the root of their number, times 16 for the largest of many, is what
-    independent errors add up to. Four times the largest difference between the model in more and in fewer bits, over
-    the step's first calls, is added, for a model that is more sensitive than a formula knows.
+    independent errors add up to. Four times the largest difference of two precisions, over some calls, is added, for a
+    model that is more sensitive than a formula knows.
 
     Args:
         record: The run.
         step: The step.
-        exact: The model of the version that sampled, in more bits.
-        rough: The same in the bits that the run computes in.
+        model: That of the version that sampled.
+        other: The same in the second precision.
         version: That version.
         evidence: Of the run's audited steps; is added to.
-        room: Most tokens, of prompts too, that may be computed.
+        budget_s: After so many seconds no further prompt's calls are looked at.
     """
     import torch
 
+    end = time.monotonic() + budget_s
+
     settings = record.settings
     temperature, top_p = settings.get("temperature", 1.0), settings.get("top_p", 1.0)
-    groups: dict[str, list[Row]] = defaultdict(list)
-    for row in record.rows("train", step):
-        groups[row.group].append(row)
-    order = sorted(groups)
-    random.Random(step).shuffle(order)
-    looked = tokens = total = 0
-    layers = int(getattr(exact.config, "num_hidden_layers", 1))
-    off, spread, outside = list[tuple[float, float, str]](), 0.0, ""  # differences with their bounds from rounding
-    for name in order:
-        earlier: list[Sequence[int]] = []
-        begun: Sequence[int] = ()
-        for row in groups[name]:
-            for call in row.calls:
-                total += 1
-                mine = (call.version in (None, version)) and call.plain
-                if (
-                    not mine
-                    or tokens > TOKENS
-                    or room <= 0
-                    or call.request.get("temperature", temperature) != temperature
-                ):
-                    continue
-                with torch.no_grad():
-                    scores = logits(exact, call, temperature).double()
-                    log_p = torch.log_softmax(scores, -1)
-                    ids = torch.tensor(call.reply, device=log_p.device)[:, None]
-                    own = log_p.gather(-1, ids)[:, 0]
-                    if looked < MEASURED:
-                        spread = max(spread, float((own - logprobs(rough, call, temperature)).abs().max()))
-                looked, tokens = looked + 1, tokens + len(call.reply)
-                room -= len(call.prompt) + len(call.reply)
-                if call.logprobs is not None:
-                    said = torch.tensor(call.logprobs, dtype=torch.float64, device=own.device)
-                    gap = float((said - own).abs().max()) if len(said) == len(own) else math.inf
-                    rounding = 16 * 2**-24 * math.sqrt(4 * layers + 1) * (1 + float(own.abs().max()))
-                    off.append((math.inf if math.isnan(gap) else gap, rounding, _name(call)))
-                if top_p < 1:
-                    log_p, cut = _nucleus(log_p, top_p, ids)
-                    outside = outside or (f"{_name(call)}: {cut} sampled tokens are not among them" if cut else "")
-                    own = log_p.gather(-1, ids)[:, 0]
-                if temperature > 0:
-                    _weigh(evidence, log_p, own, ids, call, earlier if list(call.prompt) == list(begun) else [])
-            if row.calls:  # the first calls of a group have one prompt
-                first = row.calls[0]
-                if list(first.prompt) != list(begun):
-                    earlier, begun = [], first.prompt
-                earlier.append(first.reply)
-    if not looked:
+    earlier, total = _chosen(record, step, version)
+    if not earlier:
         yield unseen("distribution", f"no call of step {step} was sampled by the weights of version {version}")
         return
+    rounding = 16 * 2**-24 * math.sqrt(4 * int(getattr(model.config, "num_hidden_layers", 1)) + 1)
+    off, spread, outside = list[tuple[float, float, str]](), 0.0, ""  # differences with their bounds from rounding
+    parts = batches(list(earlier))
+    random.Random(step).shuffle(parts)
+    looked = tokens = 0
+    for part in parts:
+        if looked and time.monotonic() > end:
+            break
+        with torch.no_grad():
+            scores = torch.cat(logits(model, part, temperature)).double()
+            log_p = torch.log_softmax(scores, -1)
+            ids = torch.tensor([token for call in part for token in call.reply], device=log_p.device)[:, None]
+            own = log_p.gather(-1, ids)[:, 0]
+            if looked < MEASURED:
+                spread = max(spread, float((own - logprobs(other, part, temperature)).abs().max()))
+        looked, tokens = looked + len(part), tokens + len(ids)
+        lengths = [len(call.reply) for call in part]
+        for call, mine in zip(part, torch.split(own, lengths), strict=True):
+            if call.logprobs is not None:
+                said = torch.tensor(call.logprobs, dtype=torch.float64, device=own.device)
+                gap = float((said - mine).abs().max()) if len(said) == len(mine) else math.inf
+                most = rounding * (1 + float(mine.abs().max()))
+                off.append((math.inf if math.isnan(gap) else gap, most, _name(call)))
+        if top_p < 1:
+            log_p, cut = _nucleus(log_p, top_p, ids)
+            outside = outside or (
+                f"{_name(part[0])} and its like: {cut} sampled tokens are not among them" if cut else ""
+            )
+            own = log_p.gather(-1, ids)[:, 0]
+        if temperature > 0:
+            _weigh(evidence, log_p, own, ids)
+            for call, mine in zip(part, torch.split(own, lengths), strict=True):
+                _weigh_copies(evidence, mine.tolist(), call.reply, earlier[call])
     gap, bound, where = max(
         ((gap, rounding + 4 * spread, name) for gap, rounding, name in off),
         key=lambda each: each[0] / each[1],
@@ -146,30 +136,48 @@ def distribution(
         detail = f"{tokens} tokens are exp({most:.4g}) times likelier if the server sampled from {what} than from the "
         detail += f"distribution at temperature {temperature} and top_p {top_p} that is stated; chance reaches "
         detail += f"exp({evidence.bound:.3g}) once in {1 / CHANCE:.0e} runs (Ville's inequality)"
-        yield fault(
-            "distribution", detail, causes="the server's sampling or its random numbers", ratio=most / evidence.bound
-        )
+        causes = "the server's sampling or its random numbers"
+        yield fault("distribution", detail, causes=causes, ratio=most / evidence.bound)
     share = f"{looked} of {total} calls, {tokens} tokens; largest log likelihood ratio {most:.3g} ({what or 'none'})"
-    yield ok("distribution", share, ratio=max(gap / bound, most / evidence.bound))
+    yield ok("distribution", f"{share} ({what or 'none'})", ratio=max(gap / bound, most / evidence.bound))
 
 
-def _weigh(
-    evidence: Evidence,
-    log_p: torch.Tensor,
-    own: torch.Tensor,
-    ids: torch.Tensor,
-    call: Call,
-    earlier: Sequence[Sequence[int]],
-) -> None:
-    """Add the log likelihood ratios of one reply.
+def _chosen(record: Record, step: int, version: int) -> tuple[dict[Call, list[Sequence[int]]], int]:
+    """Return the calls to look at, each with the replies of earlier rollouts of its group to the same prompt.
+
+    Groups are taken whole and in an order by chance, up to `TOKENS` sampled tokens; the second number is that of all
+    calls.
+    """
+    temperature = record.settings.get("temperature", 1.0)
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in record.rows("train", step):
+        groups[row.group].append(row)
+    order = sorted(groups)
+    random.Random(step).shuffle(order)
+    found: dict[Call, list[Sequence[int]]] = {}
+    tokens = 0
+    for name in order:
+        replies: dict[tuple[int, ...], list[Sequence[int]]] = defaultdict(list)
+        for row in groups[name]:
+            for at, call in enumerate(row.calls):
+                stated = call.version in (None, version) and call.request.get("temperature", temperature) == temperature
+                if not (call.plain and stated) or tokens > TOKENS:
+                    continue
+                tokens += len(call.reply)
+                alike = replies[tuple(call.prompt)] if at == 0 else []
+                found[call] = list(alike)
+                alike.append(call.reply)
+    return found, sum(len(row.calls) for rows in groups.values() for row in rows)
+
+
+def _weigh(evidence: Evidence, log_p: torch.Tensor, own: torch.Tensor, ids: torch.Tensor) -> None:
+    """Add the log likelihood ratios of tokens.
 
     Args:
         evidence: Is added to.
-        log_p: The stated distribution of each token, [reply, vocabulary].
-        own: Of the sampled tokens, [reply].
-        ids: The sampled tokens, [reply, 1].
-        call: The call.
-        earlier: Replies of earlier rollouts of the group to the same prompt.
+        log_p: The stated distribution of each token, [tokens, vocabulary].
+        own: Of the sampled tokens, [tokens].
+        ids: The sampled tokens, [tokens, 1].
     """
     import torch
 
@@ -184,15 +192,21 @@ def _weigh(
             ratio = -kept + torch.where(ranks < how, 0.0, -torch.inf)
             # A mixture, so that one token outside does not end the test: half of p stays.
         mixed = torch.logaddexp(ratio, torch.zeros_like(ratio)) - math.log(2)
-        evidence.log_ratios[f"{name}"] += float(mixed.sum())
-    alive = list(earlier)
-    for place, token in enumerate(call.reply):
-        alive = [reply for reply in alive if len(reply) > place]
+        evidence.log_ratios[name] += float(mixed.sum())
+
+
+def _weigh_copies(
+    evidence: Evidence, own: Sequence[float], reply: Sequence[int], earlier: Sequence[Sequence[int]]
+) -> None:
+    """Add the log likelihood ratio of a reply that goes on as the `earlier` ones that begin like it."""
+    alive = earlier
+    for place, token in enumerate(reply):
+        alive = [other for other in alive if len(other) > place]
         if not alive:
             break
-        share = sum(reply[place] == token for reply in alive) / len(alive)
-        evidence.log_ratios[COPIES] += math.log(0.5 + 0.5 * share * math.exp(-float(own[place])))
-        alive = [reply for reply in alive if reply[place] == token]
+        share = sum(other[place] == token for other in alive) / len(alive)
+        evidence.log_ratios[COPIES] += math.log(0.5 + 0.5 * share * math.exp(-own[place]))
+        alive = [other for other in alive if other[place] == token]
 
 
 def _nucleus(log_p: torch.Tensor, top_p: float, ids: torch.Tensor) -> tuple[torch.Tensor, int]:

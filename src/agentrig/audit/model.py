@@ -1,9 +1,11 @@
-"""The plainest way to compute with a model: transformers' own classes, one call at a time."""
+"""The plainest way to compute with a model: transformers' own classes, and autograd."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from agentrig.audit.record import Call
+from agentrig.audit.sketch import LARGEST
+from agentrig.audit.verdicts import CannotLook
 
 if TYPE_CHECKING:
     import torch
@@ -18,9 +22,29 @@ if TYPE_CHECKING:
 FACTOR = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<side>[AB])\.(?P<adapter>[^.]+)\.weight")
 """How peft names the two factors of an adapter of a linear layer."""
 
+SIDE_BY_SIDE = 16
+"""Calls of one prompt that are computed side by side."""
+
 
 class Unknown(Exception):
     """The trained tensors have names that the auditor can't place in the plain model."""
+
+
+@attrs.frozen
+class Precision:
+    """How a model is computed with.
+
+    Attributes:
+        dtype: Of its weights and arithmetic.
+        rounded: What the weights are rounded to first; None for nothing.
+        cast: Whether the forward pass runs under bf16 autocast.
+        device: Where.
+    """
+
+    dtype: torch.dtype
+    rounded: torch.dtype | None = None
+    cast: bool = False
+    device: str = "cpu"
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -37,12 +61,8 @@ class Weights:
     trained: Mapping[str, torch.Tensor]
     scaling: float = 1.0
 
-    def load(self, dtype: torch.dtype, *, rounded: torch.dtype | None = None) -> Any:
+    def load(self, precision: Precision) -> Any:
         """Return the plain model, adapters merged by hand: W + scaling * B @ A (LoRA, arXiv:2106.09685).
-
-        Args:
-            dtype: Of its weights and arithmetic.
-            rounded: Round the weights to this dtype first.
 
         Raises:
             Unknown: A trained tensor is not the model's.
@@ -55,7 +75,8 @@ class Weights:
         model: Any = AutoModelForCausalLM.from_pretrained(
             str(self.directory), dtype=torch.float32, local_files_only=True, attn_implementation="eager"
         )
-        model = model.to(dtype).eval()
+        dtype, rounded = precision.dtype, precision.rounded
+        model = model.to(precision.device, dtype).eval()
         own = dict(model.named_parameters())
         with torch.no_grad():
             for name, tensor in self.trained.items():
@@ -65,9 +86,9 @@ class Weights:
                 if factor is None:
                     own[name].copy_(tensor)
                 elif factor["side"] == "B":
-                    first = self.trained[name.replace(".lora_B.", ".lora_A.")].to(dtype)
-                    change = self.scaling * tensor.to(dtype) @ first
                     weight = own[f"{factor['layer']}.weight"]
+                    first = self.trained[name.replace(".lora_B.", ".lora_A.")].to(weight)
+                    change = self.scaling * tensor.to(weight) @ first
                     weight += change if weight.shape == change.shape else change.T  # GPT-2's layers are transposed
             if rounded is not None:
                 for parameter in model.parameters():
@@ -85,35 +106,90 @@ class Weights:
             weight = name if factor is None else f"{factor['layer']}.weight"
             grad = plain.get(weight)
             if grad is None:
-                like = own[weight].dtype
-                found[name] = torch.zeros(tensor.shape, dtype=torch.float32 if like.itemsize < 4 else like)
+                found[name] = torch.zeros(tensor.shape, dtype=_wide(own[weight]), device=own[weight].device)
                 continue
+            grad = grad.to(_wide(grad), copy=True)  # a sum of many batches would round away in bf16
             if factor is None:
-                found[name] = grad.clone()
+                found[name] = grad
                 continue
             side, other = ("B", "A") if factor["side"] == "B" else ("A", "B")
-            partner = self.trained[name.replace(f".lora_{side}.", f".lora_{other}.")].to(grad.dtype)
+            partner = self.trained[name.replace(f".lora_{side}.", f".lora_{other}.")].to(grad)
             rows = tensor.shape[0] if side == "B" else partner.shape[0]  # of B @ A; GPT-2's layers are transposed
             grad = grad if grad.shape[0] == rows else grad.T
             found[name] = self.scaling * (grad @ partner.T if side == "B" else partner.T @ grad)
         return found
 
 
-def logits(model: Any, call: Call, temperature: float) -> torch.Tensor:
-    """Return the logits of each token of a reply over the temperature, [reply, vocabulary], at least fp32."""
+def _wide(tensor: torch.Tensor) -> torch.dtype:
     import torch
 
-    ids = torch.tensor([[*call.prompt, *call.reply][:-1]], device=model.device)
-    found: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0, len(call.prompt) - 1 :]
-    return (found.float() if found.dtype.itemsize < 4 else found) / (temperature or 1.0)
+    return torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype
 
 
-def logprobs(model: Any, call: Call, temperature: float) -> torch.Tensor:
-    """Return the log-probability of each token of a reply, [reply]."""
+def size(directory: Path) -> int:
+    """Return about how many parameters a model has, by the size of its files."""
+    config = json.loads((directory / "config.json").read_text("utf-8"))
+    width = 2 if "16" in str(config.get("dtype") or config.get("torch_dtype")) else 4
+    return max(1, sum(file.stat().st_size for file in directory.glob("*.safetensors")) // width)
+
+
+def place(parameters: int, bytes_each: int) -> str:
+    """Return the device that a model of so many parameters is computed with: the GPU if it has room.
+
+    Args:
+        parameters: Of the model.
+        bytes_each: What the computation needs of memory for each of them.
+
+    Raises:
+        CannotLook: A GPU has too little memory, and the model is too large for the CPU.
+    """
     import torch
 
-    found = torch.log_softmax(logits(model, call, temperature), -1)
-    return found.gather(-1, torch.tensor(call.reply, device=found.device)[:, None])[:, 0]
+    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+    if 1.5 * parameters * bytes_each < free:
+        return "cuda"
+    if parameters <= LARGEST:
+        return "cpu"
+    need, has = f"{1.5 * parameters * bytes_each / 2**30:.1f} GiB", f"the GPU has {free / 2**30:.1f} free"
+    raise CannotLook(f"the model has {parameters:,} parameters: it needs {need}, and {has if free else 'a GPU'}")
+
+
+def batches(calls: Sequence[Call]) -> list[list[Call]]:
+    """Return calls in batches of one prompt and at most `SIDE_BY_SIDE` calls each."""
+    alike: dict[tuple[int, ...], list[Call]] = defaultdict(list)
+    for call in calls:
+        alike[tuple(call.prompt)].append(call)
+    return [same[at : at + SIDE_BY_SIDE] for same in alike.values() for at in range(0, len(same), SIDE_BY_SIDE)]
+
+
+def logits(model: Any, calls: Sequence[Call], temperature: float) -> list[torch.Tensor]:
+    """Return the logits of each call's reply over the temperature, [reply, vocabulary] each, at least fp32.
+
+    The calls have one prompt. It is computed once, and the replies from its keys and values, side by side and filled up
+    at the right: no token of a causal model sees what comes after it.
+    """
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    prompt = torch.tensor([calls[0].prompt], device=model.device)
+    begun = model(input_ids=prompt, use_cache=True, logits_to_keep=1)
+    first, cache = begun.logits.expand(len(calls), -1, -1), begun.past_key_values
+    cache.batch_repeat_interleave(len(calls))
+    replies = [torch.tensor(call.reply[:-1], dtype=torch.int64, device=model.device) for call in calls]
+    rest = pad_sequence(replies, batch_first=True)
+    if rest.shape[1]:
+        first = torch.cat([first, model(input_ids=rest, past_key_values=cache).logits], 1)
+    found = (first.float() if first.dtype.itemsize < 4 else first) / (temperature or 1.0)
+    return [row[: len(call.reply)] for row, call in zip(found, calls, strict=True)]
+
+
+def logprobs(model: Any, calls: Sequence[Call], temperature: float) -> torch.Tensor:
+    """Return the log-probability of each token of the replies, one call after the other, [tokens]."""
+    import torch
+
+    found = torch.log_softmax(torch.cat(logits(model, calls, temperature)), -1)
+    replies = torch.tensor([token for call in calls for token in call.reply], device=found.device)
+    return found.gather(-1, replies[:, None])[:, 0]
 
 
 @contextmanager

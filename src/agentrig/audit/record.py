@@ -86,10 +86,12 @@ class Sources:
     Attributes:
         splits: Role to the tasks of its split.
         score: Scores an outcome: from a task and a row to the status and the value.
+        seconds: After which no further answer of a step is scored again.
     """
 
     splits: Mapping[str, Sequence[Any]]
     score: Any
+    seconds: float = 5.0
 
 
 class Record:
@@ -105,6 +107,7 @@ class Record:
 
     def __init__(self, path: Path, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.path = path
+        self._rows: dict[tuple[str, int], list[Row]] = {}
         try:
             self.config = tomllib.loads((path / "config.toml").read_text("utf-8"))
         except FileNotFoundError:
@@ -119,10 +122,12 @@ class Record:
         found: Mapping[str, Any] = self.config["algorithm"]
         return found
 
-    @property
+    @cached_property
     def knows_update(self) -> bool:
         """Whether the formulas of advantages, loss and update are known: those of `grpo`."""
-        return bool(self.settings["use"] == "grpo")
+        file = self.path / "manifest.json"
+        told = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        return "grpo" in (self.settings["use"], told.get("formulas"))
 
     @cached_property
     def model(self) -> Path | None:
@@ -142,7 +147,7 @@ class Record:
 
     def dtype(self, step: int) -> str:
         """Return what the learner computes in; the coarser one if it does not say."""
-        return str(self.lines[step].get("digests", {}).get("made_with", {}).get("dtype", "bfloat16"))
+        return str(self.lines[step].get("digests", {}).get("dtype", "bfloat16"))
 
     def files(self, mode: str) -> list[int]:
         """Return the steps that have a file of rollouts of a mode."""
@@ -152,8 +157,15 @@ class Record:
         """Return the rollouts of a mode and step; none without a file."""
         import pyarrow.parquet as pq
 
-        file = self.path / "rollouts" / f"{mode}-{step:05d}.parquet"
-        return [_row(row) for row in pq.read_table(file).to_pylist()] if file.is_file() else []
+        if (mode, step) not in self._rows:
+            file = self.path / "rollouts" / f"{mode}-{step:05d}.parquet"
+            read = pq.read_table(file).to_pylist() if file.is_file() else []
+            self._rows[mode, step] = [_row(row) for row in read]
+        return self._rows[mode, step]
+
+    def calls(self, step: int) -> dict[tuple[str, str], Call]:
+        """Return the calls of a step's rollouts, by rollout and span."""
+        return {(call.rollout, call.span): call for row in self.rows("train", step) for call in row.calls}
 
     def task_ids(self, step: int) -> list[str]:
         """Return the task of each group of a step, in the order of their rollouts."""

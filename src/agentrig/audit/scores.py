@@ -12,10 +12,8 @@ from typing import Any
 from agentrig.audit.record import Record, Row, Sources
 from agentrig.audit.verdicts import Verdict, fault, ok, some, unseen
 
-SCORED_S = 5.0
-"""Seconds after which no further answer of a step is scored again; at least `SCORED_N` are."""
-
 SCORED_N = 16
+"""So many answers of a step are scored again, however long it takes."""
 
 EPSILON = 1e-6
 """What grpo adds to a group's deviation (docs/learner.md)."""
@@ -30,7 +28,7 @@ def score(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
     known = {task.id: task for task in sources.splits["train"]}
     rows = [r for r in record.rows("train", step) if r.failure is None and r.status == "ok" and r.task_id in known]
     random.Random(step).shuffle(rows)
-    end, wrong, looked = time.monotonic() + SCORED_S, [], 0
+    end, wrong, looked = time.monotonic() + sources.seconds, [], 0
     for row in rows:
         if looked >= SCORED_N and time.monotonic() > end:
             break

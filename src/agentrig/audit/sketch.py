@@ -18,9 +18,8 @@ PROJECTIONS = 4
 SPOTS = 16
 """Elements of each tensor whose update is followed."""
 
-LARGEST = 1 << 28
-"""Parameters of the largest model that is computed with again: twice in up to 64 bits, with gradients and moments, it
-takes some 40 bytes a parameter in host memory. Of larger ones no weights are kept."""
+LARGEST = 1 << 29
+"""Parameters of the largest model of which weights are kept, in host memory, and which the CPU computes with again."""
 
 CHUNK = 1 << 22
 
@@ -60,12 +59,14 @@ class Sketch:
 
     Attributes:
         before: The trained tensors before the first update, in host memory; none if the auditor can't use them.
+        later: The same before the last update, if there are several.
         updates: The numbers of each update.
     """
 
     def __init__(self, step: int) -> None:
         self.step = step
         self.before: dict[str, torch.Tensor] = {}
+        self.later: dict[str, torch.Tensor] = {}
         self.updates: list[dict[str, Any]] = []
 
     def take(
@@ -83,8 +84,10 @@ class Sketch:
             calls: The calls of the mini-batch, by rollout and span, those without a gradient too.
             norm: Of the whole gradient before clipping.
         """
-        if not self.updates and sum(p.numel() for p in trained.values()) <= LARGEST:
-            self.before = {name: p.detach().to("cpu", copy=True) for name, p in trained.items()}
+        if sum(p.numel() for p in trained.values()) <= LARGEST:
+            (self.later if self.updates else self.before).update(
+                {name: p.detach().to("cpu", copy=True) for name, p in trained.items()}
+            )
         tensors = {}
         for name, p in trained.items():
             at, state = spots(p.numel(), name), optimizer.state.get(p) or {}
@@ -99,11 +102,12 @@ class Sketch:
             }
         self.updates.append({"calls": [list(call) for call in calls], "norm": norm, "tensors": tensors})
 
-    def after(self, trained: Mapping[str, torch.Tensor]) -> None:
-        """Note the weights after an update."""
+    def after(self, trained: Mapping[str, torch.Tensor], copies: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Note the weights after an update, and their bf16 copies if the model computes with such."""
         for name, p in trained.items():
             seen = self.updates[-1]["tensors"][name]
             seen["after"] = _at(p, seen["at"])
+            seen["copies"] = _at(copies[name], seen["at"]) if copies else None
 
     def write(self, run: Path) -> None:
         """Write the numbers into a run directory; the weights before are not among them."""

@@ -31,6 +31,10 @@ class Verdict:
     causes: str = ""
 
 
+class CannotLook(Exception):
+    """A link can't be looked at; the text says why."""
+
+
 def ok(link: str, detail: str, ratio: float = 0.0) -> Verdict:
     """Return the verdict on a link that holds."""
     return Verdict(link=link, result="ok", detail=detail, ratio=ratio)

@@ -49,7 +49,6 @@ class Group(NearestGroup):
         "validate": ("validate:validate", "Check what a plugin brings, and play its agent on a dozen tasks."),
         "data": ("data:data", "Make or check the files of a task set."),
         "audit": ("audit:audit", "Check a recorded step with code that shares nothing with the trainer."),
-        "replay": ("replay:replay", "Repeat one stored step of a run, and say where it differs."),
         "watch": ("watch:watch", "Show runs in a browser while they go on: curves, and every trace."),
         "report": ("report:report", "Rebuild the report of a run, or compare several."),
         "why": ("why:why", "Say what held a run's learning back, and what to change."),

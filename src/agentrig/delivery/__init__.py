@@ -3,14 +3,12 @@
 After every transfer of weights the server scores a fixed probe, and samples a few tokens after it. Both results must
 agree with the learner. If the server reports which tensors it uses, they must equal the learner's bit for bit.
 
-    probe (recorded tokens) → asking (the server) → judging, verdict (comparison with the learner)
-    → record (metrics, report)
+    digests (what is sent) → asking (what comes back) → verdict (the comparison) → proof (when, and the figures)
 """
 
 from __future__ import annotations
 
-from agentrig.delivery.judging import Learner
-from agentrig.delivery.probe import Probe
 from agentrig.delivery.proof import Delivery
+from agentrig.delivery.verdict import Learner
 
-__all__ = ["Delivery", "Learner", "Probe"]
+__all__ = ["Delivery", "Learner"]

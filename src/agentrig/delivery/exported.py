@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrig.delivery.record import signature
-from agentrig.delivery.verdict import difference
-from agentrig.errors import AgentrigError
+from agentrig.delivery.verdict import Expected, difference
+from agentrig.errors import AgentrigError, CheckpointDamaged
+
+SIGNATURE = Path("trainer") / "delivery.json"
+"""The file of a checkpoint with the probe and the learner's log-probabilities of it."""
+
+
+def sign(checkpoint: Path, expected: Expected) -> None:
+    """Write the probe and its log-probabilities under the learner into a checkpoint."""
+    content = {name: getattr(expected, name) for name in ("version", "ids", "logprobs", "bound")}
+    file = checkpoint / SIGNATURE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content) + "\n", "utf-8")
 
 
 def check_export(directory: Path, checkpoint: Path) -> str:
@@ -23,26 +34,30 @@ def check_export(directory: Path, checkpoint: Path) -> str:
 
     Raises:
         AgentrigError: The exported model is not the one that was trained.
-        agentrig.errors.CheckpointDamaged: The learner's log-probabilities in the checkpoint cannot be read.
+        CheckpointDamaged: The learner's log-probabilities in the checkpoint cannot be read.
     """
-    signed = signature(checkpoint)
-    if signed is None:
-        return "not checked: its learner's log-probabilities are not in the checkpoint (run.delivery off, or it is old)"
-    ids, expected = signed
     try:
-        found = _logprobs(directory, ids)
+        signed = json.loads((checkpoint / SIGNATURE).read_text("utf-8"))
+        ids, version, bound = [int(token) for token in signed["ids"]], int(signed["version"]), float(signed["bound"])
+        ours = [float(value) for value in signed["logprobs"]]
+    except FileNotFoundError:
+        return "not checked: its learner's log-probabilities are not in the checkpoint (run.delivery was off)"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointDamaged(checkpoint, f"{SIGNATURE} cannot be read ({type(error).__name__}: {error})") from None
+    try:
+        theirs = _logprobs(directory, ids)
     except ImportError as error:
         return f"not checked: {error.name} is not installed here"
-    gap = difference(expected.logprobs, found)
-    figures = f"largest difference of {len(found)} log-probabilities {gap:.2g}, bound {expected.bound:.1g}"
-    if gap > expected.bound:
+    gap = difference(ours, theirs)
+    figures = f"largest difference of {len(theirs)} log-probabilities {gap:.2g}, bound {bound:.1g}"
+    if gap > bound:
         raise AgentrigError(
             f"{directory} is not the model that was trained: loaded by transformers, it gives the run's probe other "
-            f"log-probabilities than the learner gave after step {expected.version} ({figures}).\n  Export again; if "
-            f"it stays so, {checkpoint} is damaged: resume from an earlier checkpoint (agentrig train --resume RUN "
+            f"log-probabilities than the learner gave after step {version} ({figures}).\n  Export again; if it stays "
+            f"so, {checkpoint} is damaged: resume from an earlier checkpoint (agentrig train --resume RUN "
             "--from-step N)"
         )
-    return f"it answers as the learner did after step {expected.version}: {figures}"
+    return f"it answers as the learner did after step {version}: {figures}"
 
 
 def _logprobs(directory: Path, ids: Sequence[int]) -> list[float]:

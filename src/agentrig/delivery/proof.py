@@ -1,33 +1,48 @@
 """The proof of each transfer: choose the probe, query the servers, compare with the learner, keep the figures.
 
-The servers are queried in the background while the run continues, and then the learner, which the run does not use
-between a transfer and the verdict. The run's own thread gives the verdict.
+Servers and learner answer in the background while the run continues, and does not use the learner. `settle` gives the
+verdict in the run's own thread.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from agentrig.delivery import probe as probes
-from agentrig.delivery import verdict
-from agentrig.delivery.asking import Answer, Asked, Background, CannotAnswer, CannotScore, Client, at_once
-from agentrig.delivery.judging import Bounds, Learner, Ours, judge
-from agentrig.delivery.probe import Probe
-from agentrig.delivery.record import Record, sign
-from agentrig.delivery.verdict import Expected
+import attrs
+
+from agentrig.background import in_background
+from agentrig.delivery.asking import Answer, CannotAnswer, CannotScore, ask
+from agentrig.delivery.exported import sign
+from agentrig.delivery.verdict import Expected, Learner, compare, measured, rounding
 from agentrig.endpoints import Endpoint
-from agentrig.errors import RunStopped
+from agentrig.errors import RunFileError, RunStopped
 from agentrig.rollouts import Rollout
+from agentrig.traces import SERVER
 
 log = logging.getLogger(__name__)
 
-Answers = tuple[Endpoint, Asked | CannotScore | None, Mapping[str, str]]
-"""An address, its answers or why it has none, and the digests of its tensors if they were read in another way."""
+T = TypeVar("T")
+
+LIMIT = 256
+"""Most tokens of a probe."""
+
+SAMPLED = 4
+"""Tokens that the server samples after the probe: the first from the prompt's pass, the others from decode steps."""
+
+ASKED = 4
+"""Requests to each address in a proof: there may be several servers behind one address."""
+
+CALLS: Mapping[str, float] = {"float32": 0.02, "bfloat16": 0.8, "float16": 0.8}
+"""Largest mean difference of a recorded call's log-probabilities in a dtype, in nats, where nothing was measured."""
 
 CURE = (
     "What is sampled from now on would not be the policy that is trained. Look at the server's log, and resume from "
@@ -35,94 +50,128 @@ CURE = (
 )
 
 
+@attrs.define
+class Figures:
+    """Results of some proofs.
+
+    Attributes:
+        version: The version that was proven last.
+        proofs: How many transfers were checked.
+        arrived: After how many of them the server answered with the learner's weights.
+        difference: Largest difference of a log-probability, in nats; None before the first.
+        bound: The bound of that proof.
+        tensors: How many tensors were compared bit for bit in the last proof; 0 if the server reports no digests.
+        calls_difference: The largest mean difference of a recorded call, in nats; None before the first.
+        calls_bound: The bound of that call.
+        seconds: How long the run waited for proofs.
+        background_s: Seconds that they took in the background.
+    """
+
+    version: int | None = None
+    proofs: int = 0
+    arrived: int = 0
+    difference: float | None = None
+    bound: float = 0.0
+    tensors: int = 0
+    calls_difference: float | None = None
+    calls_bound: float = 0.0
+    seconds: float = 0.0
+    background_s: float = 0.0
+
+    def add(self, other: Figures) -> None:
+        """Add the figures of later proofs."""
+        for name in ("proofs", "arrived", "seconds", "background_s"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        if (other.difference or 0.0) >= (self.difference or 0.0) and other.difference is not None:
+            self.difference, self.bound = other.difference, other.bound
+        if (other.calls_difference or 0.0) >= (self.calls_difference or 0.0) and other.calls_difference is not None:
+            self.calls_difference, self.calls_bound = other.calls_difference, other.calls_bound
+        self.tensors = other.tensors or self.tensors
+        self.version = self.version if other.version is None else other.version
+
+
 class Delivery:
     """The proofs of one run.
 
     Args:
         directory: The run directory, where the probe is kept.
-        on: False makes every method do nothing.
+        on: False makes every method do nothing but `sampled`.
         lines: The lines of `metrics.jsonl` so far.
+
+    Attributes:
+        step: The figures since the last `line`.
+
+    Raises:
+        RunFileError: The file with the probe is damaged.
     """
 
     def __init__(self, directory: Path, *, on: bool = True, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         self.on = on
-        self.record = Record.after(lines, on=on)
-        self._file = directory / probes.FILE
-        self._probe: Probe | None = None
-        self._client = Client()
+        self.step = Figures()
+        self._run = Figures()
+        self._notes: list[str] = []
+        for line in lines:
+            told = dict(line.get("delivery") or {})
+            self._notes += [note for note in told.pop("notes", ()) if note not in self._notes]
+            self._run.add(Figures(**told))
+        self._file = directory / "probe.json"
+        self._recorded = _kept(self._file) if on else []
+        self._choose: Callable[[], Sequence[int]] | None = None
         self._expected: Expected | None = None
-        self._bounds = Bounds(self.record)
-        self._ids: Sequence[int] = ()
-        self._context = 0
-        self._pending: tuple[int, Sequence[int], Background[tuple[list[Answers], Ours]]] | None = None
+        self._spread: tuple[Sequence[int], float] = (), 0.0
+        self._pending: tuple[int, Future[tuple[Figures, Expected, str]]] | None = None
         self._using, self._ended = threading.Lock(), False
-        self._cached: Background[None] | None = None
-        self._unproven = False
-        self.weaker = ""
+        self._weaker, self._unproven = "", False
 
     # --- the probe --------------------------------------------------------------------------------
 
     def offer(self, rollouts: Sequence[Rollout]) -> None:
-        """Take the probe from recorded calls, unless the run has such a probe already."""
-        if not self.on or (self._kept() is not None and self._kept().recorded):  # type: ignore[union-attr]
+        """Take the probe from recorded calls, unless the run has such a probe already.
+
+        It is the longest call of at most `LIMIT` tokens, else the shortest.
+        """
+        if not self.on or self._recorded:
             return
-        found = probes.recorded_probe(rollouts)
-        if found is not None:
-            self._keep(found)
+        calls = []
+        for rollout in rollouts:
+            for call in rollout.trace.llm_calls():
+                prompt, response = (call.attributes.get(f"{part}_token_ids") for part in ("prompt", "response"))
+                if prompt and response and SERVER not in call.attributes:
+                    calls.append((len(prompt) + len(response), call.id, [*prompt, *response]))
+        if calls:
+            self._recorded = max((each for each in calls if each[0] <= LIMIT), default=min(calls))[2]
+            part = self._file.with_name(f".{self._file.name}.part")
+            part.write_text(json.dumps({"ids": self._recorded}) + "\n", "utf-8")
+            os.replace(part, self._file)
 
     def probe(self, *, context: int, prompt: Callable[[], Sequence[int]]) -> Sequence[int]:
-        """Return the tokens of the next proof; see `prove` for the arguments."""
-        if self._kept() is None:
-            self._keep(Probe(ids=prompt(), source="a task's prompt", recorded=False))
-        assert self._probe is not None
-        self._context = context
-        return self._probe.fitted(context).ids
-
-    def _kept(self) -> Probe | None:
-        if self._probe is None:
-            self._probe = probes.load(self._file)
-        return self._probe
-
-    def _keep(self, probe: Probe) -> None:
-        self._probe = probe
-        if probe.recorded:  # a task's prompt is there again, and a run that resumes has changed nothing yet
-            probes.save(probe, self._file)
+        """Return the tokens of the next proof; see `begin` for the arguments."""
+        # It is cut off at its start: the server may score the tokens that it samples too, and samples one more then.
+        return (self._recorded or list(prompt()))[-min(LIMIT, context - SAMPLED - 1) :]
 
     # --- a transfer -------------------------------------------------------------------------------
 
-    def prepare(self, servers: Sequence[Endpoint], *, wait: bool = True) -> None:
+    def prepare(self, servers: Sequence[Endpoint]) -> None:
         """Put the probe into the servers' prefix caches; call it before a transfer.
 
         If a server then fails to clear the keys and values of the old weights, the proof detects it.
-
-        Args:
-            servers: The addresses that will get weights.
-            wait: False only starts it, for example before an update; the next call with True waits for it.
 
         Raises:
             RunStopped: The proof of the previous transfer has failed.
         """
         self.settle()
-        probe = self._kept() if self.on and not self.weaker else None
-        if probe is None or self._expected is None:
+        if self._choose is None or self._weaker:
             return
-        start = time.perf_counter()
-        if self._cached is None:
-            ids = probe.fitted(self._context).ids
-            self._cached = Background(lambda: self._cache(servers, ids))
-        if wait:
-            cached, self._cached = self._cached, None
-            cached.result()
-        self.record.seconds += time.perf_counter() - start
+        start, ids = time.perf_counter(), self._choose()
 
-    def _cache(self, servers: Sequence[Endpoint], ids: Sequence[int]) -> None:
         def cache(server: Endpoint) -> None:
             try:
-                self._client.sample(server, ids, n=1, temperature=1.0)
+                ask(server, ids, score=False, n=1, temperature=1.0)
             except (CannotScore, CannotAnswer) as error:
                 log.debug("the probe could not be put into the cache of %s: %s", server.base_url, error)
 
-        at_once(cache, servers)
+        _at_once(cache, servers)
+        self.step.seconds += time.perf_counter() - start
 
     def begin(
         self,
@@ -133,7 +182,6 @@ class Delivery:
         context: int,
         prompt: Callable[[], Sequence[int]],
         held: Callable[[], Sequence[Mapping[str, str]] | None] | None = None,
-        fresh: bool = False,
     ) -> None:
         """Begin to prove that each server answers with the learner's weights; call it after every transfer.
 
@@ -149,47 +197,16 @@ class Delivery:
             prompt: Returns the token ids of a task's prompt, for a run that has recorded no call yet.
             held: Returns the digests of the tensors that each server uses, for servers that don't report them in
                 their answers; None where it can't know. Called in the background.
-            fresh: Compare the tokens that a server samples with its own new scores of them, for a learner that cannot
-                score them; the servers' temperature must be 1.
 
         Raises:
             RunStopped: The proof of the previous transfer has failed.
         """
         self.settle()
-        if not self.on:
-            return
-        start = time.perf_counter()
-        ids, weaker = self.probe(context=context, prompt=prompt), bool(self.weaker)
-
-        def ask() -> tuple[list[Answers], Ours]:
-            digests = (held() if held is not None else None) or [{}] * len(servers)
-            asked = at_once(lambda server: None if weaker else self._asked(server, ids, fresh), servers)
-            with self._using:
-                if self._ended:
-                    raise RunStopped("the run has ended")
-                ours = Ours(
-                    version=version, learner=learner, ids=ids, fresh=fresh, servers=servers, asked=asked,
-                    bounds=self._bounds, client=self._client,
-                )  # fmt: skip
-            return list(zip(servers, asked, digests, strict=True)), ours
-
-        self._pending = version, ids, Background(ask)
-        self.record.seconds += time.perf_counter() - start
-
-    def end(self) -> None:
-        """Wait until the background no longer uses the learner, and keep it from it; the run calls this at its end.
-
-        A process must not end while another of its threads computes.
-        """
-        self._ended = True
-        with self._using:
-            pass
-
-    def _asked(self, server: Endpoint, ids: Sequence[int], fresh: bool) -> Asked | CannotScore:
-        try:
-            return self._client.ask(server, ids, fresh=fresh)
-        except CannotScore as error:
-            return error
+        if self.on:
+            self._choose = partial(self.probe, context=context, prompt=prompt)
+            ids = self._choose()
+            found = in_background(lambda: self._examine(version, learner, ids, servers, held), "delivery")
+            self._pending = version, found
 
     def settle(self) -> None:
         """Wait for the proof that has begun and give its verdict; without one, do nothing.
@@ -201,73 +218,136 @@ class Delivery:
         if pending is None:
             return
         start = time.perf_counter()
-        version, ids, found = pending
-        self.record.begin(version)
-        try:
-            (asked, ours), background = found.result()
-        except CannotAnswer as error:
-            raise RunStopped(f"step {version}: the model server {error}", cause="server-failed") from error
-        for server, answers, known in asked:
-            self._one(server, answers, known, ours)
-        self._expected, self._ids = ours.expected, ids
-        if self.weaker:
-            self._unproven = True
-        else:
-            self.record.proven()
-        self.record.background += background
-        self.record.seconds += time.perf_counter() - start
+        version, found = pending
+        self.step.add(Figures(version=version, proofs=1))
+        figures, self._expected, wrong = found.result()
+        self.step.add(figures)
+        if wrong:
+            raise RunStopped(wrong, cause="weights-not-arriving")
+        self._unproven = bool(self._weaker)
+        self.step.arrived += not self._weaker
+        self.step.seconds += time.perf_counter() - start
 
-    def prove(
-        self,
-        *,
-        version: int,
-        learner: Learner,
-        servers: Sequence[Endpoint],
-        context: int,
-        prompt: Callable[[], Sequence[int]],
-        held: Callable[[], Sequence[Mapping[str, str]] | None] | None = None,
-    ) -> None:
-        """Call `begin` and `settle`: check that each server answers with the learner's weights.
+    def end(self) -> None:
+        """Wait until the background no longer uses the learner, and keep it from it; the run calls this at its end.
+
+        A process must not end while another of its threads computes.
+        """
+        self._ended = True
+        with self._using:
+            pass
+
+    def sign(self, checkpoint: Path) -> None:
+        """Write the learner's log-probabilities of the probe into a checkpoint, for `agentrig export`.
 
         Raises:
-            RunStopped: A server answers with other weights; the message says with which.
+            RunStopped: The proof of the latest transfer has failed.
         """
-        self.begin(version=version, learner=learner, servers=servers, context=context, prompt=prompt, held=held)
         self.settle()
+        if self._expected is not None:
+            sign(checkpoint, self._expected)
 
-    def _one(self, server: Endpoint, found: Asked | CannotScore | None, known: Mapping[str, str], ours: Ours) -> None:
-        """Give the verdict on one address."""
-        words: list[str] = []
-        if isinstance(found, CannotScore):
-            self.weaker = (
-                f"the server {server.base_url} cannot score given tokens ({found}); the weaker proof is used: the "
+    # --- in the background ------------------------------------------------------------------------
+
+    def _examine(
+        self,
+        version: int,
+        learner: Learner,
+        ids: Sequence[int],
+        servers: Sequence[Endpoint],
+        held: Callable[[], Sequence[Mapping[str, str]] | None] | None,
+    ) -> tuple[Figures, Expected, str]:
+        """Ask servers and learner; return the figures, the learner's answer, and a message if they disagree."""
+        start, figures, wrong = time.perf_counter(), Figures(), ""
+        known = (held() if held is not None else None) or [{}] * len(servers)
+        scored: dict[tuple[float, tuple[int, ...]], Sequence[float]] = {}  # temperature and sampled tokens
+        more = len(ids) - 1
+
+        def right(server: Endpoint, tokens: tuple[int, ...]) -> Sequence[float]:
+            """Return the learner's log-probabilities of tokens after the probe, else the server's without its cache."""
+            at = _temperature(server)
+            for (temperature, longer), logprobs in scored.items():
+                if temperature == at and longer[: len(tokens)] == tokens:
+                    return logprobs[: len(tokens)]
+            found = self._use(lambda: learner.logprobs([*ids, *tokens], temperature=at))
+            scored[at, tokens] = (found or ask(server, [*ids, *tokens]).logprobs)[more:]
+            return scored[at, tokens]
+
+        try:
+            asked = _at_once(partial(self._answers, ids), servers)
+            # In one pass with the probe, where the temperature is that of the probe.
+            pairs = zip(servers, asked, strict=True)
+            tokens = next((found[0].tokens for server, found in pairs if found and _temperature(server) == 1.0), ())
+            whole = self._use(lambda: learner.logprobs([*ids, *tokens]) or learner.logprobs(ids))
+            if len(whole) > more:
+                scored[1.0, tokens] = whole[more:]
+            expected = Expected(
+                version=version,
+                ids=ids,
+                logprobs=whole[:more],
+                digests=self._use(learner.digests),
+                dtype=learner.dtype,
+                bound=self._bound(learner, ids, whole[:more]),
+            )
+            for server, answers, digests in zip(servers, asked, known, strict=True):
+                own = digests or (answers[0].digests if answers else {})
+                at, those = _temperature(server), partial(right, server)
+                for _ in range(2):
+                    lines, gap = compare(expected, self._expected, answers, own, temperature=at, right=those)
+                    if gap is None or gap <= expected.bound:
+                        break
+                    # The weights have changed since the bound was measured.
+                    bound = self._bound(learner, ids, expected.logprobs, again=True)
+                    expected = attrs.evolve(expected, bound=bound)
+                figures.add(Figures(difference=gap, bound=expected.bound, tensors=len(own)))
+                if lines:
+                    what = f"step {version}: the weights of version {version} did not arrive at {server.base_url}:"
+                    wrong = "\n  ".join([what, *lines, CURE])
+                    break
+        except (CannotAnswer, CannotScore) as error:
+            raise RunStopped(f"step {version}: the model server {error}", cause="server-failed") from error
+        figures.background_s = time.perf_counter() - start
+        return figures, expected, wrong
+
+    def _answers(self, ids: Sequence[int], server: Endpoint) -> list[Answer]:
+        """Return an address's answers; none if it cannot score: then only the weaker proof is left."""
+        if self._weaker:
+            return []
+        temperature = _temperature(server)
+        try:
+            first = ask(server, ids, n=SAMPLED, temperature=temperature)
+            return [first, *(ask(server, ids, score=False, n=1, temperature=temperature) for _ in range(ASKED - 1))]
+        except CannotScore as error:
+            self._weaker = (
+                f"the server {server.base_url} cannot score given tokens ({error}); the weaker proof is used: the "
                 "log-probabilities of sampled calls must be the learner's"
             )
-            self.record.say(self.weaker)
-        elif found is not None:
-            words = judge(server, found, known, ours, self._expected, self._bounds, self.record)
-        if self.weaker and known:
-            words = verdict.wrong_tensors(ours.expected, Answer(version=None, digests=known), self._expected)
-        if words:
-            version = ours.expected.version
-            raise RunStopped(
-                f"step {version}: the weights of version {version} did not arrive at {server.base_url}:\n"
-                + "\n".join(f"  {line}" for line in words)
-                + f"\n  {CURE}",
-                cause="weights-not-arriving",
-            )
+            self.note(self._weaker)
+            return []
 
-    def summary(self) -> dict[str, Any]:
-        """Return the entry of `summary.json`. A transfer without a verdict counts as one that did not arrive."""
-        found = self.record.summary()
-        return {**found, "proofs": found["proofs"] + (self._pending is not None)}
+    def _bound(self, learner: Learner, ids: Sequence[int], logprobs: Sequence[float], *, again: bool = False) -> float:
+        """Return the largest difference of a log-probability that is no fault; measured once for each probe."""
+        if again or list(self._spread[0]) != list(ids):
+            spread, note = self._use(lambda: measured(learner, ids))
+            self._spread = ids, spread
+            if note:
+                self.note(note)
+        return rounding(logprobs, learner.layers) + 2 * self._spread[1]
 
-    # --- sampled calls ----------------------------------------------------------------------------
+    def _use(self, call: Callable[[], T]) -> T:
+        """Let the learner compute, unless the run has ended."""
+        with self._using:
+            if self._ended:
+                raise RunStopped("the run has ended")
+            return call()
+
+    # --- sampled calls, figures -------------------------------------------------------------------
 
     def sampled(self, *, step: int, difference: float, call: str, dtype: str, version: int | None = None) -> None:
         """Make sure that the log-probabilities recorded with a step's calls are the learner's, before its update.
 
-        Without a proof of delivery (`run.delivery = false`) the bound is the difference that the dtype explains.
+        Their bound is four times the probe's, as the tokens differ. Without a proof of delivery
+        (`run.delivery = false`) it is the difference that the dtype explains.
 
         Args:
             step: The training step.
@@ -279,12 +359,11 @@ class Delivery:
         Raises:
             RunStopped: They differ: the server sampled from another policy, or the tokens are not those of the call.
         """
-        bound = self.calls_bound(dtype)
-        self.record.calls(difference, bound)
+        bound = CALLS[dtype] if self._expected is None else max(1e-3, 4 * self._expected.bound)
+        self.step.add(Figures(calls_difference=difference, calls_bound=bound))
         if difference <= bound:
-            if self._unproven:
-                self._unproven = False
-                self.record.proven()
+            self.step.arrived += self._unproven
+            self._unproven = False
             return
         behind = version is not None and version < step - 1
         compared = "In this comparison the learner" if behind else "The learner"
@@ -298,21 +377,48 @@ class Delivery:
             cause="sampled-differently",
         )
 
-    def calls_bound(self, dtype: str) -> float:
-        """Return the largest mean difference of a call's log-probabilities that is no fault.
+    def note(self, text: str) -> None:
+        """Log a warning once, and keep it for the report."""
+        if text not in self._notes:
+            log.warning("%s", text)
+            self._notes.append(text)
 
-        It is four times the probe's bound, as the tokens differ.
-        """
-        if self._expected is None:
-            return verdict.CALLS[dtype]
-        return max(1e-3, 4 * self._expected.bound)
+    def line(self) -> dict[str, Any]:
+        """Return the entry of `metrics.jsonl` for the step that ends; empty if nothing was proven in it."""
+        step, self.step = self.step, Figures()
+        if not step.proofs:
+            return {}
+        self._run.add(step)
+        return {**attrs.asdict(step), **({"notes": list(self._notes)} if self._notes else {})}
 
-    def sign(self, checkpoint: Path) -> None:
-        """Write the learner's log-probabilities of the probe into a checkpoint, for `agentrig export`.
+    def summary(self) -> dict[str, Any]:
+        """Return the entry of `summary.json`. A transfer without a verdict counts as one that did not arrive."""
+        whole = attrs.evolve(self._run)
+        whole.add(self.step)
+        whole.proofs += self._pending is not None
+        return {"on": self.on, **attrs.asdict(whole), "notes": list(self._notes)}
 
-        Raises:
-            RunStopped: The proof of the latest transfer has failed.
-        """
-        self.settle()
-        if self.on and self._expected is not None:
-            sign(checkpoint, self._ids, self._expected)
+
+def _temperature(server: Endpoint) -> float:
+    return float(server.sampling.get("temperature", 1.0))
+
+
+def _at_once(ask_one: Callable[[Endpoint], T], servers: Sequence[Endpoint]) -> list[T]:
+    """Return the answers of servers that are asked at the same time; the error of one is raised."""
+    asked = [in_background(partial(ask_one, server), "delivery") for server in servers]
+    return [each.result() for each in asked]
+
+
+def _kept(file: Path) -> list[int]:
+    """Return the probe of a run directory; empty without one."""
+    try:
+        ids: list[int] = json.loads(file.read_text("utf-8"))["ids"]
+        if len(ids) < 2 or not all(isinstance(token, int) and token >= 0 for token in ids):
+            raise ValueError("ids must be two token ids or more")
+        return ids
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFileError(
+            f"{file} cannot be read ({type(error).__name__}: {error}). Delete it: the run then chooses another probe"
+        ) from None

@@ -1,9 +1,10 @@
-"""Compares a server's answer to the probe with the learner's, and describes the differences."""
+"""The verdict on a transfer: a server's answers compared with the learner's, bit for bit and within a bound."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import attrs
 
@@ -12,11 +13,39 @@ from agentrig.delivery.asking import Answer
 EPSILON = 2.0**-23
 """The distance between two neighboring fp32 numbers, relative to their size."""
 
-CALLS: Mapping[str, float] = {"float32": 0.02, "bfloat16": 0.8, "float16": 0.8}
-"""Largest mean difference of a recorded call's log-probabilities in a dtype, in nats, where nothing was measured."""
-
 SHOWN = 4
 """How many tensors a message names."""
+
+
+class Learner(Protocol):
+    """What an algorithm reports about the model that it trains, in evaluation mode.
+
+    Attributes:
+        layers: How many blocks the model has: rounding errors grow with their number.
+        dtype: The dtype in which the server computes: `float32`, `bfloat16` …
+    """
+
+    layers: int
+    dtype: str
+
+    def logprobs(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+        """Return the log-probabilities of all tokens except the first, computed as in training.
+
+        Empty for tokens other than the probe if it cannot score them now. What a server samples is then compared with
+        the server's own new scores of it, for which the server's temperature must be 1.
+        """
+        ...
+
+    def digests(self) -> Mapping[str, str]:
+        """Return name to digest (`agentrig.delivery.digests`) of the weights, rounded to the server's dtype.
+
+        Empty if the algorithm cannot compute them.
+        """
+        ...
+
+    def spread(self, ids: Sequence[int]) -> float:
+        """Return how much the tokens' log-probabilities change if the server's dtype is used instead of fp32."""
+        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -25,6 +54,7 @@ class Expected:
 
     Attributes:
         version: The version of its weights: the step that made them.
+        ids: The probe.
         logprobs: The log-probabilities of all tokens of the probe except the first.
         digests: Name to digest of its weights, rounded to the server's dtype; empty if it cannot compute them.
         dtype: The dtype in which the server should compute.
@@ -32,6 +62,7 @@ class Expected:
     """
 
     version: int
+    ids: Sequence[int]
     logprobs: Sequence[float]
     digests: Mapping[str, str]
     dtype: str
@@ -57,58 +88,103 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return max(gaps, default=0.0) if all(map(math.isfinite, gaps)) else math.inf
 
 
-def wrong_version(expected: Expected, answer: Answer) -> list[str]:
-    """Return the message about an answer of another version; none if it is right or the server reports no version."""
-    if answer.version is None or answer.version == expected.version:
-        return []
-    return [f"it answers with the weights of version {answer.version}; the learner's are version {expected.version}"]
+def measured(learner: Learner, ids: Sequence[int]) -> tuple[float, str]:
+    """Return what rounding and chance change in the probe's log-probabilities, and a note if the model has any chance.
+
+    The bound of differences is `rounding` plus twice this.
+    """
+    spread, first = learner.spread(ids), learner.logprobs(ids)
+    chance = difference(first, learner.logprobs(ids))
+    if chance <= rounding(first, learner.layers):
+        return spread, ""
+    note = "the model is not deterministic: two scorings of the probe by the learner differ by more than rounding"
+    return spread + chance, f"{note}, which widens the bound of the proof of delivery"
 
 
-def wrong_tensors(expected: Expected, answer: Answer, before: Expected | None) -> list[str]:
+def compare(
+    expected: Expected,
+    before: Expected | None,
+    answers: Sequence[Answer],
+    digests: Mapping[str, str],
+    *,
+    temperature: float,
+    right: Callable[[tuple[int, ...]], Sequence[float]],
+) -> tuple[list[str], float | None]:
+    """Compare a server with the learner.
+
+    Args:
+        expected: The learner's answer.
+        before: Its answer at the transfer before.
+        answers: The server's answers, the first with scores of the probe; empty for one that cannot score.
+        digests: Name to digest of the server's tensors; empty if they are not known.
+        temperature: What the server sampled with.
+        right: Returns the log-probabilities that sampled tokens should have at this temperature.
+
+    Returns:
+        What is wrong, as lines of a message, and the largest difference of a log-probability; None without answers.
+    """
+    dtype = answers[0].dtype if answers else ""
+    tensors = _wrong_tensors(expected, before, digests, dtype) if digests and expected.digests else []
+    if not answers:
+        return tensors, None
+    first, wrong = answers[0], []
+    if first.version not in (None, expected.version):
+        wrong.append(
+            f"it answers with the weights of version {first.version}; the learner's are version {expected.version}"
+        )
+    wrong += tensors
+    gap = difference(expected.logprobs, first.logprobs)
+    if gap > expected.bound:
+        wrong.append(
+            f"the probe's {len(expected.logprobs)} log-probabilities differ from the learner's by up to {gap:.2g} "
+            f"(bound {expected.bound:.1g})"
+        )
+    others = [answer.version for answer in answers if answer.version != first.version]
+    if others:
+        wrong.append(
+            f"of {len(answers)} requests to this address some were answered with version {first.version} and some "
+            f"with version {others[0]}: several servers are behind it, and one has old weights"
+        )
+        return wrong, gap
+    sampled = max(difference(right(answer.tokens), answer.sampled) for answer in answers)
+    if sampled > expected.bound:
+        cause = (
+            "its weights and its scores of the probe are right: either its prefix cache still has keys and values of "
+            f"older weights, or its log-probabilities are not those of temperature {temperature:g}"
+        )
+        wrong += [
+            "the tokens that it samples after the probe have log-probabilities that differ from the learner's by up to "
+            f"{sampled:.2g} (bound {expected.bound:.1g})",
+            *([] if wrong else [cause]),
+        ]
+    return wrong, max(gap, sampled)
+
+
+def _wrong_tensors(expected: Expected, before: Expected | None, theirs: Mapping[str, str], dtype: str) -> list[str]:
     """Return messages about tensors that differ from the learner's."""
-    ours, theirs = expected.digests, answer.digests
-    if not ours or not theirs:
-        return []
-    words = []
-    if answer.dtype and answer.dtype != expected.dtype:
-        words.append(f"it computes in {answer.dtype}; the run's dtype is {expected.dtype}")
+    ours, words = expected.digests, []
+    if dtype and dtype != expected.dtype:
+        words.append(f"it computes in {dtype}; the run's dtype is {expected.dtype}")
     present = set(theirs.values())
     missing = [name for name, value in ours.items() if name not in theirs and value not in present]
     unknown = [name for name in theirs if name not in ours]
     wrong = [name for name, value in theirs.items() if name in ours and ours[name] != value]
     if missing:
-        words.append(f"it has no {listed(missing)}")
+        words.append(f"it has no {_listed(missing)}")
     if unknown:
-        words.append(f"it computes with {listed(unknown)}, which the learner does not have")
+        words.append(f"it computes with {_listed(unknown)}, which the learner does not have")
     if wrong:
-        words.append(f"{len(wrong)} of {len(theirs)} tensors differ from the learner's: {listed(wrong)}")
-        words += _whose(wrong, ours, theirs, before)
+        words.append(f"{len(wrong)} of {len(theirs)} tensors differ from the learner's: {_listed(wrong)}")
+        owners = {value: name for name, value in ours.items()}
+        exchanged = [f"{name} holds {owners[theirs[name]]}" for name in wrong if theirs[name] in owners]
+        if before is not None and all(before.digests.get(name) == theirs[name] for name in wrong):
+            words.append(f"these are still the weights of version {before.version}")
+        elif exchanged:
+            words.append(f"tensors are exchanged: {_listed(exchanged)}")
     return words
 
 
-def _whose(
-    wrong: Sequence[str], ours: Mapping[str, str], theirs: Mapping[str, str], before: Expected | None
-) -> list[str]:
-    """Say which weights the wrong tensors are, if they are known."""
-    if before is not None and all(before.digests.get(name) == theirs[name] for name in wrong):
-        return [f"these are still the weights of version {before.version}"]
-    owners = {value: name for name, value in ours.items()}
-    exchanged = [f"{name} holds {owners[theirs[name]]}" for name in wrong if theirs[name] in owners]
-    return [f"tensors are exchanged: {listed(exchanged)}"] if exchanged else []
-
-
-def wrong_scores(expected: Expected, answer: Answer) -> list[str]:
-    """Return the message about log-probabilities of the probe that differ from the learner's."""
-    gap = difference(expected.logprobs, answer.logprobs)
-    if gap <= expected.bound:
-        return []
-    return [
-        f"the probe's {len(expected.logprobs)} log-probabilities differ from the learner's by up to {gap:.2g} "
-        f"(bound {expected.bound:.1g})"
-    ]
-
-
-def listed(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

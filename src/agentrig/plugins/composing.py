@@ -20,8 +20,8 @@ KIND = RewardSpec.kind
 Parts = Mapping[str, tuple["Component", Any]]
 """Name to the component of a part, and its config object."""
 
-AUDIT = "audit"
-"""The section with the settings of the rewards in `run.audit`: a table for each."""
+SECOND = "second_reward"
+"""The section with the settings of the rewards in `run.second_reward`: a table for each."""
 
 
 def parts_of(component: Component, config: Any, registry: Registry, *, section: str = KIND) -> Parts:
@@ -75,19 +75,19 @@ def build(component: Component, config: Any, registry: Registry) -> tuple[Reward
     return built(component, config, parts=parts), sees
 
 
-def audits(
+def second_rewards(
     names: list[str], tables: Mapping[str, Any], registry: Registry, elsewhere: Callable[[str], str]
 ) -> tuple[tuple[Component, Any], ...]:
-    """Return the rewards in `run.audit`, each with its checked settings.
+    """Return the rewards in `run.second_reward`, each with its checked settings.
 
     Args:
-        names: `run.audit`.
-        tables: The section `[audit]`: a table of settings for each of them that needs any.
+        names: `run.second_reward`.
+        tables: The section `[second_reward]`: a table of settings for each of them that needs any.
         registry: Where to look them up.
         elsewhere: As in `agentrig.settings.structure`.
 
     Raises:
-        ConfigError: A name is there twice, there are settings of a reward that is no audit, or settings are wrong.
+        ConfigError: A name is there twice, settings belong to none of them, or settings are wrong.
         LookupFailed: There is no such reward.
     """
     found: dict[str, tuple[Component, Any]] = {}
@@ -96,11 +96,11 @@ def audits(
         component = registry.find(KIND, name)
         reference = registry.reference(component)
         if reference in found:
-            raise ConfigError(f"run.audit names {reference} twice; leave one of them out")
+            raise ConfigError(f"run.second_reward names {reference} twice; leave one of them out")
         keys = left.pop(name, left.pop(reference, left.pop(component.spec.name, {})))
-        section = f"{AUDIT}.{component.spec.name}"
+        section = f"{SECOND}.{component.spec.name}"
         if not isinstance(keys, Mapping):
-            raise ConfigError(f"[{AUDIT}] {name} = {keys!r}: write {section}.KEY=VALUE")
+            raise ConfigError(f"[{SECOND}] {name} = {keys!r}: write {section}.KEY=VALUE")
         owner = f"{name} ({component.distribution} {component.version})"
         config: Any = structure(component.spec.config, keys, owner=owner, section=section, elsewhere=elsewhere)
         parts_of(component, config, registry, section=section)
@@ -108,7 +108,7 @@ def audits(
     if left:
         key = next(iter(left))
         raise ConfigError(
-            f"[{AUDIT}.{key}] has settings of a reward that is no audit of this run.{nearest(key, names)}\n"
-            f"  Name it too: run.audit={[*names, key]!r}".replace("'", '"')
+            f"[{SECOND}.{key}] has settings of a reward that is no second reward of this run.{nearest(key, names)}\n"
+            f"  Name it too: run.second_reward={[*names, key]!r}".replace("'", '"')
         )
     return tuple(found.values())

@@ -81,13 +81,6 @@ class Registry:
         self.plugins = tuple(plugins)
         self.observer_errors: Counter[str] = Counter()
         self._watchers: dict[str, object] = {}
-        self._watched = True
-
-    def unwatched(self) -> Registry:
-        """Return a registry of the same plugins that notifies no observer, for a session that is no run."""
-        other = Registry(self._manager, self.plugins)
-        other._watched = False
-        return other
 
     def components(self, kind: str) -> list[Component]:
         """Return the components of a kind, sorted by name."""
@@ -174,7 +167,7 @@ class Registry:
             Name to what each returned: counts, for `summary.json`.
         """
         late = {name: watcher.settle for name, watcher in self._watchers.items() if hasattr(watcher, "settle")}
-        if not late or not self._watched:
+        if not late:
             return {}
         found = {}
         with ThreadPoolExecutor(len(late)) as together:
@@ -193,7 +186,7 @@ class Registry:
             for impl in getattr(self._manager.hook, hook).get_hookimpls()
         ]
         watching += [(n, getattr(w, hook), tuple(arguments)) for n, w in self._watchers.items() if hasattr(w, hook)]
-        if not watching or not self._watched:
+        if not watching:
             return
         from agentrig.frozen import frozen  # imported here because every command imports this module
 

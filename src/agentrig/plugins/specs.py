@@ -179,6 +179,8 @@ class AlgorithmSpec(Spec):
             that `[runners] use` names, or None if the run leaves the choice to the algorithm.
         make_start: `make_start(config, plan, turns, log)` makes a starting model for `agentrig warmup`
             (`agentrig.demonstrations.MakeStart`); None for an algorithm that can't.
+        formulas: Whose settings, sampling of tasks, advantages, loss and update it has, if the auditor can compute them
+            again: `grpo`. Of another algorithm the auditor looks at the other links.
     """
 
     kind: ClassVar[str] = "algorithm"
@@ -191,6 +193,7 @@ class AlgorithmSpec(Spec):
     server: bool = False
     runners: bool = False
     make_start: MakeStart | None = None
+    formulas: str = ""
 
 
 @attrs.frozen(kw_only=True)

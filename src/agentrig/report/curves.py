@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agentrig.report import figures
 from agentrig.report.drawing import Drawing, Line, color_of, draw_bars, draw_lines, draw_rows
-from agentrig.report.reading import RunData, mapping, number
+from agentrig.report.reading import SECOND, RunData, mapping, number
 
 MEAN = f"mean of {figures.SMOOTHING} steps"
 
@@ -78,9 +78,9 @@ def _accuracy(runs: Sequence[RunData]) -> Drawing | None:
     return draw_lines("accuracy", lines, unit="%", caption=caption + key)
 
 
-def audits(run: RunData) -> list[str]:
-    """Return the names of the audit rewards: logged, but not trained on."""
-    return sorted({name for row in run.steps for name in mapping(row.get("audit"))})
+def second_rewards(run: RunData) -> list[str]:
+    """Return the names of the second rewards, which are logged and not trained on."""
+    return sorted({name for row in run.steps for name in mapping(row.get(SECOND))})
 
 
 def _reward(runs: Sequence[RunData]) -> Drawing | None:
@@ -109,13 +109,13 @@ def _reward(runs: Sequence[RunData]) -> Drawing | None:
                 joined=False,
             )
         )
-        for j, name in enumerate(audits(run), 3):
-            steps, values = figures.series(run, "audit", name)
-            label = f"audit: {name}" if alone else run.name
+        for j, name in enumerate(second_rewards(run), 3):
+            steps, values = figures.series(run, SECOND, name, "mean")
+            label = f"second reward: {name}" if alone else run.name
             at, means = figures.averaged(run, steps, values)
             lines.append(Line(label=label, xs=at, ys=means, series=color_of(j) if alone else color, dashed=True))
     caption = "The mean over a step's rollouts that were scored. Pale: each step; strong: the mean of 16."
-    key = " Dots: validation; diamonds: held out; dashed: the audit." if len(runs) > 1 else ""
+    key = " Dots: validation; diamonds: held out; dashed: second rewards." if len(runs) > 1 else ""
     return draw_lines("reward", lines, caption=caption + key)
 
 

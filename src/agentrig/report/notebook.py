@@ -19,12 +19,12 @@ from agentrig.report.canvas import render
 from agentrig.report.causes.evidence import Seen
 from agentrig.report.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.report.plots import PLOTS
-from agentrig.report.reading import RolloutFile, RunData, mapping, number, read_run, rollout_rows, spans_of
+from agentrig.report.reading import SECOND, RolloutFile, RunData, mapping, number, read_run, rollout_rows, spans_of
 from agentrig.run.damage import writing
 from agentrig.traces import LLM_CALL, Trace, reply_of
 
 COLUMNS = (
-    "id", "task_id", "group", "failure", "message", "status", "value", "correct", "components", "details", "audits",
+    "id", "task_id", "group", "failure", "message", "status", "value", "correct", "components", "details", SECOND,
     "input", "answer", "own_reward", "start", "duration_s", "reward_s", "version", "calls", "truncated", "triplets",
     "prompt_tokens", "response_tokens",
 )  # fmt: skip

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig.figures import NOTHING, percent
 from agentrig.report import calls, figures, table
-from agentrig.report.curves import audits, curves
+from agentrig.report.curves import curves, second_rewards
 from agentrig.report.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.report.environment import templates
 from agentrig.report.findings import failures_by_kind, failures_of_steps
-from agentrig.report.reading import RunData, mapping, number
+from agentrig.report.reading import SECOND, RunData, mapping, number
 from agentrig.report.rollouts import Shelf
 from agentrig.report.samples import before_after, reward_disagreements
 from agentrig.report.text import count, duration, figure, plain
@@ -82,7 +82,7 @@ def view(
     missing = list(run.missing)
     pairs = before_after(run, missing) if whole else None
     failures = failures_by_kind(run, missing) if whole else failures_of_steps(run)
-    disagreements = reward_disagreements(run, missing) if whole and audits(run) else []
+    disagreements = reward_disagreements(run, missing) if whole and second_rewards(run) else []
     if whole and pairs is None and run.files:
         missing.append("no tasks were measured both before and after training, so none can be compared")
     told = of_diagnosis(diagnose(run)) if whole else {"problems": [], "warnings": [], "checks": []}
@@ -111,7 +111,7 @@ def view(
         "time": _time_rows(run),
         "nodes": _node_rows(run),
         "calls": calls.rows(run),
-        "audit": _audit_rows(run),
+        "second_rewards": _second_rows(run),
         "parts": _part_rows(run),
         "reward_disagreements": disagreements,
         "algorithm": _algorithm_rows(run),
@@ -245,17 +245,17 @@ def _node_rows(run: RunData) -> list[tuple[str, int, int]]:
     return [(name, seen.get(name, 0), trained.get(name, 0)) for name in names]
 
 
-def _audit_rows(run: RunData) -> list[dict[str, Any]]:
+def _second_rows(run: RunData) -> list[dict[str, Any]]:
     trained = figures.mean(figures.series(run, "reward")[1])
-    return [{"name": name, "trained": trained, **_audit_row(run, name)} for name in audits(run)]
+    return [{"name": name, "trained": trained, **_second_row(run, name)} for name in second_rewards(run)]
 
 
-def _audit_row(run: RunData, name: str) -> dict[str, Any]:
-    """Return an audit's figures over all steps; steps of earlier versions have no agreement."""
+def _second_row(run: RunData, name: str) -> dict[str, Any]:
+    """Return a second reward's figures over all steps."""
     counted, agreed = [], []
     for row in run.steps:
-        found = mapping(mapping(row.get("audits")).get(name))
-        differ, n = number(found.get("differs", row.get("audit_differs"))), number(found.get("n", _judged(row)))
+        found = mapping(mapping(row.get(SECOND)).get(name))
+        differ, n = number(found.get("differs")), number(found.get("n"))
         if differ is not None and n is not None:
             counted.append((differ, n))
         share = number(found.get("agreement"))
@@ -263,7 +263,7 @@ def _audit_row(run: RunData, name: str) -> dict[str, Any]:
             agreed.append((share * n, n))
     of = sum(n for _, n in agreed)
     return {
-        "mean": figures.mean(figures.series(run, "audit", name)[1]),
+        "mean": figures.mean(figures.series(run, SECOND, name, "mean")[1]),
         "differ": int(sum(d for d, _ in counted)) if counted else None,
         "of": int(sum(n for _, n in counted)),
         "agreement": sum(a for a, _ in agreed) / of if of else None,
@@ -281,11 +281,6 @@ def _part_rows(run: RunData) -> list[dict[str, Any]]:
             ends = figures.mean(values[:few]), figures.mean(values[-few:])
             rows.append({"name": str(name), "first": ends[0], "last": ends[1], "mean": figures.mean(values)})
     return rows
-
-
-def _judged(step: Mapping[str, Any]) -> int:
-    failed = sum(number(n) or 0 for n in mapping(step.get("failures")).values())
-    return int((number(step.get("rollouts")) or 0) - failed)
 
 
 def _algorithm_rows(run: RunData) -> list[dict[str, Any]]:

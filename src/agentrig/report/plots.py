@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig.report import figures
 from agentrig.report.canvas import Colors, Draw, color_of, finish, render, short
-from agentrig.report.curves import audits as audits
-from agentrig.report.reading import RunData, mapping, number
+from agentrig.report.curves import second_rewards
+from agentrig.report.reading import SECOND, RunData, mapping, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +73,7 @@ def accuracy(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
 
 
 def reward(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
-    """Mean reward by step: of training, raw and smoothed, of validation and held out; and the audit reward."""
+    """Mean reward by step: of training, raw and smoothed, of validation and held out; and of second rewards."""
     axes = figure.add_subplot()
     drawn = False
     for i, run in enumerate(runs):
@@ -96,14 +96,14 @@ def reward(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
             ink = colors.ink if len(runs) == 1 else color_of(colors, i)
             own = "" if len(runs) > 1 else "held out"
             axes.plot(*zip(*ends, strict=True), color=ink, ls="none", marker="D", ms=5.5, label=own)
-        for j, name in enumerate(audits(run), 1):
-            steps, values = figures.series(run, "audit", name)
+        for j, name in enumerate(second_rewards(run), 1):
+            steps, values = figures.series(run, SECOND, name, "mean")
             axes.plot(
                 *figures.averaged(run, steps, values),
                 color=color_of(colors, i if len(runs) > 1 else j + 1),
                 lw=1.4,
                 ls="--",
-                label="" if len(runs) > 1 else f"audit: {short(name)}",
+                label="" if len(runs) > 1 else f"second reward: {short(name)}",
             )
     finish(axes, colors, ylabel="mean reward")
     return drawn

@@ -11,7 +11,7 @@ import attrs
 
 from agentrig.figures import NOTHING
 from agentrig.ledger import REASONS
-from agentrig.report.reading import mapping, number, spans_of, verdict
+from agentrig.report.reading import SECOND, mapping, number, spans_of, verdict
 from agentrig.report.sample_traces import SAMPLE_COLUMNS
 from agentrig.report.text import duration
 from agentrig.report.tokens import MOST_TOKENS, Token, tokens_of
@@ -118,7 +118,7 @@ class Readable:
         parts: Calls and steps in the order in which they ended.
         answer: What the agent answered.
         reasons: What the reward says about its score.
-        audits: What other rewards say, name and score.
+        second_rewards: What other rewards say, name and score.
     """
 
     row: Mapping[str, Any]
@@ -129,7 +129,7 @@ class Readable:
     parts: Sequence[Call | Step]
     answer: str
     reasons: Sequence[tuple[str, str]]
-    audits: Sequence[tuple[str, str]]
+    second_rewards: Sequence[tuple[str, str]]
 
     @property
     def places(self) -> dict[str, int]:
@@ -191,7 +191,7 @@ def readable(
         parts=parts,
         answer=text_of(row["answer"], longest) if row["answer"] is not None else "",
         reasons=reasons,
-        audits=[(str(name), _audit(mapping(item))) for name, item in mapping(row.get("audits")).items()],
+        second_rewards=[(str(name), _value(mapping(item))) for name, item in mapping(row.get(SECOND)).items()],
     )
 
 
@@ -323,6 +323,6 @@ def _tree(spans: Sequence[Span]) -> list[Node]:
     return found
 
 
-def _audit(score: Mapping[str, Any]) -> str:
+def _value(score: Mapping[str, Any]) -> str:
     value = number(score.get("value"))
     return str(score.get("status")) if value is None else f"{value:g}"

@@ -16,7 +16,10 @@ from agentrig.correctness import CORRECT_AT
 from agentrig.errors import AgentrigError
 from agentrig.traces import Span
 
-FIGURES = ("id", "task_id", "failure", "message", "status", "value", "correct", "details", "audit")
+SECOND = "second_rewards"
+"""Of a step: the figures of each reward in `run.second_reward`, by name. Of a rollout: the score of each."""
+
+FIGURES = ("id", "task_id", "failure", "message", "status", "value", "correct", "details")
 """The columns that are read for every rollout; input, answer and spans are read only for the few that are shown."""
 
 _FILE = re.compile(r"(train|validation|report|dev)-(\d+)\.parquet")
@@ -213,7 +216,7 @@ def rollout_rows(
             yield decoded | {"mode": file.mode, "step": file.step}
 
 
-JSON_COLUMNS = frozenset({"components", "details", "input", "answer", "spans", "audit", "audits"})
+JSON_COLUMNS = frozenset({"components", "details", "input", "answer", "spans", SECOND})
 
 
 def _decoded(column: str, value: Any) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 
 import attrs
 
-from agentrig.report.reading import mapping, number, verdict
+from agentrig.report.reading import SECOND, mapping, number, verdict
 from agentrig.traces import LLM_CALL, node_of, reply_of
 
 SAMPLE_COLUMNS = (
-    "id", "task_id", "group", "failure", "message", "status", "value", "correct", "components", "details", "audits",
+    "id", "task_id", "group", "failure", "message", "status", "value", "correct", "components", "details", SECOND,
     "input", "answer", "duration_s", "version", "prompt_tokens", "response_tokens", "spans",
 )  # fmt: skip
 """The columns that `sample_trace` and `agentrig.report.readable.readable` need."""

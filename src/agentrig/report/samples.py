@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from agentrig.report.reading import RolloutFile, RunData, is_correct, mapping, number, rollout_rows
+from agentrig.report.reading import SECOND, RolloutFile, RunData, is_correct, mapping, number, rollout_rows
 from agentrig.report.sample_traces import SAMPLE_COLUMNS, TEXT_LIMIT, SampleTrace, cut, question, sample_trace
 
 
@@ -114,23 +114,19 @@ class RewardDisagreement:
     answer: str
     trained: str
     name: str
-    audit: str
+    second: str
 
 
 def reward_disagreements(run: RunData, missing: list[str], *, limit: int = 6) -> list[RewardDisagreement]:
-    """Return the latest rollouts whose value in an audit differs from the one that was trained on.
-
-    The Parquet column `audits` holds the whole score of each audit as JSON. Files of earlier versions have one audit,
-    without its name, in the column `audit`.
-    """
+    """Return the latest rollouts whose value in a second reward differs from the one that was trained on."""
     found: list[RewardDisagreement] = []
     for file in reversed(run.of_mode("train")):
         ids = {
             str(row["id"])
-            for row in rollout_rows([file], ("id", "value", "audit", "audits"), missing=missing)
+            for row in rollout_rows([file], ("id", "value", SECOND), missing=missing)
             if _differing(row) is not None
         }
-        for row in rollout_rows([file], (*SAMPLE_COLUMNS, "audit"), ids=ids) if ids else ():
+        for row in rollout_rows([file], SAMPLE_COLUMNS, ids=ids) if ids else ():
             found.append(_reward_disagreement(row))
             if len(found) == limit:
                 return found
@@ -179,9 +175,8 @@ def last_group(run: RunData, missing: list[str], *, limit: int = 4) -> Group | N
 
 
 def _differing(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the name and the score of the first audit with another value than the row's, or None."""
-    verdicts = mapping(row.get("audits")) or ({"audit": row["audit"]} if row.get("audit") else {})
-    for name, score in verdicts.items():
+    """Return the name and the score of the first second reward with another value than the row's, or None."""
+    for name, score in mapping(row.get(SECOND)).items():
         if mapping(score).get("value") != row["value"]:
             return str(name), mapping(score)
     return None
@@ -189,7 +184,7 @@ def _differing(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
 
 def _reward_disagreement(row: Mapping[str, Any]) -> RewardDisagreement:
     title, _ = question(row)
-    name, score = _differing(row) or ("audit", {})
+    name, score = _differing(row) or ("", {})
     answer = row["answer"] if isinstance(row["answer"], str) else json.dumps(row["answer"], ensure_ascii=False)
     return RewardDisagreement(
         row=row,
@@ -198,7 +193,7 @@ def _reward_disagreement(row: Mapping[str, Any]) -> RewardDisagreement:
         answer=cut(answer, TEXT_LIMIT),
         trained=f"{row['value']:g}" if number(row["value"]) is not None else "–",
         name=name,
-        audit=_verdict(score),
+        second=_verdict(score),
     )
 
 

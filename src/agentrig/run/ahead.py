@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from agentrig.delivery.asking import Background
+from agentrig.background import in_background
 from agentrig.rollouts import Rollout
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,14 @@ class RolloutsAhead:
         self.wall_s = self.waited_s = 0.0
         self._waited, self._file = waited, file
         self._found: list[Rollout] | None = None
-        self._running = Background(run, name="rollouts")
+
+        def timed() -> list[Rollout]:
+            start = time.perf_counter()
+            found = run()
+            self.wall_s = time.perf_counter() - start
+            return found
+
+        self._running = in_background(timed, "rollouts")
 
     def wait(self) -> None:
         """Wait until all have ended; see `agentrig.algorithms.RolloutsAhead`."""
@@ -58,7 +65,7 @@ class RolloutsAhead:
     def _ended(self) -> list[Rollout]:
         if self._found is None:
             start = time.perf_counter()
-            self._found, self.wall_s = self._running.result()
+            self._found = self._running.result()
             self.waited_s = min(time.perf_counter() - start, self.wall_s)
             self._waited(self, self._found)
         return self._found

@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 FIRST = 2
 """So many first steps of a run, or of a resumed one, are audited, whatever it takes."""
 
+LEAST_S = 10.0
+"""What the gradient of an audited step may take, or as long as the step took if that is longer."""
+
 VERDICTS = "verdicts-{:05d}.json"
 
 SHARE = 0.02
@@ -79,7 +82,7 @@ class Auditing:
         try:
             if self._auditor is None:
                 self._auditor = Auditor(self._run, self.sources())
-            found = audit(self._auditor, step, sketch, line)
+            found = audit(self._auditor, step, sketch, line, max(LEAST_S, line["step_s"]))
         except AgentrigError as error:
             log.warning("step %d is not audited: %s", step, error)
             return
@@ -125,12 +128,13 @@ class Auditing:
         }
 
 
-def sources_of(plan: Plan, scorer: Scorer) -> Sources:
+def sources_of(plan: Plan, scorer: Scorer, *, seconds: float = 5.0) -> Sources:
     """Build a plan's task set for the auditor.
 
     Args:
         plan: The run's plan.
         scorer: Its reward, built anew: `agentrig.run.setup.make_scorer`.
+        seconds: See `Sources`.
 
     Raises:
         AgentrigError: The task set can't be built or loaded.
@@ -140,4 +144,5 @@ def sources_of(plan: Plan, scorer: Scorer) -> Sources:
         trace = Trace(rollout_id=row.id, spans=tuple(Span(**span) for span in row.spans))
         return scorer([(task, Outcome(answer=row.answer, own_reward=row.own_reward), trace)])[0]
 
-    return Sources(splits={role: rows for role, (_, rows) in load_splits(plan).items()}, score=score)
+    splits = {role: rows for role, (_, rows) in load_splits(plan).items()}
+    return Sources(splits=splits, score=score, seconds=seconds)

@@ -182,7 +182,7 @@ class RunDirectory:
         *,
         mode: str,
         step: int,
-        audits: Mapping[str, Mapping[str, Score]] | None = None,
+        second: Mapping[str, Mapping[str, Score]] | None = None,
     ) -> None:
         """Write a step's rollouts as Parquet, without the private parts of tasks.
 
@@ -190,11 +190,11 @@ class RunDirectory:
             rollouts: All rollouts of a mode and step.
             mode: Their mode.
             step: Their step.
-            audits: Rollout id to the score of each audit, if there is one.
+            second: Rollout id to the score of each second reward, if there is one.
         """
         import pyarrow as pa
 
-        rows = [row_of(r, (audits or {}).get(r.id)) for r in rollouts]
+        rows = [row_of(r, (second or {}).get(r.id)) for r in rollouts]
         self._write_table(pa.Table.from_pylist(rows, schema=_schema(pa)), f"rollouts/{mode}-{step:05d}.parquet")
 
     def write_calls(self, rows: Sequence[Mapping[str, Any]], *, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Figures of a step's rollouts: failures, nodes, parts of rewards, and what the audits say."""
+"""Figures of a step's rollouts: failures, nodes, parts of rewards, and what second rewards say."""
 
 from __future__ import annotations
 
@@ -52,20 +52,22 @@ def component_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {name: statistics.fmean(values) for name, values in found.items()}
 
 
-def audit_figures(rollouts: Sequence[Rollout], audits: Mapping[str, Mapping[str, Score]], name: str) -> dict[str, Any]:
-    """Return the figures of an audit in a step, beside the reward that is trained on.
+def second_reward_figures(
+    rollouts: Sequence[Rollout], scores: Mapping[str, Mapping[str, Score]], name: str
+) -> dict[str, Any]:
+    """Return the figures of a second reward in a step, beside the reward that is trained on.
 
     Args:
         rollouts: Those that did not fail.
-        audits: Rollout id to the score of each audit.
-        name: The audit.
+        scores: Rollout id to the score of each second reward.
+        name: The second reward.
 
     Returns:
         `n`, how many it scored; `mean` of their values; `differs`, how many have another value than the reward's;
         `agreement`, on how large a share of those that both judged correct or not they agree, or None; `invalid`, how
         many it could not score.
     """
-    pairs = [(audits[r.id][name], r) for r in rollouts if name in audits.get(r.id, {})]
+    pairs = [(scores[r.id][name], r) for r in rollouts if name in scores.get(r.id, {})]
     scored = [(score, r) for score, r in pairs if score.value is not None]
     values = [score.value for score, _ in scored if score.value is not None]
     judged = [score.correct == r.correct for score, r in scored if score.correct is not None and r.correct is not None]

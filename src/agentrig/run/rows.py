@@ -47,15 +47,15 @@ def _truncated(r: Rollout) -> int:
     return sum(c.attributes.get("finish_reason") == "length" for c in calls)
 
 
-def row_of(r: Rollout, audits: Mapping[str, Score] | None = None) -> dict[str, Any]:
+def row_of(r: Rollout, second: Mapping[str, Score] | None = None) -> dict[str, Any]:
     """Return a rollout as a row of the Parquet files, without its task's private part.
 
     Args:
         r: The rollout.
-        audits: The score of each audit, by name.
+        second: The score of each second reward, by name.
     """
     calls = r.trace.llm_calls()
-    score, verdicts = r.score, {name: _verdict(audit) for name, audit in (audits or {}).items()}
+    score, verdicts = r.score, {name: _verdict(other) for name, other in (second or {}).items()}
     return {
         "id": r.id,
         "task_id": r.task.id,
@@ -69,8 +69,7 @@ def row_of(r: Rollout, audits: Mapping[str, Score] | None = None) -> dict[str, A
         "correct": r.correct,
         "components": json_text(dict(score.components) if score else {}),
         "details": json_text(dict(score.details) if score else {}),
-        "audit": json_text(next(iter(verdicts.values()))) if verdicts else None,  # the first, as earlier versions had
-        "audits": json_text(verdicts) if verdicts else None,
+        "second_rewards": json_text(verdicts) if verdicts else None,
         "input": json_text(dict(r.task.input)),
         "answer": json_text(r.outcome.answer),
         "own_reward": r.outcome.own_reward,
@@ -89,19 +88,12 @@ def row_of(r: Rollout, audits: Mapping[str, Score] | None = None) -> dict[str, A
     }
 
 
-def rollout_of(row: Mapping[str, Any], tasks: Mapping[str, Task]) -> Rollout:
-    """Return the rollout of a row, without triplets: these come from running the adapter on its trace.
-
-    Args:
-        row: A row that `row_of` made.
-        tasks: By id, for the private parts, which no row has; a task that is not there has none.
+def rollout_of(row: Mapping[str, Any]) -> Rollout:
+    """Return the rollout of a row that `row_of` made, without triplets and its task's private part.
 
     Raises:
         ValueError: The row's JSON is damaged, or holds a text where the run could not write JSON.
     """
-    given = json.loads(row["input"])
-    known = tasks.get(row["task_id"])
-    same = known is not None and json.loads(json_text(dict(known.input))) == given
     status = row["status"]
     score = status and Score(
         status=status,
@@ -115,7 +107,7 @@ def rollout_of(row: Mapping[str, Any], tasks: Mapping[str, Task]) -> Rollout:
         raise ValueError("its spans could not be written as JSON")
     return Rollout(
         id=row["id"],
-        task=known if known is not None and same else Task(id=row["task_id"], input=given),
+        task=Task(id=row["task_id"], input=json.loads(row["input"])),
         group=row["group"],
         mode=row["mode"],
         step=row["step"],
@@ -153,7 +145,7 @@ def stored_rollouts(folder: Path, *, size: int) -> Iterator[list[Rollout]]:
             stored = pq.ParquetFile(file)
         for batch in stored.iter_batches(batch_size=size):
             with reading(file, "Restore it from a copy, or remove it: its rollouts are then left out"):
-                rollouts = [rollout_of(row, {}) for row in batch.to_pylist()]
+                rollouts = [rollout_of(row) for row in batch.to_pylist()]
             yield rollouts
 
 
@@ -162,7 +154,7 @@ def _schema(pa: Any) -> Any:
     types = {
         "id": text, "task_id": text, "group": text, "mode": text, "step": count, "failure": text, "message": text,
         "status": text, "value": number, "correct": pa.bool_(), "components": text, "details": text,
-        "audit": text, "audits": text, "input": text, "answer": text, "own_reward": number, "start": number,
+        "second_rewards": text, "input": text, "answer": text, "own_reward": number, "start": number,
         "duration_s": number, "reward_s": number,
         "version": count, "calls": count, "truncated": count, "triplets": count,
         "prompt_tokens": count, "response_tokens": count, "nodes": text, "replies": text, "spans": text,

@@ -19,7 +19,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, ConfigError, RunStopped
 from agentrig.figures import mean
 from agentrig.hardware import Hardware
-from agentrig.ledger import Entry
+from agentrig.ledger import Books, Entry, Ledger, totals
 from agentrig.observers import RunStart, StepEnd
 from agentrig.plan import Plan
 from agentrig.rewards import Score
@@ -27,7 +27,6 @@ from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.run.ahead import RolloutsAhead
 from agentrig.run.auditing import Auditing
 from agentrig.run.checkpoints import SAVED
-from agentrig.run.digests import rollout_digests
 from agentrig.run.directory import RunDirectory
 from agentrig.run.foreign import ForeignBooks
 from agentrig.run.guards import (
@@ -40,8 +39,7 @@ from agentrig.run.guards import (
     warn_of_sampling,
     warn_of_unseen,
 )
-from agentrig.run.ledger import Books, Ledger, totals
-from agentrig.run.metrics import audit_figures, component_means, count_failures, count_nodes
+from agentrig.run.metrics import component_means, count_failures, count_nodes, second_reward_figures
 from agentrig.run.past import Past
 from agentrig.run.setup import make_server
 from agentrig.run.trends import SOLVED, Guards
@@ -67,10 +65,9 @@ class RunSession:
         train_tasks: The training split.
         validation_tasks: The validation split.
         report_tasks: The held-out split.
-        audits: The rewards that are only logged, by name.
+        second: The rewards that are only logged, by name.
         past: The state that a resumed run continues from.
         begin: Called once the run has actually started.
-        audited: Whether the auditor looks at steps.
     """
 
     def __init__(
@@ -84,10 +81,9 @@ class RunSession:
         train_tasks: Sequence[Task],
         validation_tasks: Sequence[Task],
         report_tasks: Sequence[Task],
-        audits: Mapping[str, Scorer],
+        second: Mapping[str, Scorer],
         past: Past | None = None,
         begin: Callable[[], None] = lambda: None,
-        audited: bool = True,
     ) -> None:
         past = past or Past()
         self.train_tasks = train_tasks
@@ -99,16 +95,16 @@ class RunSession:
         self.stopping = False
         self.plan, self.engine, self.runtime = plan, engine, runtime
         self.delivery = Delivery(run.path, on=plan.run.delivery, lines=past.lines)
-        self.auditing = Auditing(run.path, plan, first=self.first_step, on=audited and plan.run.auditor)
+        self.auditing = Auditing(run.path, plan, first=self.first_step, on=plan.run.audit)
         self._run = run
         self.validation_tasks, self._report_tasks = validation_tasks, report_tasks
-        self._audits = audits
+        self._second = second
         self._begin_run, self.begun = begin, False
         self._progress: dict[str, Any] = dict(past.progress)
         self.lines: list[Mapping[str, Any]] = list(past.lines)
         self._step_rollouts: list[Rollout] = []
         self._judged: list[Rollout] = []  # of the latest step that was learned
-        self._step_audits: dict[str, dict[str, Score]] = {}
+        self._step_second: dict[str, dict[str, Score]] = {}
         self._step_time: dict[str, float] = defaultdict(float)
         self._validated: Measurement | None = None
         self.measured: Measurement | None = None
@@ -283,8 +279,8 @@ class RunSession:
         Raises:
             RunStopped: See `agentrig.algorithms.Session.rollouts`.
         """
-        verdicts = self._audited(rollouts) if mode == "train" else {}
-        self.store_rollouts(rollouts, mode=mode, step=step, audits=verdicts)
+        verdicts = self._second_scores(rollouts) if mode == "train" else {}
+        self.store_rollouts(rollouts, mode=mode, step=step, second=verdicts)
         self._failures.update(count_failures(rollouts))
         self.delivery.offer(rollouts)
         self.delivery.settle()  # what was sampled counts only if the weights had arrived
@@ -330,10 +326,10 @@ class RunSession:
         *,
         mode: Mode,
         step: int,
-        audits: Mapping[str, Mapping[str, Score]] | None = None,
+        second: Mapping[str, Mapping[str, Score]] | None = None,
     ) -> None:
         """Write a batch of rollouts into the run directory."""
-        self._run.write_rollouts(rollouts, mode=mode, step=step, audits=audits)
+        self._run.write_rollouts(rollouts, mode=mode, step=step, second=second)
 
     def validate(self, endpoint: Endpoint | Sequence[Endpoint], *, step: int) -> float | None:
         """Measure the accuracy on the validation split; before the first step, it is the starting accuracy."""
@@ -435,7 +431,8 @@ class RunSession:
         digests: Mapping[str, Any],
     ) -> dict[str, Any]:
         line = {**self._line(step, metrics, time_s), "calls": books.calls, "call_tokens": books.tokens}
-        line["digests"] = {**rollout_digests(self._step_rollouts), **digests}
+        if digests:
+            line["digests"] = dict(digests)
         self._run.write_calls(books.rows, step=step)
         self._run.append_metrics(line)
         self.lines.append(line)
@@ -443,7 +440,7 @@ class RunSession:
         self.solved = self._guards.solved
         self.plan.registry.notify("on_step_end", event=StepEnd(step=step, metrics=line))
         self._step_rollouts, self._step_time, self._validated = [], defaultdict(float), None
-        self._step_audits = {}
+        self._step_second = {}
         self._rollouts_s, self._overlap_s = 0.0, None
         self._step_start = time.perf_counter()
         return line
@@ -508,18 +505,18 @@ class RunSession:
             "observer_errors": dict(self.plan.registry.observer_errors),
         }
 
-    def _audited(self, rollouts: Sequence[Rollout]) -> dict[str, dict[str, Score]]:
-        """Score the rollouts that did not fail with the audits; return rollout id to the score of each audit."""
-        if not self._audits:
+    def _second_scores(self, rollouts: Sequence[Rollout]) -> dict[str, dict[str, Score]]:
+        """Score the rollouts that did not fail with the second rewards; return rollout id to the score of each."""
+        if not self._second:
             return {}
         start = time.perf_counter()
         valid = [r for r in rollouts if r.failure is None]
         found: dict[str, dict[str, Score]] = {r.id: {} for r in valid}
-        for name, audit in self._audits.items():
-            for r, score in zip(valid, audit([(r.task, r.outcome, r.trace) for r in valid]), strict=True):
+        for name, scorer in self._second.items():
+            for r, score in zip(valid, scorer([(r.task, r.outcome, r.trace) for r in valid]), strict=True):
                 found[r.id][name] = score
-        self._step_audits |= found
-        self._step_time["audit"] += time.perf_counter() - start
+        self._step_second |= found
+        self._step_time["second_reward"] += time.perf_counter() - start
         return found
 
     def _line(self, step: int, metrics: Mapping[str, float], time_s: Mapping[str, float]) -> dict[str, Any]:
@@ -531,7 +528,7 @@ class RunSession:
         for r in rollouts:
             if r.value is not None:
                 groups[r.group].add(r.value)
-        proven = self.delivery.record.line()
+        proven = self.delivery.line()
         parts = {**self._step_time, **time_s, **({"delivery": proven["seconds"]} if proven else {})}
         step_s = self.step_seconds()
         generated = sum(
@@ -571,11 +568,8 @@ class RunSession:
         parts = component_means(valid)
         if parts:
             line["reward_parts"] = parts
-        if self._audits:
-            found = {name: audit_figures(valid, self._step_audits, name) for name in self._audits}
-            line["audit"] = {name: each["mean"] for name, each in found.items()}
-            line["audit_differs"] = next(iter(found.values()))["differs"]
-            line["audits"] = found
+        if self._second:
+            line["second_rewards"] = {n: second_reward_figures(valid, self._step_second, n) for n in self._second}
         return line
 
 

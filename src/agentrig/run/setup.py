@@ -257,9 +257,12 @@ def make_scorer(plan: Plan) -> Scorer:
     return _scorer(plan, component, plan.config("reward"), run_at=plan.run.correct_at)
 
 
-def audit_scorers(plan: Plan) -> dict[str, Scorer]:
+def second_scorers(plan: Plan) -> dict[str, Scorer]:
     """Return the scorers of the rewards that are only logged, by the names that the run has for them."""
-    return {plan.registry.reference(component): _scorer(plan, component, config) for component, config in plan.audits}
+    return {
+        plan.registry.reference(component): _scorer(plan, component, config)
+        for component, config in plan.second_rewards
+    }
 
 
 def _scorer(plan: Plan, component: Component, config: Any, *, run_at: float | None = None) -> Scorer:

@@ -25,7 +25,6 @@ from agentrig.run.log_file import warnings_in
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
 from agentrig.run.setup import (
-    audit_scorers,
     first_runner,
     gateway_of,
     make_engine,
@@ -33,6 +32,7 @@ from agentrig.run.setup import (
     ready_algorithm,
     ready_hardware,
     ready_server,
+    second_scorers,
 )
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
 from agentrig.runners.roles import with_roles
@@ -92,8 +92,8 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     plan.watch()
     tasks = plan.build("tasks")
     scorer = make_scorer(plan)
-    audits = audit_scorers(plan)
-    for each in (scorer, *audits.values()):
+    second = second_scorers(plan)
+    for each in (scorer, *second.values()):
         ending.callback(each.close)
     adapter = plan.build("adapter")
     pool = ending.enter_context(first_runner(plan, trains=True))
@@ -156,7 +156,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         train_tasks=splits["train"][1],
         validation_tasks=splits["validation"][1],
         report_tasks=splits["report"][1],
-        audits=audits,
+        second=second,
         past=past,
         begin=begin_run,
     )

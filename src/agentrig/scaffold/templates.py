@@ -88,7 +88,13 @@ TEMPLATES: Mapping[str, Template] = {
         ),
         Template(kind="observer", name="hard-tasks", use="mini --observer {name}"),
         Template(kind="recipe", name="five-minutes", use="{name}"),
-        Template(kind=DOMAIN, name="order-desk", use="{name}", before="warmup {name} --labels 200 --until 0.2"),
+        Template(
+            kind=DOMAIN,
+            name="order-desk",
+            use="{name}",
+            before="warmup {name} --model mini --labels 400 --passes 12 --tokens-per-batch 1024 --minutes 5 "
+            "--until 0.2",
+        ),
     )
 }
 """What `agentrig new` makes: every kind, in the order of a run file's sections, and a domain."""

@@ -187,7 +187,7 @@ def accounts(bench: AdapterBench) -> None:
 
 @check(
     "same-twice",
-    why="A replay of a step trains on other data than the step did.",
+    why="The audit of a step sees other data than the step was trained on.",
     cure="Keep no state between traces, and use no random numbers.",
     needs=["triplets"],
 )
@@ -202,7 +202,7 @@ def same_twice(bench: AdapterBench) -> None:
 
 @check(
     "other-process",
-    why="A replay, or another machine, trains on other data.",
+    why="A resumed run, or another machine, trains on other data.",
     cure="Use no `hash()` of a text and no order of a set.",
     needs=["same-twice"],
 )

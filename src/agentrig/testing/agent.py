@@ -288,7 +288,7 @@ def private(bench: AgentBench) -> None:
 
 @check(
     "same-twice",
-    why="A replay differs, and the difference between rollouts of a group is not the policy's.",
+    why="The difference between rollouts of a group is not the policy's, and no run can be repeated.",
     cure="Seed random choices from the task's input; put no clock and no counter into prompts.",
     needs=["recorded"],
 )

@@ -167,7 +167,7 @@ def fast(bench: ObserverBench) -> None:
 
 @TABLE.check(
     "leaves-the-run",
-    why="A resume, the report and `agentrig replay` read these files.",
+    why="A resume, the report and `agentrig audit` read these files.",
     cure="Write files of your own beside them; never change those of the run.",
     needs=("whole-run",),
 )

@@ -194,7 +194,7 @@ def scores(bench: RewardBench) -> None:
 
 @check(
     "same-twice",
-    why="Equal answers of a group get different advantages: the gradient is noise, and a replay differs.",
+    why="Equal answers of a group get different advantages: the gradient is noise, and no audit can look at it.",
     cure="Use no clock, no shared random stream and no memory of earlier answers; seed from `task.id`.",
     needs=["scores"],
 )
@@ -207,7 +207,7 @@ def same_twice(bench: RewardBench) -> None:
 
 @check(
     "other-process",
-    why="A resumed run, a replay or another machine would give other rewards than this process.",
+    why="A resumed run, an audit or another machine would give other rewards than this process.",
     cure="Use no `hash()` of a text, no order of a set.",
     needs=["same-twice"],
 )

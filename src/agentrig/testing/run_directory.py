@@ -123,7 +123,7 @@ def write_run(
     seed: int = 0,
     ended: bool = True,
     lift: float = 0.35,
-    audit: str = "",
+    second_reward: str = "",
     lr: float = 3e-4,
     device: str = "cpu",
 ) -> Path:
@@ -131,7 +131,12 @@ def write_run(
     draw = random.Random(seed)
     run = RunDirectory(path)
     config: dict[str, dict[str, Any]] = {
-        "run": {"name": path.name, "seed": seed, "failure_limit": 0.25, "audit": audit},
+        "run": {
+            "name": path.name,
+            "seed": seed,
+            "failure_limit": 0.25,
+            "second_reward": [second_reward] if second_reward else [],
+        },
         "tasks": {"use": "mini-sql"},
         "agent": {"use": "langgraph-sql", "max_turns": 3, "table_info_truncate": 2048},
         "reward": {"use": "spider-exec"},
@@ -186,11 +191,12 @@ def write_run(
             )
             for i in range(16)
         ]
-        # audit and reward disagree on one rollout of the last step
-        audits = {r.id: {audit: r.score} for r in rollouts if r.score is not None} if audit else {}
-        if audit and step == steps:
-            audits[rollouts[3].id] = {audit: Score(status="ok", value=0.5, details={"reason": "reads no table"})}
-        run.write_rollouts(rollouts, mode="train", step=step, audits=audits)
+        # the two rewards disagree on one rollout of the last step
+        second = {r.id: {second_reward: r.score} for r in rollouts if r.score is not None} if second_reward else {}
+        if second_reward and step == steps:
+            other = Score(status="ok", value=0.5, details={"reason": "reads no table"})
+            second[rollouts[3].id] = {second_reward: other}
+        run.write_rollouts(rollouts, mode="train", step=step, second=second)
         valid = [r for r in rollouts if r.failure is None]
         reward = sum(r.value or 0.0 for r in valid) / len(valid)
         seconds = {"rollout": 3.4 + draw.random(), "reward": 0.1, "update": 2.2 + 0.4 * draw.random()}
@@ -215,11 +221,9 @@ def write_run(
             },
             "algorithm": {"weight_change": 0.01 + 0.002 * draw.random(), "loss": -0.02 * draw.random()},
         }
-        if audit:
-            line["audit"] = {audit: max(0.0, reward - 0.08)}
-            line["audit_differs"] = 1
-            line["audits"] = {
-                audit: {"n": len(valid), "mean": max(0.0, reward - 0.08), "differs": 1, "agreement": 0.9375}
+        if second_reward:
+            line["second_rewards"] = {
+                second_reward: {"n": len(valid), "mean": max(0.0, reward - 0.08), "differs": 1, "agreement": 0.9375}
             }
             line["reward_parts"] = {"rows": reward, "columns": 0.5}
         if step % 8 == 0 or step == steps:

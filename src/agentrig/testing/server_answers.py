@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
-from agentrig.delivery.asking import CannotAnswer, CannotScore, Client
+from agentrig.delivery.asking import CannotAnswer, CannotScore, ask
 from agentrig.testing.checks import CheckFailed, CheckSkipped
 from agentrig.testing.server_bench import NAME, TABLE, Reply, ServerBench
 
@@ -174,7 +174,7 @@ def scores(bench: ServerBench) -> None:
     bench.give()
     ids = bench.policy.ids(bench.prompt(4))
     try:
-        answer = Client().score(bench.endpoint, ids)
+        answer = ask(bench.endpoint, ids)
     except (CannotScore, CannotAnswer) as error:
         raise CheckSkipped(f"it does not score tokens, so runs use the weaker proof of delivery: {error}") from None
     own = bench.policy.logprobs(ids[:1], ids[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from agentrig.delivery.asking import CannotAnswer, CannotScore, Client
+from agentrig.delivery.asking import CannotAnswer, CannotScore, ask
 from agentrig.delivery.digests import digests
 from agentrig.servers import ServerError
 from agentrig.testing import server_answers as server_answers  # whose checks come first
@@ -153,7 +153,7 @@ def held_digests(bench: ServerBench) -> None:
     found = bench.server.held()
     if found is None:
         try:
-            stated = Client().score(bench.endpoint, bench.policy.ids(bench.prompt())).digests
+            stated = ask(bench.endpoint, bench.policy.ids(bench.prompt())).digests
         except (CannotScore, CannotAnswer):
             stated = {}
         if not stated:

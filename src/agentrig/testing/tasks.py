@@ -128,7 +128,7 @@ def roles(bench: TasksBench) -> None:
 
 @check(
     "same-twice",
-    why="A resumed run, or a replay, would go on with other tasks.",
+    why="A resumed run would go on with other tasks, and an audit finds others.",
     cure="Seed a random generator of your own: `random.Random(0)`; keep the order of files and rows.",
     needs=["rows"],
 )

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-APART = ("step", "time", "digests", "delivery", "audit", "audit_differs")
-"""Keys of a line that are no figures, or that `audits` has too."""
+APART = ("step", "time", "digests", "delivery")
+"""Keys of a line that are no figures."""
 
 HELD_OUT = ("accuracy", "reward")
 """Keys of `summary.json` with the held-out results `before` and `after`."""

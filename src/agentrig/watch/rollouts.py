@@ -160,7 +160,7 @@ class Rollouts:
         found = pl.scan_parquet(file.path).filter(pl.col("id") == id).collect().to_dicts()
         if not found:
             return None
-        columns = ("components", "details", "audits", "audit", "input", "answer", "spans")
+        columns = ("components", "details", "second_rewards", "input", "answer", "spans")
         return {**found[0], **{key: _json(found[0].get(key)) for key in columns}, "mode": file.mode, "step": file.step}
 
     def inputs(self, ids: Sequence[str]) -> dict[str, Any]:

@@ -125,9 +125,11 @@ def small_run(settings: Settings) -> Mapping[str, Any]:
     return {"stopped": stopped, "rows": rows, "lines": lines}
 
 
-def audits(run: Mapping[str, Any]) -> tuple[int, list[Any]]:
-    """Return how many rollouts have the audit reward's score, and the rewards whose mean was logged."""
-    return sum(row["audit"] is not None for row in run["rows"]), [list(line.get("audit", ())) for line in run["lines"]]
+def second_rewards(run: Mapping[str, Any]) -> tuple[int, list[Any]]:
+    """Return how many rollouts have the second reward's score, and the rewards whose mean was logged."""
+    return sum(row["second_rewards"] is not None for row in run["rows"]), [
+        list(line.get("second_rewards", ())) for line in run["lines"]
+    ]
 
 
 RUNS = Together(small_run)
@@ -167,14 +169,14 @@ TABLE = {
     "delivery": Elsewhere(
         "tests/proofs/test_delivery.py::test_the_proof_can_be_turned_off", "a run with and without the proof"
     ),
-    "auditor": Elsewhere(
+    "audit": Elsewhere(
         "tests/audit/test_auditing.py::test_the_auditor_can_be_turned_off", "a run with and without the auditor"
     ),
-    "audit": RUNS.flip(
-        "audit",
+    "second_reward": RUNS.flip(
+        "second_reward",
         "toy-parity",
         "",
-        look=audits,
+        look=second_rewards,
         shows=lambda a, b: a == (12, [["toy-parity"]]) and b[0] == 0,
     ),
     "block": Flip(

@@ -88,4 +88,5 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         ready=ready,
         server=True,
         make_start=make_start,
+        formulas="grpo",
     )

@@ -25,7 +25,7 @@ import attrs
 import torch  # noqa: TID253  (imported when the algorithm is built)
 
 from agentrig import Endpoint
-from agentrig.algorithms import RolloutsAhead, Session, WeightDifference
+from agentrig.algorithms import RolloutsAhead, Session
 from agentrig.credit import group_advantages
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunStopped
 from agentrig.hardware import Hardware
@@ -38,7 +38,7 @@ from agentrig_grpo import checkpoint, trainer_files
 from agentrig_grpo.config import EmbeddedConfig, GrpoConfig
 from agentrig_grpo.context import check_context
 from agentrig_grpo.delivery import LearnerView
-from agentrig_grpo.digests import tensor_digests, weight_difference
+from agentrig_grpo.digests import tensor_digests
 from agentrig_grpo.fitting import check_left, fitted
 from agentrig_grpo.learner import Learner, TrainSample
 from agentrig_grpo.model_files import ModelError, weight_files
@@ -108,15 +108,15 @@ class Grpo:
                 behind = 0 if ahead is None else config.max_staleness
                 rollouts = self._rollouts(session, endpoints, step) if ahead is None else ahead.rollouts()
                 ahead = self._begin(session, endpoints, step + 1)
-                if ahead is None:
-                    session.delivery.prepare(endpoints, wait=config.server_sleep)
-                else:  # the server is busy: the probe goes into its cache when the rollouts have ended
-                    session.delivery.settle()
+                session.delivery.settle()
+                if config.server_sleep:
+                    session.delivery.prepare(endpoints)
                 clock = time.perf_counter()
                 samples = self.samples(rollouts)
                 if config.server_sleep:
                     server.sleep()
                 metrics = learner.update(samples, step=step, staleness=behind, sketch=session.sketch(step))
+                digests = {"dtype": dtype, "weights": tensor_digests(learner.trained)}
                 if config.server_sleep:
                     server.wake()
                 if learner.furthest is not None:
@@ -141,7 +141,7 @@ class Grpo:
                         "push": pushed - updated,
                         "validation": validated - pushed - proof,
                     },
-                    digests=learner.digests,
+                    digests=digests,
                     calls=self.entries(rollouts, samples, learner),
                 )
                 last = step == config.steps or session.stopping or session.solved
@@ -162,23 +162,6 @@ class Grpo:
                 self._save(session, step, learner, tokenizer, best, dtype, keep=True)
             session.report(measured, when="after", step=step)
             session.delivery.settle()
-
-    def replay(self, session: Session, recorded: Path | None) -> WeightDifference | None:
-        """Repeat one step from its recorded rollouts; no server is started. See `agentrig.algorithms.Algorithm`."""
-        config, step = self.config, session.first_step
-        dtype = check_device(session.hardware, config.dtype)
-        learner, _, _ = self._load(session, model_directory(config.model), dtype, served=False)
-        before = {name: p.detach().clone() for name, p in learner.trained.items()}
-        tasks = tasks_of_step(session.train_tasks, n=config.tasks_per_step, step=step, seed=session.seed)
-        nobody = Endpoint(base_url="http://replay.invalid/v1", model=MODEL_NAME, sampling=self._sampling())
-        rollouts = session.rollouts(tasks, n=config.group_size, endpoint=nobody, step=step)
-        metrics = learner.update(self.samples(rollouts), step=step)  # the staleness changes none of its results
-        session.end_step(step, metrics=metrics, time_s={}, digests=learner.digests)
-        if recorded is None:
-            return None
-        with reading(recorded):
-            state, _ = trainer_files.read(recorded)
-            return weight_difference(learner.trained, state["trained"], before)
 
     @contextmanager
     def serve(
@@ -335,7 +318,7 @@ class Grpo:
 
         session.save_checkpoint(step, write, keep=keep)
 
-    def _load(self, session: Session, source: Path, dtype: str, *, served: bool = True) -> tuple[Learner, Any, Best]:
+    def _load(self, session: Session, source: Path, dtype: str) -> tuple[Learner, Any, Best]:
         """Return the learner and its tokenizer, as the run's checkpoint or the start has them, and the best weights."""
         config = self.config
         verify(source)  # it may be another run's checkpoint
@@ -343,7 +326,7 @@ class Grpo:
         tokenizer = checkpoint.load_tokenizer(source)
         attention = checkpoint.attention_of(session.hardware)
         device = session.hardware.torch_device
-        self._fit = fitted(source, config, dtype=dtype, device=device, attention=attention, served=served)
+        self._fit = fitted(source, config, dtype=dtype, device=device, attention=attention)
         model = checkpoint.load_model(source, device=device, attention=attention)
         checkpoint.check_vocabulary(model, tokenizer)
         fit = self._fit

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 
 import attrs
 import torch  # noqa: TID253  (imported with the learner only)
@@ -33,10 +33,24 @@ class LearnerView:
         self._learner, self.dtype = learner, dtype
         self.layers: int = getattr(learner.model.config, "num_hidden_layers", 1)
 
-    def logprobs(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
-        """Return the log-probabilities of all tokens except the first, from the forward pass of training."""
-        with self._evaluating():
-            return self._learner.logprobs(_Tokens(prompt_ids=ids[:1], response_ids=ids[1:]), temperature=temperature)
+    def logprobs(
+        self, ids: Sequence[int], *, temperature: float = 1.0, dtype: torch.dtype | None = None
+    ) -> list[float]:
+        """Return the log-probabilities of all tokens except the first.
+
+        Args:
+            ids: The tokens.
+            temperature: Of the softmax.
+            dtype: Of weights and arithmetic; None for the forward pass of training.
+        """
+        model, tokens = self._learner.model, _Tokens(prompt_ids=ids[:1], response_ids=ids[1:])
+        modes = {module: module.training for module in model.modules()}
+        model.eval()
+        try:
+            return self._learner.logprobs(tokens, temperature=temperature, dtype=dtype)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
 
     def digests(self) -> dict[str, str]:
         """Return name to digest of the current weights with adapters merged, rounded to the server's dtype."""
@@ -49,25 +63,10 @@ class LearnerView:
         directions, so the two are added. For a server in fp32 it is twice the largest change by noise of one rounding
         step: its own rounding and the learner's.
         """
-        tokens = _Tokens(prompt_ids=ids[:1], response_ids=ids[1:])
+        trained = self.logprobs(ids)
         if self.dtype == "float32":
-            with self._evaluating():
-                plain = self._learner.logprobs(tokens)
-                noisy = with_noise(self._learner.model, lambda: self._learner.logprobs(tokens), "float32", inside=True)
-            return 2 * max(difference(plain, found) for found in noisy)
-        with self._evaluating():
-            mixed = self._learner.logprobs(tokens)
-            exact = self._learner.logprobs(tokens, dtype=torch.float32)
-            rounded = self._learner.logprobs(tokens, dtype=getattr(torch, self.dtype))
-        return difference(exact, rounded) + difference(exact, mixed)
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        model = self._learner.model
-        modes = {module: module.training for module in model.modules()}
-        model.eval()
-        try:
-            yield
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+            noisy = with_noise(self._learner.model, partial(self.logprobs, ids), "float32")
+            return 2 * max(difference(trained, found) for found in noisy)
+        exact = self.logprobs(ids, dtype=torch.float32)
+        rounded = self.logprobs(ids, dtype=getattr(torch, self.dtype))
+        return difference(exact, rounded) + difference(exact, trained)

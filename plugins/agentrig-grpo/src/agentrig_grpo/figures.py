@@ -6,10 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import attrs
+import numpy as np
 import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig_grpo.loss import TokenLoss
 from agentrig_grpo.samples import TrainSample
+
+SUSPECTS = 8
+"""Samples of a step that may differ from what was sampled, and are scored again if the policy has moved since."""
 
 
 @attrs.define
@@ -27,19 +31,15 @@ class Figures:
     ratio_max: float = 0.0
     rollout_is_max: float = 0.0
     sums: Counter[str] = attrs.field(factory=Counter)
-    furthest: tuple[float, TrainSample] | None = None
-    """Before the first update: the sample whose recorded log-probabilities differ most, and its mean difference."""
-    again: list[TrainSample] = attrs.field(factory=list)
-    """Samples to score again with the weights that sampled, if these are older."""
+    recorded: bool = True
+    """Whether all samples came with log-probabilities."""
+    sampled_difference: float = 0.0
+    """Before the first update: the mean difference of the recorded log-probabilities and the learner's."""
+    furthest: list[tuple[float, TrainSample]] = attrs.field(factory=list)
+    """The `SUSPECTS` samples whose recorded log-probabilities differ most, after their mean differences."""
     norms: list[float] = attrs.field(factory=list)
     """Of the gradient before clipping, one for each update that was tried."""
     updates: int = 0
-    batches: list[tuple[int, ...]] = attrs.field(factory=list)
-    """Of each mini-batch: its epoch (negative) and its samples; after it, of each of its passes through the model:
-    rows, length and the samples in their order."""
-    sampled_difference: float | None = None
-    token_error: float = 0.0
-    step_error: float = 0.0
     before: list[torch.Tensor] = attrs.field(factory=list)
     """The trained weights before the first update."""
 
@@ -52,6 +52,21 @@ class Figures:
             self.ratio_max = max(self.ratio_max, found.pop("ratio_max"))
             self.rollout_is_max = max(self.rollout_is_max, found.pop("rollout_is_max", 0.0))
             self.sums.update(found)
+
+    def compare(self, gaps: torch.Tensor, samples: Sequence[TrainSample]) -> None:
+        """Note how far the recorded log-probabilities are from the learner's.
+
+        Args:
+            gaps: Of each response token, the samples' one after the other.
+            samples: Those of the first update.
+        """
+        if not self.recorded:
+            return
+        lengths = np.array([len(s.response_ids) for s in samples])
+        self.sampled_difference = float(gaps.mean())
+        means = np.add.reduceat(gaps.cpu().numpy(), lengths.cumsum() - lengths) / lengths
+        means[np.isnan(means)] = np.inf
+        self.furthest = [(float(means[i]), samples[i]) for i in (-means).argsort()[:SUSPECTS]]
 
     def metrics(self) -> dict[str, float]:
         """Return the means and sums; see `Learner.update`."""
@@ -70,9 +85,7 @@ class Figures:
             "computed_tokens": float(self.computed),
             "traced_tokens": float(self.traced),
             "repeated_tokens": float(self.repeated),
-            "sampled_difference": self.sampled_difference or 0.0,
-            "token_error": self.token_error,
-            "step_error": self.step_error,
+            "sampled_difference": self.sampled_difference,
         }
         if "kl_reference" in sums:
             found["kl_reference"] = sums["kl_reference"] / n

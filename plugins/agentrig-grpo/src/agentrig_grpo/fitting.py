@@ -50,7 +50,7 @@ class Fit:
     need: Need | None = None
 
 
-def fitted(directory: Path, config: GrpoConfig, *, dtype: str, device: str, attention: str, served: bool = True) -> Fit:
+def fitted(directory: Path, config: GrpoConfig, *, dtype: str, device: str, attention: str) -> Fit:
     """Choose gradient checkpointing and the chunks of logits so that an update fits into a device's free memory.
 
     With `gradient_checkpointing = "auto"` only as many layers compute their activations twice as have to.
@@ -64,13 +64,12 @@ def fitted(directory: Path, config: GrpoConfig, *, dtype: str, device: str, atte
         dtype: The learner's dtype.
         device: torch's name of the device.
         attention: The attention, as in `load_model`.
-        served: Whether the model has a server beside the learner.
 
     Raises:
         ConfigError: It does not fit; names a setting with which it does.
     """
-    server = _weight_bytes(directory, dtype) if served else 0
-    if served and torch.device(device).type != "cpu" and not config.server_sleep:
+    server = _weight_bytes(directory, dtype)
+    if torch.device(device).type != "cpu" and not config.server_sleep:
         server += int(total_memory(device) * SERVER_SHARE)
     left = _left(device, server, asleep=config.server_sleep)
     big = CHUNK if torch.device(device).type == "cpu" else GPU_CHUNK

@@ -6,7 +6,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -20,20 +20,11 @@ from agentrig.forest.sequences import Batch, Sample, collate, packed
 from agentrig.ledger import NOT_FINITE, ZERO_ADVANTAGE
 from agentrig_grpo.building import build
 from agentrig_grpo.config import GrpoConfig
-from agentrig_grpo.digests import (
-    advantages_digest,
-    made_with,
-    samples_digest,
-    state_digest,
-    tensor_digests,
-    text_digest,
-)
-from agentrig_grpo.figures import Figures, of_pass
+from agentrig_grpo.figures import SUSPECTS, Figures, of_pass
 from agentrig_grpo.loss import sample_weights, token_losses
 from agentrig_grpo.masters import computing_with
 from agentrig_grpo.optimizers import check_state, learning_rate, optimizer_of
 from agentrig_grpo.passes import memory_in_words
-from agentrig_grpo.proofs import StepProof, TokenProof
 from agentrig_grpo.samples import TrainSample as TrainSample
 from agentrig_grpo.samples import check_recorded
 from agentrig_grpo.tables import Table
@@ -42,10 +33,6 @@ from agentrig_grpo.used import Used, tokens_in_loss
 GPU_CHUNK = 1 << 28
 """Most logits in memory at once on a GPU: almost two thousand tokens of a large vocabulary. With 2^29 an update takes
 1% less time and 3 GiB more."""
-
-SUSPECTS = 8
-"""Stale samples that are scored again with the weights that sampled them: so many that differ most from the learner's
-current policy, where a changed call stands out, and as many at random."""
 
 
 class Learner:
@@ -61,12 +48,12 @@ class Learner:
         recomputed: With gradient checkpointing: how many layers compute their activations twice; None for all.
 
     Attributes:
-        digests: Of the latest step: what it began with, its samples, its batches and its new weights.
         share: Whether tokens that calls share are computed once.
         path: That, in words: one sentence.
         furthest: Of the samples of the latest `update`, the one whose recorded log-probabilities differ most from those
             under the weights that sampled, and the mean absolute difference of its tokens. These weights are the
-            learner's before the update; of stale samples, those before the update before (see `SUSPECTS`).
+            learner's before the update; of stale samples, those before the update before. None where not all samples
+            have recorded ones.
     """
 
     def __init__(
@@ -93,13 +80,8 @@ class Learner:
         self.optimizer = optimizer_of(self.trained.values(), config)
         self._chunk = chunk or (CHUNK if self._device.type == "cpu" else GPU_CHUNK)
         self.updates = 0
-        self.digests: dict[str, Any] = {}
-        self._dtype = dtype
-        self._proof = StepProof(self.trained, config)
         self.used = Used(0)
         self.furthest: tuple[float, TrainSample] | None = None
-        self._start: Callable[[], str] | None = None  # what returns the digest of the step's start
-        self._samples: Sequence[TrainSample] = ()  # of the step, until their digest is made
         self._sketch: Sketch | None = None
         self._earlier: dict[str, torch.Tensor] = {}  # what the model computed with before the latest update
 
@@ -122,57 +104,49 @@ class Learner:
             gradient came from), learner_tokens_per_s (all tokens through the model a second),
             computed_tokens (tokens through the model), traced_tokens (what they would be if no two calls shared
             any), repeated_tokens (those computed again because a group did not fit into one pass), sharing (1 if
-            shared tokens are computed once, 0 if each call is computed in full), and of the proofs (docs/proofs.md):
-            sampled_difference (mean difference of the sampled log-probabilities and the first
-            update's, nats), token_error and step_error (largest relative differences). With `max_staleness = 1` the
-            ratio and the clip are those against the weights that the step began with (`token_losses`), and
-            there are rollout_is_mean, rollout_is_max (importance weights before they are truncated) and
-            rollout_is_ratio_fraction_high (share of tokens whose weight was truncated).
+            shared tokens are computed once, 0 if each call is computed in full) and sampled_difference (mean difference
+            of the recorded log-probabilities and those of the first update, nats; 0 without recorded ones). With
+            `max_staleness = 1` the ratio and the clip are those against the weights that the step began with
+            (`token_losses`), and there are rollout_is_mean, rollout_is_max (importance weights before they are
+            truncated) and rollout_is_ratio_fraction_high (share of tokens whose weight was truncated).
 
         Raises:
-            agentrig.errors.RunStopped: An update was not what its samples and the settings ask for, or the device has
-                too little memory for it; or a stale sample has no log-probabilities.
+            agentrig.errors.RunStopped: The device has too little memory for an update, or a stale sample has no
+                log-probabilities.
 
         An update with a gradient that is not finite is skipped; `grad_norm` is then NaN or infinite.
         """
-        self._start, self._sketch = None, sketch
-        self.digests = {
-            "made_with": made_with(self._device, self._dtype),
-            "advantages": advantages_digest(samples),
-        }
-        self._samples = samples
+        self._sketch = sketch
         self.used = Used(len(samples))
         self.furthest = None
         if not samples:
             self._earlier = {}
-            self._note_samples()
-            self.digests |= {"start": self._begun()(), "weights": tensor_digests(self.trained)}
             return {"weight_change": 0.0, "updates": 0.0, "trained_tokens": 0.0}
         start = time.perf_counter()
-        figures = Figures()
+        figures = Figures(recorded=all(s.logprobs is not None for s in samples))
         if self.config.max_staleness:
             check_recorded(samples, step)
         samples = self._with_behaviour(samples, figures)
         with memory_in_words(figures, self.config, step):
             for epoch in range(self.config.ppo_epochs):
                 for mini_batch in self._mini_batches(samples, step=step, epoch=epoch):
-                    figures.batches.append((-epoch, *mini_batch))
                     self._one_update([samples[i] for i in mini_batch], figures, mini_batch, step)
                 self.used.end_epoch()
-        self.furthest = self._under_earlier(figures.again) if staleness and self._earlier else figures.furthest
+        suspects = figures.furthest
+        if staleness and self._earlier:
+            # The policy has moved since: a changed call stands out there too, or is found by chance.
+            others = random.Random(f"{self._seed} {step}").sample(samples, min(SUSPECTS, len(samples)))
+            suspects = self._under_earlier([*(sample for _, sample in suspects), *others])
+        self.furthest = max(suspects, key=lambda each: each[0], default=None)
         self._earlier = self._copies_of(figures.before) if self.config.max_staleness else {}
         wall = time.perf_counter() - start
-        metrics = {
+        return {
             **figures.metrics(),
             "lr": self.optimizer.param_groups[0]["lr"],
             "weight_change": self._change(figures.before),
             "learner_tokens_per_s": figures.computed / wall,
             "sharing": float(self.share),
         }
-        self._note_samples()
-        batches, new = text_digest(figures.batches), tensor_digests(self.trained)
-        self.digests |= {"start": self._begun()(), "batches": batches, "weights": new}
-        return metrics
 
     def _one_update(self, samples: Sequence[TrainSample], figures: Figures, places: Sequence[int], step: int) -> None:
         """Accumulate a mini-batch's gradient in passes of `tokens_per_batch` tokens, then step the optimizer.
@@ -181,9 +155,9 @@ class Learner:
             samples: The mini-batch.
             figures: Is added to.
             places: The samples' places among those of the step.
-            step: The training step, for messages.
+            step: The training step.
         """
-        config, where = self.config, f"step {step}, update {len(figures.norms) + 1}"
+        config = self.config
         lengths = [len(s.response_ids) for s in samples]
         weights = sample_weights(lengths, [s.rollout for s in samples], config.loss_agg_mode)  # type: ignore[arg-type]
         # A sample with advantage 0 has a gradient only from the KL loss. Its tokens still count in the
@@ -195,18 +169,16 @@ class Learner:
         chosen, shares = [samples[i] for i in active], [weights[i] for i in active]
         batches = self._batches(chosen, figures)
         table = Table.of(chosen, shares, self._device)
-        proof = TokenProof(chosen, shares, config, self._device, where)
-        self._proof.clean(where)
         in_loss = torch.zeros(len(active), dtype=torch.int64, device=self._device)
+        gaps = torch.zeros(sum(lengths[i] for i in active), device=self._device)
         parts: list[dict[str, torch.Tensor]] = []
-        batch: Batch
         for batch in batches:
             behaviour, advantage, weight = table.look_up(batch)
             reference = self._reference_logprobs(batch) if config.kl_loss_coef else None
             logprobs, entropy = self._score(self.model, batch)
-            proof.watch(logprobs, batch, reference)
             if behaviour is None:
                 behaviour = logprobs.detach()
+            gaps[table.places(batch)] = (logprobs.detach() - behaviour).abs()
             stale: dict[str, Any] = {}
             if config.max_staleness:
                 begun = table.look_up_proximal(batch)
@@ -231,20 +203,9 @@ class Learner:
             in_loss.index_add_(0, batch.sample, tokens_in_loss(logprobs, out, advantage).long())
             figures.tokens += len(batch.targets)
             parts.append(of_pass(loss, out, entropy, config.rollout_is_threshold))
-        look = self._proof.look(self.optimizer)
-        self._begun()  # not earlier: the device would wait for it
-        self._note_samples()
         figures.add(parts)  # it waits for a device: what the host alone does comes before it
-        if figures.sampled_difference is None:
-            figures.sampled_difference = proof.difference()
-            found = proof.furthest(SUSPECTS)
-            figures.furthest = (found[0][0], chosen[found[0][1]]) if found else None
-            if config.max_staleness:
-                others = random.Random(f"{self._seed} {step}").sample(range(len(chosen)), min(SUSPECTS, len(chosen)))
-                figures.again = [chosen[i] for i in dict.fromkeys([*(place for _, place in found), *others])]
-        # A gradient that is not finite is skipped below, and the run's guard names it.
-        figures.token_error = max(figures.token_error, proof.check())
-        self._proof.before(look, update=self.updates + 1, where=where, used=lambda name: self._used(name, batch))
+        if not figures.norms:
+            figures.compare(gaps, chosen)
         norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), config.max_grad_norm))
         figures.norms.append(norm)
         if not math.isfinite(norm):  # skipped: it would make all weights NaN; the run's guard sees the metric
@@ -262,25 +223,10 @@ class Learner:
         if self._masters is not None:
             self._masters.refresh()
         if self._sketch is not None:
-            self._sketch.after(self.trained)
-        copies = None if self._masters is None else self._masters.copies
-        step_error = self._proof.after(norm=norm, step=step, update=self.updates, where=where, copies=copies)
-        figures.step_error = max(figures.step_error, step_error)
+            self._sketch.after(self.trained, None if self._masters is None else self._masters.copies)
         self.optimizer.zero_grad(set_to_none=True)
         figures.updates += 1
         self.used.train([places[i] for i in active], in_loss.tolist())
-
-    def _begun(self) -> Callable[[], str]:
-        """Return what returns the digest of what the step began with; called before its first update, it begins it."""
-        if self._start is None:
-            self._start = state_digest(self.trained, self.optimizer, self.updates)
-        return self._start
-
-    def _note_samples(self) -> None:
-        """Add the digest of the step's samples, unless it is there: while a device computes, it costs no time."""
-        if "samples" not in self.digests:
-            self.digests["samples"] = samples_digest(self._samples)
-            self._samples = ()
 
     @torch.no_grad()
     def _change(self, before: list[torch.Tensor]) -> float:
@@ -299,8 +245,8 @@ class Learner:
         return {name: kept.to(dtype, copy=True) for name, kept in zip(self.trained, before, strict=False)}
 
     @torch.no_grad()
-    def _under_earlier(self, samples: Sequence[TrainSample]) -> tuple[float, TrainSample] | None:
-        """Return the sample that differs most under the weights before the update before, and the mean difference."""
+    def _under_earlier(self, samples: Sequence[TrainSample]) -> list[tuple[float, TrainSample]]:
+        """Return how far the samples' log-probabilities are from those under the weights of an update before."""
         gaps = [0.0] * len(samples)
         parameters = self.trained if self._masters is None else self._masters.copies
         with computing_with(parameters, self._earlier):
@@ -310,18 +256,7 @@ class Learner:
                 for at, place, logprob in zip(batch.sample.tolist(), batch.place.tolist(), found, strict=True):
                     recorded = samples[at].logprobs or ()
                     gaps[at] += abs(logprob - recorded[place]) / len(recorded)
-        found = [(math.inf if math.isnan(gap) else gap, s) for gap, s in zip(gaps, samples, strict=True)]
-        return max(found, key=lambda each: each[0], default=None)
-
-    @torch.no_grad()
-    def _used(self, name: str, batch: Batch) -> bool:
-        """Return whether the module that holds a trained tensor takes part in the forward pass."""
-        called: list[bool] = []
-        module = self.model.get_submodule(name.rpartition(".")[0])
-        hook = module.register_forward_pre_hook(lambda *_: called.append(True))
-        self._score(self.model, batch)
-        hook.remove()
-        return bool(called)
+        return [(math.inf if math.isnan(gap) else gap, s) for gap, s in zip(gaps, samples, strict=True)]
 
     @torch.no_grad()
     def logprobs(self, sample: Sample, *, temperature: float = 1.0, dtype: torch.dtype | None = None) -> list[float]:
@@ -362,7 +297,6 @@ class Learner:
             batch = self._collate(pack)
             figures.computed += batch.computed
             figures.longest = max(figures.longest, batch.computed)
-            figures.batches.append((*batch.ids.shape, *pack.samples()))
             yield batch
 
     @torch.no_grad()

@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import attrs
 import torch  # noqa: TID253  (imported with the learner only)
 
 from agentrig.errors import AgentrigError, ConfigError
@@ -59,52 +58,6 @@ def optimizer_bytes(tensors: Sequence[torch.Tensor], name: str) -> int:
     return sum(
         8 * t.numel() if t.numel() < SMALL else 2 * (t.numel() + 4 * -(-t.numel() // BLOCK) + 1024) for t in tensors
     )
-
-
-@attrs.frozen(eq=False)
-class Spots:
-    """Some elements of a tensor, by their places in the flattened one.
-
-    Attributes:
-        start: The first place; the others follow it, if the tensor has so many.
-        at: The places.
-    """
-
-    start: int
-    at: torch.Tensor
-
-    @classmethod
-    def of(cls, start: int, count: int, size: int, device: torch.device) -> Spots:
-        """Return `count` places of a tensor with `size` elements; some twice if it has fewer."""
-        return cls(start, (torch.arange(start, start + count) % size).to(device))
-
-    def pick(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the elements; a view where it can be one."""
-        flat = tensor.detach().reshape(-1)
-        part = flat[self.start : self.start + len(self.at)]
-        return part if len(part) == len(self.at) else flat[self.at]
-
-
-def moment(state: Mapping[str, Any], number: int, spots: Spots) -> torch.Tensor | None:
-    """Return some elements of a tensor's mean gradient (1) or mean squared gradient (2), in fp32.
-
-    Args:
-        state: The optimizer's, of that tensor.
-        number: Which moment.
-        spots: Which elements.
-
-    Returns:
-        As many as there are spots; None before the first update.
-    """
-    found = state.get(("exp_avg", "exp_avg_sq")[number - 1], state.get(f"state{number}"))
-    if found is None:
-        return None
-    values = spots.pick(found)
-    if found.dtype != torch.uint8:
-        return values
-    scales: torch.Tensor = state[f"absmax{number}"]
-    table: torch.Tensor = state[f"qmap{number}"]
-    return table[values.long()] * scales.flatten()[spots.at // BLOCK]
 
 
 def check_state(state: Mapping[str, Any], config: GrpoConfig) -> None:

@@ -53,13 +53,17 @@ class Table:
             flat_proximal(samples, device),
         )
 
+    def places(self, batch: Batch) -> torch.Tensor:
+        """Return where the response tokens of a batch are among those of all samples, [T]."""
+        return self.offsets[batch.sample] + batch.place
+
     def look_up_proximal(self, batch: Batch) -> torch.Tensor | None:
         """Return the proximal log-probability of each response token of a batch, [T]; None without any."""
-        return None if self.proximal is None else self.proximal[self.offsets[batch.sample] + batch.place]
+        return None if self.proximal is None else self.proximal[self.places(batch)]
 
     def look_up(self, batch: Batch) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
         """Return the behaviour log-probability, advantage and weight of each response token of a batch, [T]."""
-        behaviour = None if self.behaviour is None else self.behaviour[self.offsets[batch.sample] + batch.place]
+        behaviour = None if self.behaviour is None else self.behaviour[self.places(batch)]
         return behaviour, self.advantages[batch.sample], self.weights[batch.sample]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from collections import deque
@@ -18,7 +19,7 @@ from verl.utils.device import get_device_id, get_device_name  # noqa: TID253
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker  # noqa: TID253
 
 from agentrig.delivery.digests import Digests
-from agentrig.delivery.noise import SEEDS, decoder_blocks, with_noise
+from agentrig.delivery.noise import decoder_blocks, with_noise
 from agentrig.delivery.verdict import difference
 from agentrig_verl import logprobs
 from agentrig_verl.counted import Counter
@@ -118,7 +119,8 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
         super().__init__(*args, **more)
         self._told: dict[str, Any] = {}
         self._probe: tuple[list[int], str] | None = None
-        self._noises = Noises()
+        self._noises: deque[float] = deque(maxlen=RECENT)
+        self._seeds = itertools.count()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
@@ -133,7 +135,7 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
             return await super().update_weights(global_steps=global_steps, mode=mode)
         self._told = {}
         ids, numbers = self._probe
-        found = Digests(getattr(torch, self.config.rollout.dtype), reused=True)
+        found = Digests(getattr(torch, self.config.rollout.dtype))
         shapes: dict[str, list[int]] = {}
         update, resume = self.rollout.update_weights, self.rollout.resume
 
@@ -168,6 +170,7 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
     def set_probe(self, ids: list[int], dtype: str) -> None:
         """Take the tokens to score before each transfer, none for no proof, and the dtype of the servers."""
         self._probe = (ids, dtype) if ids else None
+        self._noises.clear()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def told(self) -> dict[str, Any]:
@@ -180,15 +183,25 @@ class Actor(ActorRolloutRefWorker):  # type: ignore[misc]
         return self._told
 
     def _score_probe(self, ids: list[int], dtype: str, *, device: torch.device) -> dict[str, Any]:
-        """Score the probe with the current weights, on all ranks at once, and measure what rounding changes."""
+        """Score the probe with the current weights, on all ranks at once, and measure what rounding changes.
+
+        The weights change with each step, and what rounding changes grows as the model learns. So a new probe is scored
+        with noise three times, and once more for each later transfer. The largest change of the latest `RECENT` counts.
+        """
         engine = self.actor.engine
+
+        def score() -> list[float]:
+            return scored(engine.module, ids, device)
+
         # A new thread begins on the first device.
         on = contextlib.nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
         with on, engine.eval_mode(), torch.no_grad():
-            blocks = decoder_blocks(engine.module)
-            plain = scored(engine.module, ids, device)
-            noise = self._noises.measure(engine.module, lambda: scored(engine.module, ids, device), plain, ids, dtype)
-        return {"logprobs": plain, "noise": noise, "layers": len(blocks)}
+            plain = score()
+            again = [] if self._noises else [score()]  # without noise: the model may not be deterministic
+            seeds = [next(self._seeds) for _ in range(1 if self._noises else 3)]
+            again += with_noise(engine.module, score, dtype, seeds=seeds)
+            self._noises += [difference(plain, found) for found in again]
+        return {"logprobs": plain, "noise": max(self._noises), "layers": len(decoder_blocks(engine.module))}
 
 
 def _ranks() -> int:
@@ -208,44 +221,6 @@ def digested(weights: Any, found: Digests, shapes: dict[str, list[int]]) -> Iter
         found.add(name, tensor)
         shapes[name] = list(tensor.shape)
         yield name, tensor
-
-
-class Noises:
-    """How much rounding changes the probe's log-probabilities: the largest change of the latest measurements.
-
-    The weights change with each step, and what rounding changes grows as the model learns. So a new probe is scored
-    four times, and once more for each later transfer; the latest `RECENT` count.
-    """
-
-    def __init__(self) -> None:
-        self._ids: list[int] = []
-        self._found: deque[float] = deque(maxlen=RECENT)
-        self._seed = 0
-
-    def measure(
-        self, model: Any, score: Callable[[], list[float]], plain: Sequence[float], ids: Sequence[int], dtype: str
-    ) -> float:
-        """Score with noise of a rounding step of the dtype in each linear layer and block; return the largest change.
-
-        Args:
-            model: The model that `score` computes with.
-            score: Returns the log-probabilities of the probe's tokens after the first.
-            plain: What it returned without noise.
-            ids: The probe.
-            dtype: The servers' dtype.
-        """
-        again: list[list[float]] = []
-        if list(ids) != self._ids:
-            self._ids, self._seed = list(ids), SEEDS[-1]
-            self._found.clear()
-            seeds: Sequence[int] = SEEDS
-            again.append(score())  # without noise: it may not be deterministic
-        else:
-            self._seed += 1
-            seeds = (self._seed,)
-        again += with_noise(model, score, dtype, inside=True, seeds=seeds)
-        self._found += [difference(plain, found) for found in again]
-        return max(self._found)
 
 
 def scored(model: Any, ids: Sequence[int], device: torch.device) -> list[float]:

@@ -12,52 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 import ray  # noqa: TID253  (imported with the trainer)
 
 from agentrig import Endpoint
 from agentrig.delivery import Delivery
 
 
-@attrs.define(kw_only=True)
-class Scored:
-    """Implements `agentrig.delivery.Learner` with the actor's scores before a transfer.
-
-    Attributes:
-        ids: The probe.
-        dtype: The dtype in which the servers compute.
-        found: The probe's log-probabilities, which are read from the actor in the background.
-        noise: The largest change of a log-probability by rounding.
-        layers: Number of blocks of the model.
-        sent: Name to digest of the tensors that were sent.
-        seconds: How long the actor took.
-    """
-
-    ids: Sequence[int]
-    dtype: str
-    found: Sequence[float] = ()
-    noise: float = 0.0
-    layers: int = 1
-    sent: Mapping[str, str] = attrs.field(factory=dict)
-    seconds: float = 0.0
-
-    def logprobs(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
-        """Return the actor's log-probabilities of the probe; it cannot score other tokens now."""
-        assert list(ids) == list(self.ids)
-        assert temperature == 1.0
-        return self.found
-
-    def digests(self) -> Mapping[str, str]:
-        """Return the digests of what was sent."""
-        return self.sent
-
-    def spread(self, ids: Sequence[int]) -> float:
-        """Return the largest change of a log-probability by rounding to the servers' dtype in each layer."""
-        return self.noise
-
-
 class Transfers:
-    """The proofs of a verl run.
+    """The proofs of a verl run. It implements `agentrig.delivery.Learner` with what the actor told of a transfer.
 
     Args:
         delivery: The session's proofs of delivery.
@@ -68,13 +30,29 @@ class Transfers:
         task: A task's input, for a run that has recorded no call yet.
     """
 
+    layers = 1
+
     def __init__(
         self, delivery: Delivery, directory: Path, rollout: Any, workers: Any, tokenizer: Any, task: Mapping[str, Any]
     ) -> None:
         self._delivery, self._directory, self._rollout = delivery, directory, rollout
         self._workers, self._tokenizer, self._task = workers, tokenizer, task
-        self._scored: Scored | None = None
-        self._ids: Sequence[int] = ()
+        self.dtype = str(rollout.dtype)
+        self._ids: list[int] = []
+        self._told: Mapping[str, Any] = {}
+        self._sent: Mapping[str, str] = {}
+
+    def logprobs(self, ids: Sequence[int], *, temperature: float = 1.0) -> Sequence[float]:
+        """Return the actor's log-probabilities of the probe; none of other tokens, which it cannot score now."""
+        return self._told["logprobs"] if list(ids) == self._ids and temperature == 1.0 else ()
+
+    def digests(self) -> Mapping[str, str]:
+        """Return the digests of what was sent."""
+        return self._sent
+
+    def spread(self, ids: Sequence[int]) -> float:
+        """Return the largest change of a log-probability by rounding to the servers' dtype in each layer."""
+        return float(self._told["noise"])
 
     def before(self) -> None:
         """Tell the actors what to score with the next transfer of weights; call it before that.
@@ -85,47 +63,40 @@ class Transfers:
         if not self._delivery.on:
             return
         self._delivery.settle()
-        if self._scored is not None:
-            self._delivery.record.seconds += self._scored.seconds
+        self._delivery.step.seconds += self._told.get("seconds", 0.0)
         ids = list(self._delivery.probe(context=self._context, prompt=self._prompt))
-        dtype = str(self._rollout.dtype)
         if ids != self._ids:
-            self._workers.set_probe(ids, dtype)
+            self._workers.set_probe(ids, self.dtype)
             self._ids = ids
-        self._scored = Scored(ids=ids, dtype=dtype)
 
     def after(self, version: int, endpoints: Sequence[Endpoint], replicas: Sequence[Any]) -> None:
         """Begin to prove that the servers answer with the weights that were sent since `before`."""
-        if not self._delivery.on or self._scored is None:
-            return
-        scored = self._scored
-        self._delivery.begin(
-            version=version,
-            learner=scored,
-            servers=[endpoint.with_sampling(temperature=1.0) for endpoint in endpoints],
-            context=self._context,
-            prompt=self._prompt,
-            held=lambda: self._compared(scored, len(endpoints), replicas),
-            fresh=True,
-        )
+        if self._ids:
+            self._delivery.begin(
+                version=version,
+                learner=self,
+                servers=[endpoint.with_sampling(temperature=1.0) for endpoint in endpoints],
+                context=self._context,
+                prompt=self._prompt,
+                held=lambda: self._compared(len(endpoints), replicas),
+            )
 
-    def _compared(self, scored: Scored, endpoints: int, replicas: Sequence[Any]) -> list[dict[str, str]]:
+    def _compared(self, endpoints: int, replicas: Sequence[Any]) -> list[dict[str, str]]:
         """Get the digests of actors and servers; return those of the tensors that all have, for each endpoint."""
-        told: Mapping[str, Any] = self._workers.told()[0]
-        sent: Mapping[str, tuple[str, list[int]]] = told.get("sent", {})
+        self._told = self._workers.told()[0]
+        self.layers = self._told["layers"]
+        sent: Mapping[str, tuple[str, list[int]]] = self._told.get("sent", {})
         held = [self._held(i, replica, sent) for i, replica in enumerate(replicas)]
         held = held if len(held) == endpoints else [{} for _ in range(endpoints)]
         common = set(sent).intersection(*held)
         known = {sent[name][0] for name in common}  # a tied tensor is sent under two names and held under one
         missing = sum(value not in known for value, _ in sent.values())
         if missing:
-            self._delivery.record.say(
+            self._delivery.note(
                 f"the servers hold {missing} of {len(sent)} tensors in another form (tensor parallel, quantized): of "
                 "these only the log-probabilities are proven"
             )
-        scored.found, scored.noise, scored.layers = told["logprobs"], told["noise"], told["layers"]
-        scored.sent = {name: sent[name][0] for name in common}
-        scored.seconds = told["seconds"]
+        self._sent = {name: sent[name][0] for name in common}
         return [{name: value for name, value in digests.items() if name in common} for digests in held]
 
     @property

@@ -24,7 +24,7 @@ from agentrig.credit import Weighting
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError, RunStopped
 from agentrig.rollouts import Rollout
-from agentrig_verl.trajectories import PARTITION, Trajectory, digests_of, in_chunks, trajectories_of
+from agentrig_verl.trajectories import PARTITION, Trajectory, in_chunks, trajectories_of
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,6 @@ class LoopManager:
     def __init__(self, config: Any, context: ManagerContext) -> None:
         self.config, self.context = config, context
         self.figures: dict[str, float] = {}
-        self.digests: dict[str, str] = {}
         self.rollouts: Sequence[Rollout] = ()
         self.trajectories: dict[str, Trajectory] = {}
 
@@ -120,7 +119,6 @@ class LoopManager:
         self.rollouts = rollouts
         self.trajectories = lightened([t for uid in uids for t in found.get(uid, ())])
         self.figures = _figures(rollouts, found, self.config.data.max_prompt_length)
-        self.digests = digests_of([t for uid in uids for t in found.get(uid, ())])
 
     def credited(self, groups: Mapping[str, Sequence[Rollout]], *, step: int) -> dict[str, list[Trajectory]]:
         """Return the trajectories of each group, with the credit that the run's settings ask for."""

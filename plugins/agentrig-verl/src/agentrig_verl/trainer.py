@@ -34,7 +34,7 @@ from agentrig_verl.counted import Counted, compare
 from agentrig_verl.delivery import Transfers
 from agentrig_verl.manager import explained
 from agentrig_verl.sharing import by_rank
-from agentrig_verl.trajectories import ADVANTAGE, digest_of_rows, in_task_order
+from agentrig_verl.trajectories import ADVANTAGE, in_task_order
 from agentrig_verl.used import UsedRow, entries_of, rows_of, sent_rows
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,6 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
         self._written = False
         self._ctrl_c: Any = None
         self._rows: list[UsedRow] = []
-        self._batches = ""
         self._updated = False
         self._aside = Path(session.directory) / "checkpoints" / ".verl"
 
@@ -240,7 +239,6 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             sent = sent_rows(rows, self.agent_loop_manager.trajectories)
             compare(sent, told, step=self.global_steps, epochs=epochs)
         self._rows += rows
-        self._batches = digest_of_rows(batch.keys, self.agent_loop_manager.trajectories)
         self._updated = True
         return batch
 
@@ -294,11 +292,6 @@ class Trainer(PPOTrainerSync):  # type: ignore[misc]
             self.global_steps,
             metrics=step_figures(metrics, padding=sum(bool(t.get("is_padding")) for t in batch.tags)),
             time_s={part: s for part, s in times.items() if s},
-            digests={
-                **self.agent_loop_manager.digests,
-                **({"batches": self._batches} if self._updated else {}),
-                "made_with": {"torch": torch.__version__, "device": self.session.hardware.torch_device},
-            },
             calls=self._entries(),
         )
         if self.session.solved:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -138,22 +137,6 @@ def tags_of(segment: Segment, *, step: int, advantage: float) -> dict[str, Any]:
     }
 
 
-def digests_of(trajectories: Sequence[Trajectory]) -> dict[str, str]:
-    """Return the digests of a step's trajectories, in the order of its tasks: what `agentrig replay` compares.
-
-    Returns:
-        `advantages`: each trajectory's. `samples`: its tokens, mask and log-probabilities.
-    """
-    credit, samples = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
-    for t in trajectories:
-        credit.update(f"{t.fields['rollout_id']} {t.tags[ADVANTAGE]!r}".encode())
-        samples.update(f"{t.fields['rollout_id']} {t.tags['prompt_len']} {t.tags['response_len']}".encode())
-        for name in ("input_ids", "response_mask", "rollout_log_probs"):
-            if name in t.fields:
-                samples.update(t.fields[name].numpy().tobytes())
-    return {"advantages": credit.hexdigest(), "samples": samples.hexdigest()}
-
-
 def in_task_order(keys: Sequence[str], trajectories: Iterable[str]) -> list[int]:
     """Return the order that puts a batch's rows as the step's tasks are, whichever group was complete first.
 
@@ -168,12 +151,6 @@ def in_task_order(keys: Sequence[str], trajectories: Iterable[str]) -> list[int]
     """
     places = {key: i for i, key in enumerate(trajectories)}
     return sorted(range(len(keys)), key=lambda i: places.get(keys[i], len(places)))
-
-
-def digest_of_rows(keys: Sequence[str], trajectories: Iterable[str]) -> str:
-    """Return a digest of which trajectories a batch has, in its order; verl's keys differ from run to run."""
-    places = {key: i for i, key in enumerate(trajectories)}
-    return hashlib.blake2b(repr([places.get(key) for key in keys]).encode(), digest_size=8).hexdigest()
 
 
 def in_chunks(items: Sequence[Trajectory], tokens: int = 2_000_000) -> Iterator[list[Trajectory]]:

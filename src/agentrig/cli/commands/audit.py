@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import closing
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
                 raise AgentrigError(f"{run} has no step yet")
             plan = recorded_plan(run)
             with closing(make_scorer(plan)) as scorer:
-                auditor = Auditor(run, sources_of(plan, scorer))
+                auditor = Auditor(run, sources_of(plan, scorer, seconds=math.inf))
                 for one in steps if every else [step or steps[-1]]:
                     found.append(audited(auditor, one))
                     if not as_json:

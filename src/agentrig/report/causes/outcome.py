@@ -42,7 +42,6 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "server-failed": ("server.use",),
     "stale-rollouts": ("algorithm.max_staleness",),
     "out-of-memory": ("algorithm.tokens_per_batch",),
-    "update-not-proven": ("algorithm.use",),
     "audit": ("algorithm.use", "server.use", "adapter.use"),
 }
 """The settings of each cause that ends a run."""

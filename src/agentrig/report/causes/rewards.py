@@ -8,26 +8,26 @@ from agentrig.report import figures
 from agentrig.report.causes.evidence import Evidence
 from agentrig.report.causes.finding import Finding, problem
 from agentrig.report.causes.trend import LIKELY, trend
-from agentrig.report.reading import mapping, number
+from agentrig.report.reading import SECOND, mapping, number
 from agentrig.report.text import figure
 
 APART = 0.1
-"""An audit that falls this far behind the trained reward, relative to the reward's range, has gone its own way."""
+"""So far a second reward falls behind the trained one, relative to the reward's range, until it is named."""
 
 
-def audits(evidence: Evidence) -> Iterator[Finding]:
-    """Audits that the trained reward has left behind."""
+def second_rewards(evidence: Evidence) -> Iterator[Finding]:
+    """Second rewards that the trained reward has left behind."""
     run = evidence.run
-    names = dict.fromkeys(name for line in run.steps for name in mapping(line.get("audit")))
+    names = dict.fromkeys(name for line in run.steps for name in mapping(line.get(SECOND)))
     for name in names:
         rows = [
-            (int(line["step"]), reward, audit)
+            (int(line["step"]), reward, second)
             for line in run.steps
             if (reward := number(line.get("reward"))) is not None
-            and (audit := number(mapping(line.get("audit")).get(name))) is not None
+            and (second := number(mapping(mapping(line.get(SECOND)).get(name)).get("mean"))) is not None
         ]
-        gaps = [reward - audit for _, reward, audit in rows]
-        if len(rows) < 4 or trend(gaps) <= LIKELY or trend([audit for *_, audit in rows]) > LIKELY:
+        gaps = [reward - second for _, reward, second in rows]
+        if len(rows) < 4 or trend(gaps) <= LIKELY or trend([second for *_, second in rows]) > LIKELY:
             continue
         width = max(1, len(rows) // 4)
         first, last = (figures.mean(part) or 0.0 for part in (gaps[:width], gaps[-width:]))
@@ -39,14 +39,14 @@ def audits(evidence: Evidence) -> Iterator[Finding]:
         logged = [figures.mean([a for *_, a in part]) for part in (began, ended)]
         since = next(step for (step, _, _), gap in zip(rows, gaps, strict=True) if gap > (first + last) / 2)
         yield problem(
-            "reward-and-audit-part",
-            f"the trained reward went from {figure(trained[0])} to {figure(trained[1])}, and the audit {name} from "
-            f"{figure(logged[0])} to {figure(logged[1])}: the model learns what only the trained reward pays for",
+            "second-reward-behind",
+            f"the trained reward went from {figure(trained[0])} to {figure(trained[1])}, and the second reward {name} "
+            f"from {figure(logged[0])} to {figure(logged[1])}: the model learns what only the trained reward pays for",
             count=_differing(evidence, str(name)),
             of=evidence.total("scored"),
             unit="rollouts",
             since=since,
-            settings=("reward.use", "run.audit"),
+            settings=("reward.use", "run.second_reward"),
             advice="Read the rollouts in which the two disagree (the report shows the latest), and close the gap in "
             "the trained reward.",
             lost=1.0,
@@ -54,5 +54,5 @@ def audits(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _differing(evidence: Evidence, name: str) -> int:
-    found = (mapping(mapping(line.get("audits")).get(name)) for line in evidence.run.steps)
-    return int(sum(number(audit.get("differs")) or 0 for audit in found))
+    found = (mapping(mapping(line.get(SECOND)).get(name)) for line in evidence.run.steps)
+    return int(sum(number(second.get("differs")) or 0 for second in found))

@@ -1,7 +1,7 @@
 """Runs the checks of `agentrig.testing` on each part of `order-desk`, and a test of its own."""
 
 import pytest
-from agentrig_order_desk import Agent, AgentConfig, score
+from agentrig_order_desk import Agent, AgentConfig, Tasks, TasksConfig, score
 
 from agentrig import Outcome, Task
 from agentrig.testing import Check, checks
@@ -17,11 +17,17 @@ def test_the_contract(check: Check) -> None:
 
 
 def test_an_order_is_taken_and_scored(scripted_server: ScriptedServer) -> None:
-    calls = [("add", {"item": "pens", "count": 2}), ("add", {"item": "moons", "count": 1})]
-    scripted_server.script = [Reply(tool_calls=calls), "done"]
-    order = Agent(AgentConfig())({"message": "2 pens and 3 cups"}, scripted_server.endpoint())
-    assert order == {"pens": 2}
-    assert "error: the items are" in str(scripted_server.bodies()[1])
-    task = Task(id="t", input={}, private={"gold": {"pens": 2, "cups": 3}})
-    assert score(task, Outcome(answer=order), 1.0).value == 0.25
-    assert score(task, Outcome(answer={"cups": 3, "pens": 2}), 1.0).correct
+    calls = [("add", {"item": "moons", "count": 2}), ("add", {"item": "pens", "count": 2})]
+    scripted_server.script = [Reply(tool_calls=calls), Reply(tool_calls=[("deliver", {"day": "monday"})])]
+    order = Agent(AgentConfig())({"message": "2 pens on sunday"}, scripted_server.endpoint())
+    assert order == {"item": "pens", "count": 2, "day": "monday"}
+    assert "error: an item" in str(scripted_server.bodies()[1])
+    task = Task(id="t", input={}, private={"gold": {**order, "day": "sunday"}})
+    assert score(task, Outcome(answer=order), 1.0).value == pytest.approx(1 / 3)
+    assert score(task, Outcome(answer=task.private["gold"]), 1.0).correct
+
+
+def test_no_order_is_in_two_splits() -> None:
+    tasks = Tasks(TasksConfig())
+    orders = [[str(task.private["gold"]) for task in tasks.load(split)] for split in tasks.splits]
+    assert sum(map(len, orders)) == len(set().union(*orders))

@@ -1,7 +1,8 @@
-"""The domain `order-desk`: an assistant that takes orders with a tool."""
+"""The domain `order-desk`: an assistant that takes orders with two tools."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,23 +14,25 @@ import agentrig
 from agentrig import AgentSpec, Endpoint, Outcome, RecipeSpec, RewardSpec, Score, Task, TasksSpec, hookimpl, setting
 from agentrig.demonstrations import Call, Reply
 
-ITEMS = ("pens", "cups", "lamps", "books", "chairs", "plants")
-WORDINGS = ("please send {}", "we need {}", "order {} for me", "add {} to the cart")
-SIZES: Mapping[str, int] = {"train": 320, "validation": 32, "test": 96}
+ITEMS = ("pens", "cups", "lamps", "books", "chairs", "plants", "towels", "clocks", "bags", "boards", "desks", "shirts")
+DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+WORDINGS = (
+    'please send {count} "{item}" on "{day}"',
+    'on "{day}" we need {count} "{item}"',
+    '"{item}" , {count} of them , by "{day}"',
+    'for "{day}" : {count} "{item}" please',
+)
+SIZES: Mapping[str, int] = {"train": 480, "validation": 64, "test": 200}
 ROLES: Mapping[str, str] = {"train": "train", "validation": "validation", "report": "test"}
 
-ADD: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add an item to the order.",
-        "parameters": {
-            "type": "object",
-            "properties": {"item": {"type": "string", "enum": list(ITEMS)}, "count": {"type": "integer"}},
-            "required": ["item", "count"],
-        },
-    },
-}
+
+def tool(name: str, **arguments: str) -> Any:
+    """Return a tool as the model is shown it, with the JSON types of its arguments. A small model needs no more."""
+    parameters = {"type": "object", "properties": {key: {"type": kind} for key, kind in arguments.items()}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = (tool("add", item="string", count="integer"), tool("deliver", day="string"))
 
 
 @attrs.frozen(kw_only=True)
@@ -49,35 +52,32 @@ class Tasks:
         self.config = config
 
     def load(self, split: str) -> Sequence[Task]:
-        """Return the split's tasks; no order is in two splits."""
-        rng, seen = random.Random(self.config.seed), set[str]()
+        """Return the split's tasks; no order is in two splits, not even in other words."""
+        rng = random.Random(self.config.seed)
+        orders = list(itertools.product(ITEMS, range(1, 10), DAYS))
+        rng.shuffle(orders)
+        tasks: list[Task] = []
         for name, size in SIZES.items():
-            tasks: list[Task] = []
-            while len(tasks) < size:
-                gold = {item: rng.randint(1, 4) for item in rng.sample(ITEMS, rng.randint(1, 2))}
-                text = " and ".join(f"{count} {item}" for item, count in gold.items())
-                if text not in seen:
-                    seen.add(text)
-                    said = {"message": rng.choice(WORDINGS).format(text)}
-                    tasks.append(Task(id=f"{name}-{len(tasks):04}", input=said, private={"gold": gold}))
+            tasks, orders, chosen = [], orders[size:], orders[:size]
+            for item, count, day in chosen:
+                gold = {"item": item, "count": count, "day": day}
+                said = {"message": rng.choice(WORDINGS).format(**gold)}
+                tasks.append(Task(id=f"{name}-{len(tasks):04}", input=said, private={"gold": gold}))
             if name == split:
                 break
         return tasks
 
     def demonstrate(self, task: Task, call: Call) -> Reply:
         """Return the right reply to a call of the agent, for `agentrig warmup` and `agentrig validate`."""
-        lines = list(task.private["gold"].items())
-        if call.turn == len(lines):
-            return Reply(content="done")
-        item, count = lines[call.turn]
-        return Reply(tool_calls=[{"name": "add", "arguments": {"item": item, "count": count}}])
+        name, keys = [("add", ("item", "count")), ("deliver", ("day",))][min(call.turn, 1)]
+        return Reply(tool_calls=[{"name": name, "arguments": {key: task.private["gold"][key] for key in keys}}])
 
 
 @attrs.frozen(kw_only=True)
 class AgentConfig:
     """The settings of the agent: `[agent]` of a run file."""
 
-    turns: int = setting(4, help="how often it asks the model at most", ge=1)
+    turns: int = setting(3, help="how often it asks the model at most", ge=1)
 
 
 @attrs.frozen
@@ -86,11 +86,11 @@ class Agent:
 
     config: AgentConfig
 
-    def __call__(self, task_input: Mapping[str, Any], endpoint: Endpoint) -> dict[str, int]:
-        """Return the order when the model says something without a call of the tool."""
+    def __call__(self, task_input: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
+        """Return the order when it is closed, or when the model says something without a call of a tool."""
         from openai import OpenAI
 
-        order: dict[str, int] = {}
+        order: dict[str, Any] = {}
         messages: list[Any] = [{"role": "user", "content": task_input["message"]}]
         client: Any
         with OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
@@ -99,39 +99,40 @@ class Agent:
                     reply = client.chat.completions.create(
                         model=endpoint.model,
                         messages=messages,
-                        tools=[ADD],
+                        tools=TOOLS,
                         extra_body=dict(endpoint.sampling),
                         extra_headers=dict(endpoint.headers),
                     )
                 message = reply.choices[0].message
-                if not message.tool_calls:
-                    break
                 messages.append(message.model_dump(exclude_none=True))
-                for call in message.tool_calls:
-                    said = add(order, call.function.name, call.function.arguments)
+                for call in message.tool_calls or ():
+                    said = use(order, call.function.name, call.function.arguments)
                     messages.append({"role": "tool", "tool_call_id": call.id, "content": said})
+                if "day" in order or not message.tool_calls:
+                    break
         return order
 
 
-def add(order: dict[str, int], name: str, arguments: str) -> str:
-    """Do a call of the tool; return what the model reads. A wrong call is an answer too, not an error."""
+def use(order: dict[str, Any], name: str, arguments: str) -> str:
+    """Do a call of a tool; return what the model reads. A wrong call is an answer too, not an error."""
     try:
         asked = json.loads(arguments)
-        item, count = str(asked["item"]), int(asked["count"])
+        if name == "add" and asked["item"] in ITEMS and asked["count"] in range(1, 10):
+            order.update(item=asked["item"], count=asked["count"])
+            return "added"
+        if name == "deliver" and asked["day"] in DAYS:
+            order["day"] = asked["day"]
+            return "closed"
     except (ValueError, TypeError, KeyError):
-        return "error: write item and count"
-    if name != "add" or item not in ITEMS:
-        return f"error: the items are {', '.join(ITEMS)}"
-    order[item] = count
-    return f"{count} {item}"
+        pass
+    return "error: an item and a count to 9, then a day"
 
 
 def score(task: Task, outcome: Outcome, budget_s: float) -> Score:
-    """Return 1 for the right order, less for one that is partly right; a right item with a wrong count is."""
+    """Return 1 for the right order, and half of the share that is right for another."""
     gold, order = task.private["gold"], outcome.answer if isinstance(outcome.answer, dict) else {}
-    right = [1.0 if gold[item] == order[item] else 0.4 for item in gold if item in order]
-    share = sum(right) / len({*gold, *order})
-    return Score.ok(1.0 if share == 1 else share / 2, correct=share == 1, lines=share)
+    share = sum(order.get(key) == value for key, value in gold.items()) / len(gold)
+    return Score.ok(1.0 if share == 1 else share / 2, correct=share == 1, share=share)
 
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -139,7 +140,20 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "agent": {"use": "order-desk"},
     "reward": {"use": "order-desk"},
     "adapter": {"use": "agent-match", "match": "assistant"},
-    "algorithm": {"use": "grpo", "model": "models/order-desk", "steps": 30, "tasks_per_step": 32, "max_tokens": 48},
+    "algorithm": {
+        "use": "grpo",
+        "model": "models/order-desk",
+        "steps": 40,
+        "tasks_per_step": 32,
+        "group_size": 4,
+        "max_tokens": 72,
+        "lr": 3e-4,
+        "warmup_steps": 10,
+        "ppo_epochs": 2,
+        "mini_batches": 2,
+        "scale_rewards": True,
+        "negative_scale": 0.5,
+    },
     "runners": {"n": 2, "threads": 16},
 }
 """The recipe, as a run file has it. `agentrig warmup order-desk` makes its starting model."""
