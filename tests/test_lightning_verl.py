@@ -51,7 +51,7 @@ def test_a_configuration_is_mapped(caplog: pytest.LogCaptureFixture) -> None:
         "trainer.total_epochs": 1,  # the run's own
     }
     for left_out in (
-        "mine leaves out data.train_files = 'train.parquet': tasks come from agentrig; set [tasks]",
+        "mine leaves out data.train_files = 'train.parquet': the run's tasks are used: trainer.fit's, or [tasks]",
         "mine leaves out data.truncation = 'error': a prompt that is too long is a typed failure",
         "mine leaves out actor_rollout_ref.rollout.multi_turn.format = 'hermes': turns and tools are the agent's",
         "mine leaves out agentlightning.trace_aggregator.level = 'trajectory': it belongs to Agent Lightning's own",
@@ -137,6 +137,7 @@ def test_another_algorithm_gets_the_same_settings_and_the_rest_is_named() -> Non
 def test_what_changes_the_training_is_never_left_out_in_silence() -> None:
     more: dict[str, Any] = {"algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": True}}
     more["actor_rollout_ref"] = {"actor": {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2}}
+    more["data"] = {"train_files": "train.parquet", "val_files": "val.parquet"}  # the script gives their rows to `fit`
     more["trainer"] = {"total_training_steps": 3, "total_epochs": 9, "test_freq": -1}
     keys, absent = keys_for(GRPO, more, rows=8)
     assert (keys["kl_loss_coef"], keys["steps"], keys["validate_every"]) == (0.2, 3, 0)

@@ -26,8 +26,8 @@ SAMPLING_FIELDS: Mapping[str, Any] = {
 }
 """The request fields that define the sampling distribution, and their value when a request leaves them out."""
 
-SECOND_NAMES = {"max_tokens": "max_completion_tokens"}
-"""Sampling fields that have a second name in requests."""
+LIMIT = ("max_tokens", "max_completion_tokens")
+"""The two names of a reply's limit in requests; `Endpoint.sampling` has the first."""
 
 
 @attrs.frozen
@@ -47,8 +47,8 @@ class Endpoint:
         model: The model name to send.
         api_key: Sent as the bearer token; never logged.
         sampling: Request fields with the OpenAI API's names: `temperature`, `top_p`,
-            `max_tokens`, `stop`, `seed`. An agent passes all of them with every call.
-        headers: Extra HTTP headers to send with every call.
+            `max_tokens`, `stop`, `seed`. The run adds those that a call lacks; see `sampled_as`.
+        headers: Extra HTTP headers of every call. The run adds them.
         token_ids: Whether the server takes the request field `return_token_ids`, as vLLM and
             agentrig's own server do. The tracer then asks for ids and log-probabilities with every
             call; without them nothing can be trained.
@@ -84,19 +84,23 @@ def sampled_as(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a request with a run's sampling fields, and those of its own values that they replace.
 
+    Fields that the request lacks are added. `max_tokens` is a limit: of the request's and the run's the smaller holds.
+
     Args:
         body: The request.
         sampling: The run's fields, as `Endpoint.sampling` has them.
-        replace: Whether `SAMPLING_FIELDS` replace those of the request, as in a measurement. Otherwise, and for other
-            fields such as `max_tokens`, only what the request lacks is added.
+        replace: Whether `SAMPLING_FIELDS` replace those of the request too, as in a measurement.
     """
     sent, replaced = dict(body), {}
     for name, value in sampling.items():
-        own = body.get(name, body.get(SECOND_NAMES.get(name, "")))
-        if own is None:
+        names = [n for n in (LIMIT if name == LIMIT[0] else (name,)) if body.get(n) is not None]
+        if not names:
             sent[name] = value
-        elif replace and name in SAMPLING_FIELDS and own != value:
-            sent[name], replaced[name] = value, own
+        for own in names:
+            asked = body[own]
+            longer = name == LIMIT[0] and isinstance(asked, int) and isinstance(value, int) and asked > value
+            if longer or (replace and name in SAMPLING_FIELDS and asked != value):
+                sent[own], replaced[own] = value, asked
     return sent, replaced
 
 

@@ -253,6 +253,7 @@ def test_without_a_given_server_the_hardware_is_needed(here: Path) -> None:
     result = invoke("dev", "qwen", "--tasks", "mini-sql")
     assert result.exit_code == 1
     assert "none of the hardware that this algorithm can run on is there" in result.stderr
+    assert "agentrig run SCRIPT --algorithm grpo --model DIR" in result.stderr
 
 
 def test_train_prints_its_summary(here: Path, model: ModelServer, toy_file: str) -> None:

@@ -185,7 +185,7 @@ def test_empty_metrics_and_summary_are_no_error(tmp_path: Path):
     shown.on_run_start(event=start())
     shown.on_step_end(event=StepEnd(step=1, metrics={"step": 1, "reward": None, "tokens_per_s": None, "time_s": {}}))
     shown.on_run_end(event=RunEnd(directory=tmp_path, summary={}))
-    assert "accuracy – → –" in buffer.getvalue()
+    assert "no held-out accuracy: there are no report tasks" in buffer.getvalue()
 
 
 def test_names_are_never_read_as_markup():
@@ -204,6 +204,7 @@ def test_the_last_line_has_the_mean_reward_beside_accuracy(tmp_path):
     same = {"accuracy": {"before": 0.5, "after": 0.75, "n": 4}, "reward": {"before": 0.5, "after": 0.75}, "steps": 2}
     assert " · reward 0.500 → 0.750 · " in final_line(same, tmp_path)
     assert "reward" not in final_line({"accuracy": {"before": 0.5}, "steps": 2}, tmp_path)
+    assert final_line({"steps": 2}, tmp_path).startswith("no held-out accuracy: there are no report tasks · 2 steps")
 
 
 def test_the_last_line_names_the_page_only_when_it_is_there(tmp_path: Path):

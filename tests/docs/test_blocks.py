@@ -29,6 +29,7 @@ from agentlightning import LitAgent, TracerTraceToTriplet
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.tracer.agentops import AgentOpsTracer
 class MyLitAgent(LitAgent): ...
+class LitSQLAgent(LitAgent): ...
 class MyAlgorithm(Algorithm): ...
 """
 """The code of a user of Agent Lightning, to which docs/lightning.md adds its lines."""
@@ -89,7 +90,8 @@ def page_of(block: Block) -> str:
 @pytest.mark.parametrize("block", PLUGINS, ids=lambda b: b.id)
 def test_a_plugin_loads_and_registers_something(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_package.py").write_text(THEIRS)
+    for module in ("my_package", "sql_agent"):  # sql_agent: of Agent Lightning's example
+        (tmp_path / f"{module}.py").write_text(THEIRS)
     uses_theirs = page_of(block) in ("docs/lightning.md",)
     file = tmp_path / f"page_{block.line}.py"
     file.write_text((THEIRS if uses_theirs else "") + block.text)

@@ -135,6 +135,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 (folder / name).write_text(block.text)
             if edited := re.match(r"# src/(\w+)/__init__.py\n", block.text):
                 (folder / ".examples" / f"{edited[1]}.py").write_text(block.text)
+    theirs = "import agentlightning\n\n\nclass LitSQLAgent(agentlightning.LitAgent): ...\n"
+    (folder / "sql_agent.py").write_text(theirs)  # of Agent Lightning's example, which docs/lightning.md registers
     database = folder / "spider" / "database" / "shop" / "shop.sqlite"
     database.parent.mkdir(parents=True)
     with sqlite3.connect(database) as connection:

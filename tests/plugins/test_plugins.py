@@ -496,25 +496,23 @@ loading.load(block=others)"""
 
 
 def test_a_plugin_that_hangs_shows_where_and_ctrl_c_names_it(site: Path) -> None:
-    """Its stack is printed once; the command goes on waiting, for the plugin may only be slow."""
+    """One line says so, once; the command goes on waiting, for the plugin may only be slow."""
     install(site, "toy-sleep", "import time\n\ntime.sleep(600)\n")
     environment = {**os.environ, "PYTHONPATH": str(site)}
     command = [sys.executable, "-c", HANGS]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as child:
         try:
             assert child.stderr is not None
-            stack = ""
-            while 'File "<string>", line' not in stack:  # its last line: a signal during the dump could crash it
-                line = child.stderr.readline()
-                assert line, stack
-                stack += line
+            line = child.stderr.readline()
             assert child.poll() is None
             child.send_signal(signal.SIGINT)
             rest = child.stderr.read()
         finally:
             child.kill()
-    assert stack.startswith("Timeout (0:00:00.5")
-    assert f'"{site}/toy_sleep.py", line 3 in <module>' in stack
+    assert line == (
+        f"still importing plugin toy-sleep (toy_sleep) after 0.5 s, now at {site}/toy_sleep.py:3; "
+        "AGENTRIG_BLOCK=toy-sleep leaves it out\n"
+    )
     assert (
         "KeyboardInterrupt: interrupted while plugin toy-sleep was loading (toy_sleep.py:3 in <module>); "
         "AGENTRIG_BLOCK=toy-sleep leaves it out"

@@ -200,7 +200,7 @@ def test_calls_with_other_sampling_settings_than_the_runs(caplog: pytest.LogCapt
     assert warn_of_sampling([same], run, mode="validation")
     assert caplog.messages == [
         "validation: 1 of 2 calls were sampled with temperature 0, the run's is 1.0: "
-        "the agent does not pass endpoint.sampling (docs/agents.md)"
+        "the agent sends values of its own (docs/how-to/existing-agent.md)"
     ]
     assert not warn_of_sampling([asked({"temperature": 1, "top_p": 0.9}, trained=0)], run, mode="validation")
 

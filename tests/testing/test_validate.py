@@ -89,6 +89,80 @@ def test_a_check_that_does_not_exist_is_named() -> None:
     assert 'there is no check "agent.samplin". Did you mean "agent.sampling"?' in result.stderr
 
 
+UNCHANGED = """
+import httpx
+from agentrig import AgentSpec, hookimpl
+
+def ask(path, body, read):
+    def agent(task_input, endpoint):
+        headers = {"authorization": "Bearer own", "x-api-key": "own"}
+        said = httpx.post(endpoint.base_url + path, json={"model": endpoint.model, **body,
+            "messages": [{"role": "user", "content": task_input["question"]}]}, headers=headers)
+        said.raise_for_status()
+        return read(said.json())
+    return agent
+
+@hookimpl
+def register_agents():
+    chat = ask("/chat/completions", {}, lambda r: r["choices"][0]["message"]["content"])
+    wordy = ask("/chat/completions", {"max_tokens": 7}, lambda r: r["choices"][0]["message"]["content"])
+    claude = ask("/messages", {"max_tokens": 9999}, lambda r: r["content"][0]["text"])
+    for name, agent in {"chat": chat, "wordy": wordy, "claude": claude}.items():
+        yield AgentSpec(name=name, summary="", build=lambda config, agent=agent: agent)
+"""
+MENDED = ("agent.calls-endpoint", "agent.recorded", "agent.sampling")
+
+
+@pytest.fixture
+def unchanged(tmp_path: Path) -> str:
+    """Agents whose clients know nothing of the endpoint but its address and model."""
+    (tmp_path / "unchanged.py").write_text(UNCHANGED)
+    return str(tmp_path / "unchanged.py")
+
+
+@pytest.mark.parametrize("name", ["chat", "wordy"])
+def test_an_unchanged_client_passes_what_the_tap_adds(unchanged: str, name: str) -> None:
+    """It sends no sampling field of the run's, or a lower limit."""
+    only = [word for check in MENDED for word in ("--only", check)]
+    result = validate(f"{unchanged}:{name}", "--tasks", f"{FILE}:sums", "--limit", "2", *only)
+    assert result.exit_code == 0, result.output
+    assert "3 passed" in result.output
+
+
+def test_another_api_needs_the_gateway_and_validate_has_it(unchanged: str) -> None:
+    words = (f"{unchanged}:claude", "--tasks", f"{FILE}:sums", "--limit", "2", "--only", "agent.sampling")
+    without = validate(*words, "--only", "agent.calls-endpoint")
+    assert without.exit_code == 1
+    assert "with gateway.use=on, agentrig's gateway answers it" in without.output
+    through = validate(*words, "gateway.use=on")
+    assert through.exit_code == 0, through.output
+
+
+def test_a_section_that_nothing_reads_is_refused(unchanged: str) -> None:
+    result = validate(f"{unchanged}:chat", "--tasks", f"{FILE}:sums", "runners.n=3")
+    assert result.exit_code == 1
+    assert "nothing that is validated reads [runners]. Known: adapter, agent, gateway, reward, tasks" in result.stderr
+
+
+def test_an_agent_without_tasks_is_asked_for_them_at_once(unchanged: str) -> None:
+    result = validate(f"{unchanged}:chat")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "--tasks NAME, or --tasks FILE.py:NAME" in result.stderr
+
+
+def test_names_are_looked_up_in_files_given_as_plugins(unchanged: str) -> None:
+    result = validate("chat", "--plugin", unchanged, "--plugin", FILE, "--tasks", "sums", "--only", "agent.starts")
+    assert result.exit_code == 0, result.output
+
+
+def test_a_run_file_is_answered_with_the_command_for_its_agent(tmp_path: Path) -> None:
+    (tmp_path / "bash.toml").write_text('[run]\nplugins = ["game.py"]\n[agent]\nuse = "command"\ncommand = "true"\n')
+    result = validate(str(tmp_path / "bash.toml"))
+    assert result.exit_code == 1
+    words = f"agentrig validate command --plugin {tmp_path}/game.py --tasks TASKS --reward REWARD agent.command=…"
+    assert words in result.stderr
+
+
 def test_a_file_that_ends_its_process_is_named(tmp_path: Path) -> None:
     (tmp_path / "ends.py").write_text("import os\nos._exit(7)\n")
     result = validate(str(tmp_path / "ends.py"))

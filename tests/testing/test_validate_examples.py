@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Patch = tuple[str, str, str]
 """A file, a text in it, and what replaces it."""
 
-SAMPLING = ("agent.py", "                extra_body=dict(endpoint.sampling),\n", "")
+SAMPLING = ("agent.py", "                extra_body=dict(endpoint.sampling),\n", "                temperature=0.2,\n")
 FEW = {
     "units": ("tasks.py", '"train": 1400, "validation": 128, "test": 400', '"train": 24, "validation": 12, "test": 12'),
     "json-repair": (
@@ -56,9 +56,9 @@ PLANTED: list[tuple[str, str, Patch, str, str]] = [
         "endpoint not used",
         ("agent.py", "OpenAI(base_url=base_url,", 'OpenAI(base_url="http://127.0.0.1:9/v1",'),
         "agent.calls-endpoint",
-        "no call arrived at the endpoint",
+        "no call of /chat/completions arrived at the endpoint",
     ),
-    ("units", "sampling not passed on", SAMPLING, "agent.sampling", "a call has {'temperature': None"),
+    ("units", "a temperature of its own", SAMPLING, "agent.sampling", "a call with {'temperature': 0.2"),
     (
         "units",
         "answers that no reward can read",
@@ -92,9 +92,9 @@ PLANTED: list[tuple[str, str, Patch, str, str]] = [
         "endpoint not used",
         ("agent.py", "for _ in range(turns):", "for _ in range(0):"),
         "agent.calls-endpoint",
-        "task validation-0-0000: it answered; no call arrived at the endpoint",
+        "task validation-0-0000: it answered; no call of /chat/completions arrived at the endpoint",
     ),
-    ("json-repair", "sampling not passed on", SAMPLING, "agent.sampling", "a call has {'temperature': None"),
+    ("json-repair", "a temperature of its own", SAMPLING, "agent.sampling", "a call with {'temperature': 0.2"),
     (
         "json-repair",
         "answers that no reward can read",

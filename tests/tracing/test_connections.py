@@ -14,10 +14,16 @@ import pytest
 from click.testing import CliRunner
 from model_server import ModelServer
 
+from agentrig import Endpoint, Task
 from agentrig.cli.entry import main
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
+from agentrig.pools import Job
+from agentrig.rollouts import Rollout
+from agentrig.run.guards import check_failures
 from agentrig.run.training import train
+from agentrig.runners.attempt import run_agent
+from agentrig.testing.scripted import scripted_server
 from agentrig.traces import MISSED
 from agentrig.tracing.recording import recording
 
@@ -123,17 +129,14 @@ def test_dev_and_train_report_missed_calls(
     model: ModelServer, tmp_path: Path, words: Callable[[str, str], list[str]]
 ) -> None:
     files = words("requests", "requests.post(url, json=body, timeout=20)")
-    told = "connections to the model's server were made by requests"
+    told = "calls to the model's server were made by requests"
     plugins = [w for f in files for w in ("--plugin", f)]
     found = CliRunner().invoke(main, ["dev", "toy", *plugins, "--agent", "asker", "--endpoint", model.url])
-    assert (found.exit_code, f"3 {told} (3)" in found.stderr, "Call the model through httpx" in found.stderr) == (
-        0,
-        True,
-        True,
-    )
+    said = (f"{told} (3)" in found.stderr, "Set gateway.use=on" in found.stderr)
+    assert (found.exit_code, *said) == (0, True, True)
     own = [f"algorithm.endpoint={model.url}", f"run.directory={tmp_path}/runs", "algorithm.report=false"]
     plan: Plan = resolve("toy", overrides=own, uses={"agent": "asker"}, files=files)
-    with pytest.raises(RunStopped, match=rf"gave no triplets(.|\n)*12 {told} \(12\)"):
+    with pytest.raises(RunStopped, match=rf"gave no triplets(.|\n)*{told} \(12\)"):
         train(plan)
 
 
@@ -155,3 +158,23 @@ def test_dev_does_not_warn_if_it_sees_all_calls(model: ModelServer, words: Calla
     plugins: list[Any] = [w for f in files for w in ("--plugin", f)]
     found = CliRunner().invoke(main, ["dev", "toy", *plugins, "--agent", "asker", "--endpoint", model.url])
     assert (found.exit_code, "warning" in found.stderr) == (0, False), found.stderr
+
+
+@pytest.mark.parametrize("route", ["messages", "responses"])
+def test_a_call_of_another_api_is_counted_and_the_gateway_is_named(route: str) -> None:
+    """Whether the model's server refuses it, as here, or answers it: nothing records its tokens."""
+
+    def agent(task_input: Any, endpoint: Endpoint) -> str:
+        httpx.post(f"{endpoint.base_url}/{route}", json={"model": endpoint.model}).raise_for_status()
+        return "done"
+
+    with scripted_server("ok") as model:
+        result = run_agent(agent, Job(id="r1", input={}, endpoint=model.endpoint()))
+    root = result.trace.spans[0]
+    assert root.attributes[MISSED] == {f"POST /v1/{route}": 1}
+    task = Task(id="t", input={})
+    rollout = Rollout(
+        id="r1", task=task, group="g", mode="train", step=1, outcome=result.outcome, score=None, trace=result.trace
+    )
+    with pytest.raises(RunStopped, match=rf"made by POST /v1/{route} \(1\).* Set gateway.use=on"):
+        check_failures([rollout], 0.25, step=1, mode="train")

@@ -1,4 +1,4 @@
-"""A measurement samples as the run says, whatever the agent's client sends: by the tap, and by the gateway."""
+"""Calls are sampled as the run says, by the tap and by the gateway; in a measurement whatever the agent sends."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import attrs
 import pytest
 
-from agentrig import Endpoint
+from agentrig import Endpoint, Outcome, Score, Task, Trace
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job
+from agentrig.rollouts import Rollout
+from agentrig.run.guards import warn_of_fields
 from agentrig.runners.attempt import run_agent
 from agentrig.testing.scripted import ScriptedServer, scripted_server
 from agentrig.traces import ASKED, Span
@@ -46,7 +48,7 @@ def model() -> Iterator[ScriptedServer]:
 
 def calls(model: ScriptedServer, mode: str, gateway: Gateway | None, agent: Any = unchanged) -> list[Span]:
     endpoint = model.endpoint(temperature=0.0, top_p=1.0, max_tokens=64)
-    endpoint = attrs.evolve(endpoint, gateway=gateway.address if gateway else None)
+    endpoint = attrs.evolve(endpoint, headers={"x-run": "1"}, gateway=gateway.address if gateway else None)
     result = run_agent(agent, Job(id="r1", input={}, endpoint=endpoint, mode=mode))
     assert result.outcome.failure is None, result.outcome.message
     return result.trace.llm_calls()
@@ -70,17 +72,64 @@ def test_all_calls_of_a_measurement_are_sampled_as_the_run_says(
     assert [s.attributes.get(ASKED) for s in spans] == [None, {"temperature": 0.7, "top_p": 0.5}, None]
 
 
-def test_training_and_other_servers_get_what_the_agent_sends(model: ScriptedServer) -> None:
-    spans = calls(model, "train", None)
-    assert [b.get("temperature") for b in model.bodies()] == [None, 0.7, None]
+@pytest.mark.parametrize("through", ["tap", "gateway"])
+def test_training_adds_what_a_call_lacks_and_leaves_what_the_agent_sends(
+    model: ScriptedServer, gateway: Gateway, through: str
+) -> None:
+    spans = calls(model, "train", gateway if through == "gateway" else None)
+    bodies = model.bodies()
+    assert [(b["temperature"], b["top_p"]) for b in bodies] == [(0.0, 1.0), (0.7, 0.5), (0.0, 1.0)]
+    assert [(b.get("max_tokens"), b.get("max_completion_tokens")) for b in bodies] == [(64, None), (5, None), (None, 7)]
+    assert [s.attributes["request"] for s in spans] == bodies
     assert not any(ASKED in s.attributes for s in spans)
+
+
+@pytest.mark.parametrize("through", ["tap", "gateway"])
+@pytest.mark.parametrize("mode", ["train", "val"])
+def test_of_two_limits_the_smaller_holds_and_the_run_says_so(
+    model: ScriptedServer, gateway: Gateway, mode: Any, through: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wordy(task_input: Any, endpoint: Endpoint) -> str:
+        with openai.OpenAI(base_url=endpoint.base_url, api_key="dummy", max_retries=0) as client:
+            for name in ("max_tokens", "max_completion_tokens"):
+                asked = {"model": endpoint.model, "messages": [{"role": "user", "content": "?"}], name: 2048}
+                client.chat.completions.create(**asked)
+        return "done"
+
+    spans = calls(model, mode, gateway if through == "gateway" else None, wordy)
+    limits = [(b.get("max_tokens"), b.get("max_completion_tokens")) for b in model.bodies()]
+    assert limits == [(64, None), (None, 64)]
+    assert [s.attributes[ASKED] for s in spans] == [{"max_tokens": 2048}, {"max_completion_tokens": 2048}]
+    rollout = Rollout(
+        id="r1",
+        task=Task(id="t", input={}),
+        group="g",
+        mode="train",
+        step=1,
+        outcome=Outcome(answer=""),
+        score=Score.ok(0.0),
+        trace=Trace(rollout_id="r1", spans=tuple(spans)),
+    )
+    assert warn_of_fields([rollout])
+    assert "2 calls asked for up to 2048 tokens; the run's limit of 64 holds" in caplog.text
+
+
+def test_other_servers_get_what_the_agent_sends(model: ScriptedServer) -> None:
     with scripted_server("elsewhere") as foreign:
 
         def judge(task_input: Any, endpoint: Endpoint) -> str:
             return unchanged(task_input, attrs.evolve(endpoint, base_url=foreign.url))
 
-        calls(model, "test", None, judge)
-        assert [b.get("temperature") for b in foreign.bodies()] == [None, 0.7, None]
+        for mode in ("train", "test"):
+            calls(model, mode, None, judge)
+        assert [b.get("temperature") for b in foreign.bodies()] == [None, 0.7, None] * 2
+        assert not any("x-run" in r.headers for r in foreign.requests)
+
+
+@pytest.mark.parametrize("mode", ["train", "test"])
+def test_the_endpoints_headers_are_sent_with_every_call_to_it(model: ScriptedServer, mode: str) -> None:
+    calls(model, mode, None)
+    assert [r.headers.get("x-run") for r in model.requests] == ["1"] * 3
 
 
 def test_a_litagent_keeps_its_temperature_of_validation(model: ScriptedServer) -> None:

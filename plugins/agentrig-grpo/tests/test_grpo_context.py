@@ -10,8 +10,10 @@ from agentrig_grpo.config import GrpoConfig
 from agentrig_grpo.context import check_context, context_of
 from agentrig_grpo.server.chat import Chat
 from agentrig_grpo.server.handle import LLMServer, ServerError, ServerSettings
+from click.testing import CliRunner
 from transformers import GPT2Config, MambaConfig, Qwen2Config
 
+from agentrig.cli.entry import main
 from agentrig.errors import ConfigError
 from agentrig.hardware import Cpu, CpuConfig
 
@@ -43,6 +45,32 @@ def test_a_run_and_a_server_check_the_context_before_they_start(model_dir):
     server = LLMServer(ServerSettings(model=str(model_dir), name="tiny", max_length=1000))
     with pytest.raises(ServerError, match=r"max_length = 1000: this model's context is 512"):
         server.start()
+
+
+LATE = """
+from pathlib import Path
+from agentrig import AgentSpec, hookimpl
+
+def build(config):
+    Path("built").touch()
+    return lambda task_input, endpoint: ""
+
+@hookimpl
+def register_agents():
+    yield AgentSpec(name="late", summary="Says when it is built.", build=build)
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "dev"])
+def test_a_model_that_is_not_there_is_named_before_a_runner_starts(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "late.py").write_text(LATE)
+    words = ["mini", "--plugin", "late.py", "--agent", "late", "algorithm.model=nowhere"]
+    result = CliRunner().invoke(main, [command, *words])
+    assert result.exit_code == 1
+    assert "[algorithm] model = 'nowhere': there is no such directory" in result.stderr
+    assert "algorithm.model=DIR, or --model DIR in agentrig run; agentrig warmup makes a small one" in result.stderr
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["late.py"], "nothing has started"
 
 
 def test_a_reply_must_leave_room_for_a_prompt(model_dir, caplog):

@@ -155,6 +155,9 @@ def test_broken_bodies_and_wrong_routes(client):
     assert response.status_code == 404
     assert "/v1/chat/completions" in response.json()["error"]["message"]
     assert client.get("/chat/completions").status_code == 405
+    for route in ("/messages", "/responses"):
+        said = client.post(route, json={}).json()["error"]["message"]
+        assert f"there is no POST /v1{route}; with gateway.use=on, agentrig's gateway answers it" in said
 
 
 def test_models_and_health(client, server):

@@ -248,7 +248,9 @@ def final_line(summary: Mapping[str, Any], directory: Path) -> str:
     )
     failed = _counted(Counter(summary.get("failures") or {}))
     parts = [
-        f"accuracy {_share(before)} → {_share(after)}{gain}",
+        "no held-out accuracy: there are no report tasks"
+        if before is None and after is None
+        else f"accuracy {_share(before)} → {_share(after)}{gain}",
         _rewards(summary.get("reward") or {}),
         "solved" if summary.get("solved") else "",
         f"{summary.get('steps', '?')} steps in {_clock(summary.get('wall_s') or 0.0)}",

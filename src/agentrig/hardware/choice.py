@@ -91,7 +91,11 @@ def _auto(candidates: Sequence[Hardware]) -> Hardware:
     fallback = next((h for h in candidates if h.name == FALLBACK), None)
     if fallback is None:
         explained = "\n".join([*(explain(h.name, p) for h, p in probes), *failed])
-        raise HardwareError(f"none of the hardware that this algorithm can run on is there.\n{explained}".rstrip())
+        raise HardwareError(
+            f"none of the hardware that this algorithm can run on is there.\n{explained}".rstrip()
+            + "\nOn a CPU, train with grpo and a small model: agentrig run SCRIPT --algorithm grpo --model DIR, or "
+            "agentrig train RECIPE algorithm.use=grpo algorithm.model=DIR"
+        )
     return fallback
 
 

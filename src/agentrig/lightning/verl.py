@@ -60,6 +60,9 @@ NEUTRAL: Mapping[str, Any] = {
 }
 """Values that describe what agentrig's algorithms do anyway."""
 
+ROWS = ("data.train_files", "data.val_files")
+"""Files of tasks: a script gives their rows to `Trainer.fit` itself, and those are used."""
+
 
 def is_verl(source: Any) -> bool:
     """Return whether something is an `agl.VERL`, with its configuration."""
@@ -133,7 +136,7 @@ def keys_for(config_class: type, config: Mapping[str, Any], *, rows: int) -> tup
         name = KEYS.get(key, key)
         if name in known:
             keys[name] = value
-        elif key not in DEFAULTS and (key not in NEUTRAL or NEUTRAL[key] != value):
+        elif key not in (*DEFAULTS, *ROWS) and (key not in NEUTRAL or NEUTRAL[key] != value):
             absent.append(f"{key} = {value!r}")
     return keys, absent
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import faulthandler
 import importlib.metadata
 import importlib.util
 import itertools
 import logging
 import os
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from agentrig.plugins.specs import KINDS, Spec
 GROUP = "agentrig"
 
 SLOW_S = 30.0
-"""Seconds after which Python's stack is printed, once, if a plugin is still loading."""
+"""Seconds after which a line says, once, that a plugin is still loading."""
 
 MOST = 1000
 """Components that one hook may give."""
@@ -56,7 +57,9 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
         if plugin.name in blocked or plugin.distribution in blocked:
             plugins.append(attrs.evolve(plugin, status="blocked"))
             continue
-        faulthandler.dump_traceback_later(SLOW_S, file=2)  # if it hangs, its stack shows the file and the line
+        slow = threading.Timer(SLOW_S, _tell_slow, (plugin, threading.get_ident()))
+        slow.daemon = True
+        slow.start()
         try:
             plugins.append(_loaded(plugin, importer, manager))
         except (Exception, SystemExit) as error:  # SystemExit: a script without a main guard exits on import
@@ -73,8 +76,19 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
             error.args = (f"{str(error) or 'interrupted'} {where}; {cure}",)
             raise
         finally:
-            faulthandler.cancel_dump_traceback_later()
+            slow.cancel()
+            slow.join()  # a process that forks later has no thread of this one
     return Registry(manager, plugins)
+
+
+def _tell_slow(plugin: PluginInfo, thread: int) -> None:
+    """Say that a plugin's import takes long, and where it is; it goes on."""
+    frame = sys._current_frames().get(thread)
+    own = [f"{f.filename}:{f.lineno}" for f in traceback.extract_stack(frame) if not f.filename.startswith("<frozen")]
+    log.warning(
+        "still importing plugin %s (%s) after %g s, now at %s; %s=%s leaves it out",
+        *(plugin.name, plugin.origin, SLOW_S, own[-1] if own else "its start", BLOCK_VARIABLE, plugin.name),
+    )
 
 
 def blocked_names(block: Iterable[str] = ()) -> set[str]:

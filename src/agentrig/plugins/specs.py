@@ -167,6 +167,8 @@ class AlgorithmSpec(Spec):
         hardware: The names of the hardware that it can run on; empty for any.
         workload: `workload(config)` returns what training needs from one device, for the doctor's memory
             estimate; None if it is unknown.
+        ready: `ready(config)` raises `ConfigError` if what a run starts from, such as its model, is not there. It is
+            called before runners start, and must import nothing heavy; None if there is nothing to check.
         hub: `hub(environ)` returns where this algorithm finds models by name, for the doctor; None for the Hugging
             Face Hub.
         server: Whether it asks the run for the model's server: `session.server(plan)` in `run`, and the argument
@@ -186,6 +188,7 @@ class AlgorithmSpec(Spec):
     build: Callable[[Any], Algorithm]
     hardware: Sequence[str] = ()
     workload: Callable[[Any], Workload | None] | None = None
+    ready: Callable[[Any], None] | None = None
     hub: Callable[[Mapping[str, str]], ModelHub | None] | None = None
     server: bool = False
     runners: bool = False

@@ -23,7 +23,7 @@ from agentrig.plan import Plan
 from agentrig.processes.ends import Interrupted, handling, name_of
 from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Mode, Rollout
-from agentrig.run.guards import warn_of_ignored, warn_of_sampling, warn_of_unseen
+from agentrig.run.guards import warn_of_fields, warn_of_sampling, warn_of_unseen
 from agentrig.run.metrics import reason_of
 from agentrig.run.setup import (
     first_runner,
@@ -31,6 +31,7 @@ from agentrig.run.setup import (
     make_engine,
     make_scorer,
     make_server,
+    ready_algorithm,
     ready_hardware,
     ready_server,
 )
@@ -114,6 +115,8 @@ def evaluate(
     hardware = None if endpoint is not None else ready_hardware(plan)
     if hardware is not None:
         ready_server(plan, hardware)
+        if checkpoint is None:
+            ready_algorithm(plan)
     plan.watch()
     for warning in gold_warnings(plan):
         log.warning("%s", warning)
@@ -147,7 +150,7 @@ def evaluate(
                         if mode != "dev":  # which says it by itself, below the spans
                             warn_of_unseen(rollouts)
                         warn_of_sampling(rollouts, sampled[0].sampling, mode=mode)
-                        warn_of_ignored(rollouts)
+                        warn_of_fields(rollouts)
                     for rollout in rollouts:
                         each(rollout)
                         figures.add(rollout, keep=keep)

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrig.endpoints import SAMPLING_FIELDS
+from agentrig.endpoints import LIMIT, SAMPLING_FIELDS
 from agentrig.errors import RunStopped
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.metrics import count_failures, failure_lines, reason_of
 from agentrig.text import cut, json_text
-from agentrig.traces import IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace
+from agentrig.traces import ASKED, IGNORED, LLM_CALL, MISSED, SERVER, Span, Trace
 
 log = logging.getLogger(__name__)
 
@@ -45,23 +45,31 @@ def check_failures(rollouts: Sequence[Rollout], limit: float, *, step: int, mode
     ]
     reasons = {r.failure: reason_of(r) for r in reversed(rollouts) if r.failure is not None}
     lines += [f"  {line}" for line in failure_lines(failures, reasons)]
+    if missed := missed_calls(rollouts):
+        lines.append(f"  {missed}")
     lines.append("  Look at one with: agentrig dev … (every span is shown).")
     raise RunStopped("\n".join(lines), cause="failures")
 
 
-def unseen_calls(rollouts: Sequence[Rollout]) -> str:
-    """Say why no call to the model counts: made past the tracer, all failed, or none made; '' if calls do."""
+def missed_calls(rollouts: Sequence[Rollout]) -> str:
+    """Name the libraries and routes by which agents called the model past the tracer; '' if they did not."""
     missed: Counter[str] = Counter()
     for rollout in rollouts:
         for span in rollout.trace.spans:
             missed.update(span.attributes.get(MISSED) or {})
-    sees = "httpx (the openai and anthropic packages, LangChain)"
-    if missed:
-        libraries = ", ".join(f"{name} ({count})" for name, count in missed.most_common())
-        return (
-            f"{missed.total()} connections to the model's server were made by {libraries}: calls through these are not "
-            f"recorded and not trained on. Call the model through {sees}."
-        )
+    if not missed:
+        return ""
+    ways = ", ".join(f"{name} ({count})" for name, count in missed.most_common())
+    return (
+        f"calls to the model's server were made by {ways}: these are not recorded and not trained on. Set "
+        "gateway.use=on, or call /chat/completions through httpx (the openai package, LangChain), as a LitAgent must."
+    )
+
+
+def unseen_calls(rollouts: Sequence[Rollout]) -> str:
+    """Say why no call to the model counts: made past the tracer, all failed, or none made; '' if calls do."""
+    if missed := missed_calls(rollouts):
+        return missed
     calls = [span for rollout in rollouts for span in rollout.trace.spans if span.name == LLM_CALL]
     failed = [span.error for span in calls if span.error is not None]
     if len(failed) < len(calls):
@@ -71,8 +79,9 @@ def unseen_calls(rollouts: Sequence[Rollout]) -> str:
     if rollouts and all(rollout.outcome.failure is not None for rollout in rollouts):
         return ""  # the agents ended before they asked
     return (
-        f"No call to the model was recorded. The tracer sees calls made through {sees} to /chat/completions, in the "
-        "thread of the agent or one that copies its context.\n  Does the agent call endpoint.base_url?"
+        "No call to the model was recorded. The tracer sees calls to /chat/completions through httpx (the openai "
+        "package, LangChain), in the thread of the agent or one that copies its context; with gateway.use=on, those of "
+        "every client.\n  Does the agent call endpoint.base_url?"
     )
 
 
@@ -166,7 +175,7 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
 
     Args:
         rollouts: The rollouts of one step.
-        sampling: The endpoint's sampling fields, which the agent must pass with every call.
+        sampling: The endpoint's sampling fields.
         step: The training step.
     """
     requests = list(_requests(rollouts, trained_only=True))
@@ -180,9 +189,9 @@ def check_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *, 
     others = _sampling_mismatches(requests, sampling)
     if others:
         raise RunStopped(
-            f"step {step}: {others}: the importance ratios would be wrong.\n  The agent must pass "
-            "endpoint.sampling with every call that is trained (docs/agents.md). To use another temperature, change "
-            "the run's; to use one for a single node, exclude that node from training (adapter.match).",
+            f"step {step}: {others}: the importance ratios would be wrong.\n  The agent's own values hold in training: "
+            "leave them out of the calls that are trained, or give the run the same (algorithm.temperature). To use "
+            "another temperature for a single node, exclude that node from training (adapter.match).",
             cause="other-sampling",
         )
 
@@ -191,7 +200,7 @@ def warn_of_sampling(rollouts: Sequence[Rollout], sampling: Mapping[str, Any], *
     """Warn when calls of a measurement were sampled with other settings than the run's; return whether any were."""
     others = _sampling_mismatches(list(_requests(rollouts, trained_only=False)), sampling)
     if others:
-        log.warning("%s: %s: the agent does not pass endpoint.sampling (docs/agents.md)", mode, others)
+        log.warning("%s: %s: the agent sends values of its own (docs/how-to/existing-agent.md)", mode, others)
     return bool(others)
 
 
@@ -209,17 +218,26 @@ def warn_of_constraints(rollouts: Sequence[Rollout], *, step: int) -> bool:
     return bool(found)
 
 
-def warn_of_ignored(rollouts: Sequence[Rollout]) -> bool:
-    """Warn when calls have fields that the gateway drops; return whether any do."""
-    found: Counter[str] = Counter()
-    for rollout in rollouts:
-        for call in rollout.trace.llm_calls():
-            found.update(call.attributes.get(IGNORED) or ())
-    for name, count in found.most_common():
+def warn_of_fields(rollouts: Sequence[Rollout]) -> bool:
+    """Warn when calls have fields that the gateway drops, or a limit above the run's; return whether any do."""
+    ignored: Counter[str] = Counter()
+    limits: list[tuple[int, int]] = []
+    for call in (call for rollout in rollouts for call in rollout.trace.llm_calls()):
+        ignored.update(call.attributes.get(IGNORED) or ())
+        asked = call.attributes.get(ASKED) or {}
+        limits += [(asked[name], call.attributes["request"][name]) for name in LIMIT if name in asked]
+    for name, count in ignored.most_common():
         log.warning(
             "%d calls set %s, which has no effect on the run's model (docs/how-to/existing-agent.md)", count, name
         )
-    return bool(found)
+    if limits:
+        longest, limit = max(limits)
+        log.warning(
+            "%d calls asked for up to %d tokens; the run's limit of %d holds (algorithm.max_tokens, with verl "
+            "data.max_response_length)",
+            *(len(limits), longest, limit),
+        )
+    return bool(ignored or limits)
 
 
 def same_reward(rollouts: Sequence[Rollout]) -> bool:

@@ -35,7 +35,7 @@ from agentrig.run.guards import (
     check_sampling,
     check_triplets,
     warn_of_constraints,
-    warn_of_ignored,
+    warn_of_fields,
     warn_of_sampling,
     warn_of_unseen,
 )
@@ -123,7 +123,7 @@ class RunSession:
         self._measured = sum(past.measured.values())
         self._warnings: list[str] = []
         self._notes: list[str] = []
-        self._warned = self._constrained = self._unseen = self._ignored = False
+        self._warned = self._constrained = self._unseen = self._fields_told = False
         self._ahead: RolloutsAhead | None = None
         self._rollouts_s = 0.0  # of the step's training rollouts, whether the run waited for them or not
         self._overlap_s: float | None = None  # of these, while the step before was learned
@@ -270,7 +270,7 @@ class RunSession:
             rollouts: All of a mode and step, or of one batch of a step.
             mode: What they are for.
             step: Their step.
-            sampling: The sampling fields that the agent must pass with every call.
+            sampling: The sampling fields of its calls.
             wall_s: Seconds that they took.
             expected: How many were asked for.
             learns: Whether the algorithm learns from triplets; without it no check asks for any.
@@ -285,7 +285,7 @@ class RunSession:
         self.delivery.offer(rollouts)
         self.delivery.settle()  # what was sampled counts only if the weights had arrived
         check_failures(rollouts, self.plan.run.failure_limit, step=step, mode=mode)
-        self._ignored = self._ignored or warn_of_ignored(rollouts)
+        self._fields_told = self._fields_told or warn_of_fields(rollouts)
         if mode != "train":
             self._measured += len(rollouts)
             self._warned = self._warned or warn_of_sampling(rollouts, sampling, mode=mode)

@@ -80,6 +80,17 @@ def ready_server(plan: Plan, hardware: Hardware) -> None:
         raise ConfigError(f"server {name} can't serve on {hardware.name}: {why}\n  Leave --server out, or name another")
 
 
+def ready_algorithm(plan: Plan) -> None:
+    """Make sure that what the algorithm starts from is there, before runners start.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    ready = getattr(plan.components["algorithm"].spec, "ready", None)
+    if ready is not None:
+        ready(plan.configs["algorithm"])
+
+
 def make_server(plan: Plan) -> MakeServer:
     """Return what starts the plan's server, for the algorithm that asks for it; its heavy imports happen here.
 

@@ -29,6 +29,7 @@ from agentrig.run.setup import (
     gateway_of,
     make_engine,
     make_scorer,
+    ready_algorithm,
     ready_hardware,
     ready_server,
     second_scorers,
@@ -84,6 +85,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     # Hardware first: its environment variables must be set before anything imports torch.
     hardware = ready_hardware(plan)
     ready_server(plan, hardware)
+    ready_algorithm(plan)
 
     # Every component that the run names, before tasks are loaded or a model is started: the run fails here if one of
     # them can't be built. The light ones are first; the agent is built in the first runner.

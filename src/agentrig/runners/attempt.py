@@ -95,9 +95,11 @@ def _called(
         muted=muted,
         base_url=endpoint.base_url,
         gateway=visit is not None,
-        sampling=endpoint.sampling if _measured(job) else {},
-        replace=not getattr(agent, "reads_own_trace", False),  # a LitAgent has a temperature of its own for validation
+        sampling=endpoint.sampling,
+        # A LitAgent has a temperature of its own for validation.
+        replace=_measured(job) and not getattr(agent, "reads_own_trace", False),
         key="" if endpoint.api_key == "none" else endpoint.api_key,
+        headers=endpoint.headers,
     ) as recorder:
         try:
             whole = getattr(agent, "run_job", None)
@@ -121,7 +123,7 @@ def _called(
 
 
 def _measured(job: Job) -> bool:
-    """Whether a rollout is a measurement: then the run's sampling holds for all its calls."""
+    """Whether a rollout is a measurement: then the run's sampling replaces the agent's."""
     return job.mode in ("val", "test")
 
 

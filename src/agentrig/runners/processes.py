@@ -178,7 +178,7 @@ class Pool(BasePool[_Worker]):
         for worker in workers:
             worker.process.join(max(0.0, limit - time.monotonic()))
             if worker.process.exitcode is None:
-                log.warning("%s has not ended %g s after it was asked to; its guard is killed", worker.title, END_S)
+                log.debug("%s has not ended %g s after it was asked to; its guard is killed", worker.title, END_S)
                 worker.process.kill()
                 worker.process.join()
                 end_families([worker.process.pid], [worker.mark])

@@ -9,8 +9,10 @@ from typing import Any
 
 import attrs
 
-from agentrig.endpoints import Endpoint
+from agentrig.endpoints import LIMIT, Endpoint
+from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job, Result
+from agentrig.settings import structure
 from agentrig.tasks import Task
 from agentrig.testing.checks import CheckFailed, CheckSkipped, Report
 from agentrig.testing.playing import READ_PRIVATE, Players, Screaming
@@ -20,9 +22,7 @@ from agentrig.testing.table import Bench, Table
 from agentrig.traces import SERVER
 
 SAMPLING: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 48, "seed": 7}
-"""Sampling fields that the endpoint has, and every call must have."""
-
-HEADER = "x-agentrig-check"
+"""The endpoint's sampling fields."""
 
 ODD: Mapping[str, str | Reply] = {
     "an empty reply": "",
@@ -77,6 +77,7 @@ class AgentBench(Bench):
         limit: How many tasks are played.
         script: What the scripted server answers (`agentrig.testing.scripted`), the same to the same request.
         deadline_s: Wall seconds for a rollout, as `runners.deadline_s`.
+        gateway: Section `[gateway]`: `{"use": "on"}` plays the agent through the gateway.
         slow_s: Seconds that a slow server takes for each call.
     """
 
@@ -86,6 +87,7 @@ class AgentBench(Bench):
     limit: int = 4
     script: Script | str | Reply = "ok"
     deadline_s: float = 30.0
+    gateway: Any = None
     slow_s: float = 1.0
     _number: int = attrs.field(default=0, init=False)
 
@@ -105,8 +107,13 @@ class AgentBench(Bench):
     @cached_property
     def players(self) -> Players:
         """One process, in which as many rollouts run at once as there are tasks."""
+        return self.processes_of(n=1, threads=max(2, self.limit))
+
+    def processes_of(self, *, n: int, threads: int) -> Players:
+        """Return new processes with the agent, which end when the bench is closed."""
+        settings = structure(GatewaySettings, self.gateway or {}, owner="a run", section="gateway")
         players: Players = self.holding(
-            Players(self.subject, n=1, threads=max(2, self.limit), deadline_s=self.deadline_s)
+            Players(self.subject, n=n, threads=threads, deadline_s=self.deadline_s, gateway=settings)
         )
         return players
 
@@ -119,7 +126,6 @@ class AgentBench(Bench):
             base_url=self.server.url,
             model=self.server.model,
             sampling=SAMPLING,
-            headers={HEADER: "1"},
             token_ids=True,
         )
         given = task.given(whole=whole)
@@ -170,7 +176,8 @@ def starts(bench: AgentBench) -> None:
 @check(
     "calls-endpoint",
     why="The model that is trained is not asked: nothing can be learned.",
-    cure="Make the client of `endpoint.base_url`, `endpoint.api_key` and `endpoint.model`, in every call of the agent.",
+    cure="Make the client of `endpoint.base_url`, `endpoint.api_key` and `endpoint.model`, in every call of the agent. "
+    "Anthropic's Messages and OpenAI's Responses need `gateway.use=on`.",
     needs=["starts"],
 )
 def calls_endpoint(bench: AgentBench) -> None:
@@ -178,7 +185,7 @@ def calls_endpoint(bench: AgentBench) -> None:
     for play in bench.plays:
         if not play.requests and play.failure in (None, "llm-error"):
             how = play.says() if play.failure else f"task {play.task.id}: it answered"
-            raise CheckFailed(f"{how}; no call arrived at the endpoint")
+            raise CheckFailed(f"{how}; no call of /chat/completions arrived at the endpoint")
 
 
 @check(
@@ -210,7 +217,7 @@ def json_answer(bench: AgentBench) -> None:
 @check(
     "recorded",
     why="Calls without their token ids cannot be trained.",
-    cure="Use a client on httpx (openai, langchain-openai, httpx itself), not requests, urllib or aiohttp.",
+    cure="Set `gateway.use=on`, or use a client on httpx (openai, langchain-openai, httpx itself).",
     needs=["answers"],
 )
 def recorded(bench: AgentBench) -> None:
@@ -223,30 +230,19 @@ def recorded(bench: AgentBench) -> None:
 
 @check(
     "sampling",
-    why="Groups without temperature are all alike, and log-probabilities are not those of the policy.",
-    cure="Pass `extra_body=dict(endpoint.sampling)` (openai) or `**endpoint.sampling` with every call.",
+    why="Log-probabilities are not those of the policy: the run ends in its first step.",
+    cure="Leave these fields out of the calls, as the run adds its own; or set the run's to the agent's "
+    "(`algorithm.temperature`).",
     needs=["answers"],
 )
 def sampling(bench: AgentBench) -> None:
-    """Every call has the endpoint's sampling fields."""
-    for play, request in _requests(bench):
-        wrong = [key for key, value in SAMPLING.items() if request.body.get(key) != value]
-        if wrong:
-            got = {key: request.body.get(key) for key in wrong}
-            raise CheckFailed(f"task {play.task.id}: of {dict(SAMPLING)} a call has {got}")
-
-
-@check(
-    "headers",
-    why="A server or proxy that needs them refuses the calls, or mixes up rollouts.",
-    cure="Pass `extra_headers=dict(endpoint.headers)` (openai) or `default_headers` with every call.",
-    needs=["answers"],
-)
-def headers(bench: AgentBench) -> None:
-    """Every call has the endpoint's headers."""
-    for play, request in _requests(bench):
-        if request.headers.get(HEADER) != "1":
-            raise CheckFailed(f"task {play.task.id}: a call lacks the header {HEADER}")
+    """Every call arrives with the endpoint's sampling fields, or with a lower limit of tokens."""
+    for play in bench.plays:
+        for request in play.requests:
+            limit = min((request.body[name] for name in LIMIT if request.body.get(name)), default=None)
+            got = {**{key: request.body.get(key) for key in SAMPLING}, LIMIT[0]: limit}
+            if got != {**SAMPLING, LIMIT[0]: limit} or limit is None or limit > SAMPLING[LIMIT[0]]:
+                raise CheckFailed(f"task {play.task.id}: the run samples with {dict(SAMPLING)}, a call with {got}")
 
 
 @check(
@@ -257,9 +253,10 @@ def headers(bench: AgentBench) -> None:
 )
 def model(bench: AgentBench) -> None:
     """Every call names the endpoint's model."""
-    for play, request in _requests(bench):
-        if request.body.get("model") != bench.server.model:
-            raise CheckFailed(f"task {play.task.id}: a call names {request.body.get('model')!r}")
+    for play in bench.plays:
+        for request in play.requests:
+            if request.body.get("model") != bench.server.model:
+                raise CheckFailed(f"task {play.task.id}: a call names {request.body.get('model')!r}")
 
 
 @check(
@@ -327,12 +324,12 @@ def threads(bench: AgentBench) -> None:
 )
 def processes(bench: AgentBench) -> None:
     """Two processes at once build it, and give the same answers."""
-    with Players(bench.subject, n=2, threads=1, deadline_s=bench.deadline_s) as players:
-        players.start()
-        for play, alone in zip(bench.together(players), bench.plays, strict=True):
-            different = difference(_seen(alone), _seen(play))
-            if different:
-                raise CheckFailed(f"task {play.task.id}, in two processes: {different}")
+    players = bench.processes_of(n=2, threads=1)
+    players.start()
+    for play, alone in zip(bench.together(players), bench.plays, strict=True):
+        different = difference(_seen(alone), _seen(play))
+        if different:
+            raise CheckFailed(f"task {play.task.id}, in two processes: {different}")
 
 
 @check(
@@ -417,10 +414,6 @@ def slow_server(bench: AgentBench) -> None:
     different = difference(_seen(alone), _seen(play))
     if different:
         raise CheckFailed(f"task {play.task.id}, {bench.slow_s:g} s for each call: {different}")
-
-
-def _requests(bench: AgentBench) -> list[tuple[Play, Request]]:
-    return [(play, request) for play in bench.plays for request in play.requests]
 
 
 def _seen(play: Play) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from agentrig.runners.processes import Pool
 from agentrig.testing.elsewhere import packed
 from agentrig.testing.subject import Subject
 
-START_S = 60.0
+START_S = 120.0
 """Seconds until an agent must be built, its imports included."""
 
 
@@ -47,16 +47,19 @@ class SentAgent:
 
 
 class Players:
-    """Runner processes with the agent under test, and a gateway if its spec says that it needs one.
+    """Runner processes with the agent under test, and a gateway if its spec or the settings ask for one.
 
     Args:
         subject: The agent.
         n: Processes.
         threads: Rollouts at once in each.
         deadline_s: Wall seconds for a rollout.
+        gateway: The gateway's settings.
     """
 
-    def __init__(self, subject: Subject, *, n: int, threads: int, deadline_s: float) -> None:
+    def __init__(
+        self, subject: Subject, *, n: int, threads: int, deadline_s: float, gateway: GatewaySettings | None = None
+    ) -> None:
         spec = subject.spec
         source = SentAgent(
             name=str(subject),
@@ -67,7 +70,9 @@ class Players:
         self.pool = Pool(source, n=n, threads=threads, deadline_s=deadline_s, retries=0, preload=preload)
         self._ending = ExitStack()
         self._ending.callback(self.pool.close)
-        self._needs_gateway = spec is not None and spec.calls == "gateway"
+        self._settings = gateway or GatewaySettings()
+        asks = bool(self._settings.models) or (spec is not None and spec.calls == "gateway")
+        self._needs_gateway = asks if self._settings.use == "auto" else self._settings.use == "on"
         self._gateway: Gateway | None = None
 
     def __enter__(self) -> Players:
@@ -89,7 +94,7 @@ class Players:
         """Run jobs and return their results, in their order; a job that fails is a result too."""
         done: dict[str, Result] = {}
         if self._needs_gateway and self._gateway is None:
-            self._gateway = self._ending.enter_context(Gateway(GatewaySettings()))
+            self._gateway = self._ending.enter_context(Gateway(self._settings))
         for job in jobs:
             if self._gateway is not None:
                 job = attrs.evolve(job, endpoint=attrs.evolve(job.endpoint, gateway=self._gateway.address))

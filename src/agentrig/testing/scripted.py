@@ -181,7 +181,8 @@ class _Handler(QuietHandler):
         if self._refused():
             return
         if not self.path.endswith("/chat/completions"):
-            self._send(404, {"error": {"message": f"no {self.path} here, only /v1/chat/completions"}})
+            text = f"no {self.path} here, only /v1/chat/completions; with gateway.use=on, agentrig's gateway answers it"
+            self._send(404, {"error": {"message": text}})
             return
         body = json.loads(raw)
         headers = {name.lower(): value for name, value in self.headers.items()}

@@ -14,7 +14,7 @@ from agentrig.testing.checks import Check, CheckSkipped, Report
 from agentrig.testing.elsewhere import elsewhere
 from agentrig.testing.subject import Subject, subject_of
 
-LOADS_S = 30.0
+LOADS_S = 120.0
 """Seconds that a plugin file may take to load and to build."""
 
 LOADS = "loads"
@@ -93,7 +93,8 @@ class Table(Generic[B]):
             LOADS,
             loads,
             why="A run with it does not start.",
-            cure="Mend what the message names; `agentrig plugins` shows every plugin and its error.",
+            cure="Mend what the message names; `agentrig plugins` shows every plugin and its error. What takes long to "
+            "import belongs into `build`.",
         )
 
     def check(

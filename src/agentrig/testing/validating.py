@@ -10,14 +10,15 @@ from typing import Any
 import attrs
 
 from agentrig.endpoints import Endpoint
-from agentrig.errors import ConfigError, LookupFailed, nearest
+from agentrig.errors import AgentrigError, ConfigError, LookupFailed, nearest
+from agentrig.plan import read_run_file
 from agentrig.plugins.loading import load
 from agentrig.testing.checks import Report
 from agentrig.testing.elsewhere import EndedElsewhere, elsewhere
 from agentrig.testing.kit import CHECKED, table_of
 from agentrig.testing.play import TABLE as PLAY
 from agentrig.testing.subject import subject_of
-from agentrig.testing.table import Table
+from agentrig.testing.table import LOADS_S, Table
 
 UNPLAYABLE = {"agent.loads", "agent.starts", "agent.calls-endpoint", "agent.answers", "play.loads", "play.parts"}
 """Checks without which an agent is not played."""
@@ -25,16 +26,14 @@ UNPLAYABLE = {"agent.loads", "agent.starts", "agent.calls-endpoint", "agent.answ
 TRIED = ("agent", "reward")
 """Kinds whose checks need other components."""
 
-LOADS_S = 30.0
-"""Seconds that all plugins may take to load."""
-
 
 @attrs.frozen(kw_only=True)
 class Target:
-    """A component to validate, by what finds it."""
+    """A component to validate, by what finds it; and whether its plugin brings exactly one task set."""
 
     kind: str
     given: str
+    has_tasks: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -43,7 +42,8 @@ class Asked:
 
     Attributes:
         uses: Kind to name: the task set, reward and adapter for agents and rewards that do not bring them.
-        settings: Kind to keys, as the sections of a run file.
+        settings: Kind to keys, as the sections of a run file; `gateway` too.
+        files: Plugin files in which names are looked up first.
         script: What the scripted model says; None for right answers and nonsense.
         endpoint: A real model for the trial.
         limit: Tasks of a trial.
@@ -53,6 +53,7 @@ class Asked:
 
     uses: Mapping[str, str] = attrs.field(factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    files: Sequence[str] = ()
     script: str | None = None
     endpoint: Endpoint | None = None
     limit: int = 12
@@ -94,27 +95,33 @@ class Validation:
         return {"ok": self.ok, "reports": reports, "trials": list(self.trials)}
 
 
-def targets(word: str | None) -> list[Target]:
+def targets(word: str | None, files: Sequence[str] = ()) -> list[Target]:
     """Return the components that a name, a distribution, a file, or the package in the current folder brings.
+
+    Args:
+        word: What names them; None for the package.
+        files: Plugin files in which a name is looked up first.
 
     Raises:
         LookupFailed: There is none; the message names the nearest.
-        ConfigError: No word, and no package in the current folder.
+        ConfigError: No word, and no package in the current folder; or a run file.
     """
     word = word or _here()
+    if word.endswith(".toml"):
+        raise ConfigError(_of_run_file(word))
+    word = _in_files(word, files)
     path, colon, name = word.rpartition(":")
     file = path if colon and path.endswith(".py") else word if word.endswith(".py") else ""
     wanted = name if file == path and colon else ""
-    try:
-        found = elsewhere(_listed, str(Path(file).resolve()) if file else "", deadline_s=LOADS_S)
-    except EndedElsewhere as error:
-        raise LookupFailed(f"{file or 'an installed plugin'} cannot be loaded: {error}") from error
+    found = _components(file)
     if file:
         own = [t for t in found if t[0] == "file" and wanted in ("", t[3])]
-        hits = [Target(kind=kind, given=f"{file}:{own_name}") for _, _, kind, own_name in own]
     else:
         own = [t for t in found if word in (t[0], t[1], t[3])]
-        hits = [Target(kind=kind, given=own_name) for _, _, kind, own_name in own]
+    hits = []
+    for distribution, plugin, kind, name in own:
+        has_tasks = [t[:3] for t in found].count((distribution, plugin, "tasks")) == 1
+        hits.append(Target(kind=kind, given=f"{file}:{name}" if file else name, has_tasks=has_tasks))
     checked = [hit for hit in hits if hit.kind in CHECKED]
     if not checked:
         known = [*{t[0] for t in found}, *(t[3] for t in found)]
@@ -128,8 +135,53 @@ def targets(word: str | None) -> list[Target]:
     return checked
 
 
+def _components(file: str) -> list[tuple[str, str, str, str]]:
+    """Return what `_listed` does, of a file or, for '', of what is installed."""
+    try:
+        return elsewhere(_listed, str(Path(file).resolve()) if file else "", deadline_s=LOADS_S)
+    except EndedElsewhere as error:
+        raise LookupFailed(f"{file or 'an installed plugin'} cannot be loaded: {error}") from error
+
+
+def _in_files(name: str, files: Sequence[str], kind: str = "") -> str:
+    """Return `FILE.py:NAME` if one of the files brings a component of that name, else the name."""
+    if not name.endswith(".py"):
+        for file in files:
+            if any(c[0] == "file" and c[3] == name and kind in ("", c[2]) for c in _components(file)):
+                return f"{file}:{name}"
+    return name
+
+
+def _of_run_file(file: str) -> str:
+    """Say how to validate the agent of a run file."""
+    try:
+        sections = read_run_file(Path(file))
+    except AgentrigError as error:
+        return str(error)
+    plugins = "".join(f" --plugin {name}" for name in sections.get("run", {}).get("plugins", ()))
+    uses = {kind: sections.get(kind, {}).get("use", f"{kind.upper()}") for kind in ("agent", "tasks", "reward")}
+    keys = "".join(f" agent.{key}=…" for key in sections.get("agent", {}) if key != "use")
+    return (
+        f"{file} is a run file, and validate checks components. For its agent:\n"
+        f"  agentrig validate {uses['agent']}{plugins} --tasks {uses['tasks']} --reward {uses['reward']}{keys}\n"
+        f"  agentrig dev {file} plays the run's own agent"
+    )
+
+
 def validated(found: Sequence[Target], asked: Asked) -> Validation:
-    """Run the checks of each component, and a trial of each agent that has tasks and a reward."""
+    """Run the checks of each component, and a trial of each agent that has tasks and a reward.
+
+    Raises:
+        ConfigError: A section that nothing here reads; or no tasks for an agent or a reward.
+    """
+    kinds = {target.kind for target in found}
+    known = sorted({*kinds, *(("tasks", "agent", "reward", "adapter", "gateway") if kinds & set(TRIED) else ())})
+    for section in asked.settings:
+        if section not in known:
+            raise ConfigError(
+                f"nothing that is validated reads [{section}].{nearest(section, known)} Known: {', '.join(known)}"
+            )
+    asked = attrs.evolve(asked, uses={kind: _in_files(name, asked.files, kind) for kind, name in asked.uses.items()})
     reports: list[Report] = []
     trials: list[Mapping[str, Any]] = []
     for target in found:
@@ -137,8 +189,15 @@ def validated(found: Sequence[Target], asked: Asked) -> Validation:
         options: dict[str, Any] = {}
         if parts:
             options = {"tasks": parts["tasks"].given or None, "tasks_settings": parts["tasks"].keys}
-        if target.kind == "agent" and asked.script is not None:
-            options["script"] = asked.script
+            if not parts["tasks"].given and not target.has_tasks and asked.only is None:
+                raise ConfigError(
+                    f"say on which tasks to try {target.given}: --tasks NAME, or --tasks FILE.py:NAME.\n"
+                    "  agentrig plugins lists the installed task sets"
+                )
+        if target.kind == "agent":
+            options["gateway"] = asked.settings.get("gateway")
+            if asked.script is not None:
+                options["script"] = asked.script
         table = table_of(target.kind)
         only = _chosen(table, asked.only)
         settings = parts[target.kind].keys if parts else asked.settings.get(target.kind)
@@ -208,7 +267,11 @@ def _trial(parts: Mapping[str, _Part], asked: Asked) -> tuple[Report, Mapping[st
     bench = PLAY.open(
         subject_of("agent", parts["agent"].given, parts["agent"].keys),
         None,
-        {**more, "limit": asked.limit, "script": asked.script, "endpoint": asked.endpoint},
+        {
+            **more,
+            **{"limit": asked.limit, "script": asked.script, "endpoint": asked.endpoint},
+            "gateway": asked.settings.get("gateway"),
+        },
     )
     try:
         report = PLAY.report(bench, _chosen(PLAY, asked.only), asked.say)

@@ -1,7 +1,7 @@
 """The httpx tap: sees every call to the model, requests token ids, and keeps the exact ids that were sampled.
 
 The SDKs of OpenAI, Anthropic and others share httpx, so an agent needs no wrapper around its client. Calls to the run's
-own server get the run's key, so an agent that reads a key from its environment needs no change either.
+own server get the run's key, headers and sampling fields, so an agent that knows none of them needs no change either.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ def _tap(library: Any, *, is_async: bool) -> None:
         if recorder is None:
             return None
         server = server_of(request.url)
-        if recorder.key and server == recorder.server:  # the client drops this header if it is redirected elsewhere
-            request.headers["Authorization"] = f"Bearer {recorder.key}"
+        if server == recorder.server:  # the client drops the key if it is redirected elsewhere
+            request.headers.update(recorder.headers)
         if request.method != "POST":
             return None
         if recorder.gateway and server == recorder.server:
             request.headers[PARENT] = recorder.parent()  # the gateway records the call under this span
             return None
         if not request.url.path.endswith("/chat/completions"):
+            if server == recorder.server and request.url.path.endswith(("/messages", "/responses")):
+                recorder.miss(f"POST {request.url.path}")
             return None
         try:
             body = json.loads(request.content)

@@ -34,9 +34,10 @@ class Recorder:
         base_url: The endpoint's URL. Calls to other servers are recorded, but not changed and never trained on.
             Empty: every server counts as the endpoint.
         gateway: Whether this URL is the gateway's, which records the calls to it; see `join`.
-        sampling: Sampling fields that calls to the endpoint get, in a measurement; empty changes none.
+        sampling: Sampling fields of the run, for calls to the endpoint.
         replace: Whether they replace those of the agent; see `agentrig.endpoints.sampled_as`.
         key: The endpoint's key, sent with calls to it whatever key the agent's client has. Empty: the agent's is sent.
+        headers: More headers of calls to the endpoint.
 
     Attributes:
         root: The id of the root span.
@@ -52,12 +53,13 @@ class Recorder:
         base_url: str = "",
         gateway: bool = False,
         key: str = "",
+        headers: Mapping[str, str] | None = None,
         sampling: Mapping[str, Any] | None = None,
         replace: bool = False,
     ) -> None:
         self.rollout_id = rollout_id
         self.gateway = gateway
-        self.key = key
+        self.headers = {**(headers or {}), **({"Authorization": f"Bearer {key}"} if key else {})}
         self.sampling, self.replace = sampling or {}, replace
         self.token_ids = token_ids
         self.server = server_of(urlsplit(base_url)) if base_url else None
@@ -229,10 +231,10 @@ class Recorder:
             known.add(span.id)
             self._spans.append(attrs.evolve(span, parent=span.parent if span.parent in known else self.outside_in))
 
-    def miss(self, library: str) -> None:
-        """Count a connection to the endpoint by another library than httpx: only the gateway records its calls."""
+    def miss(self, way: str) -> None:
+        """Count a connection to the endpoint by another library, or a call of another API; the gateway sees both."""
         if not self.muted and not self.gateway:
-            self._missed[library] += 1
+            self._missed[way] += 1
 
     def fail(self, error: str) -> None:
         """Store the error that ended the rollout."""

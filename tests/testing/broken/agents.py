@@ -33,7 +33,6 @@ def ask(endpoint: Endpoint, content, *, timeout=20, **changes):
     body = {"model": endpoint.model, "messages": [{"role": "user", "content": content}], **endpoint.sampling}
     headers = {"Authorization": f"Bearer {endpoint.api_key}", **endpoint.headers}
     body |= changes.pop("body", {})
-    headers |= changes.pop("headers", {})
     url = changes.pop("url", endpoint.base_url)
     reply = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=timeout)
     reply.raise_for_status()
@@ -69,10 +68,6 @@ def by_urllib(task_input, endpoint):
 
 def cold(task_input, endpoint):
     return ask(endpoint, task_input["word"], body={"temperature": 0.0})
-
-
-def without_headers(task_input, endpoint):
-    return ask(endpoint, task_input["word"], headers=dict.fromkeys(endpoint.headers, ""))
 
 
 def own_model(task_input, endpoint):
@@ -157,7 +152,6 @@ BROKEN = {
     "json-answer": gives_a_set,
     "recorded": by_urllib,
     "sampling": cold,
-    "headers": without_headers,
     "model": own_model,
     "private": cheats,
     "same-twice": dated,

@@ -42,6 +42,13 @@ def workload(config: GrpoConfig) -> Workload | None:
     )
 
 
+def ready(config: GrpoConfig) -> None:
+    """Make sure that the starting model is there."""
+    from agentrig_grpo.naming import model_directory
+
+    model_directory(config.model)
+
+
 def make_start(config: GrpoConfig, plan: StartPlan, turns: Sequence[Turn], log: Callable[[str], None]) -> StartingModel:
     """Make a starting model; torch is imported here."""
     from agentrig_grpo import starting
@@ -78,6 +85,7 @@ def register_algorithms() -> Iterable[AlgorithmSpec]:
         config=GrpoConfig,
         build=build,
         workload=workload,
+        ready=ready,
         server=True,
         make_start=make_start,
         formulas="grpo",

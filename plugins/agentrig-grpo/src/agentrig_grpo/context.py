@@ -33,7 +33,8 @@ def context_of(config: Any, max_length: int) -> int:
     if own and max_length > own:
         raise ConfigError(
             f"[algorithm] max_length = {max_length}: this model's context is {own} tokens "
-            "(max_position_embeddings in its config.json); leave max_length out, or take a model with a longer context"
+            "(max_position_embeddings in its config.json). algorithm.max_length=0 takes the model's own; or take a "
+            f"model with a longer context (agentrig warmup makes one with --context {max_length})"
         )
     return max_length or own or UNKNOWN
 

@@ -39,5 +39,6 @@ def model_directory(name: str) -> Path:
     found = "it has no config.json" if directory.is_dir() else "there is no such directory"
     raise ConfigError(
         f"[algorithm] model = {name!r}: {found}, and no shipped model has this name.{nearest(name, known)}\n"
-        f"  shipped models: {', '.join(known) or 'none'}; any other must be a local Hugging Face directory"
+        f"  shipped models: {', '.join(known) or 'none'}; any other must be a local Hugging Face directory:\n"
+        "  algorithm.model=DIR, or --model DIR in agentrig run; agentrig warmup makes a small one for your tasks"
     )

@@ -64,7 +64,12 @@ def make_start(config: GrpoConfig, plan: StartPlan, turns: Sequence[Turn], log: 
     longest = max(len(e.prompt_ids) + len(e.response_ids) for e in examples)
     tokens = sum(len(e.prompt_ids) + len(e.response_ids) for e in examples)
     if plan.model == "new":
-        context = plan.context or max(512, 2 * longest, longest + config.max_tokens)
+        context = plan.context or max(512, 2 * longest, longest + config.max_tokens, config.max_length)
+        if context < config.max_length:
+            raise ConfigError(
+                f"--context {context} is less than [algorithm] max_length = {config.max_length}, so no run could use "
+                f"the model: give --context {config.max_length}, or algorithm.max_length=0 here and in the run"
+            )
         _set_context(plan.directory, context)
         tokenizer = checkpoint.load_tokenizer(plan.directory)
         if plan.parameters:
@@ -75,7 +80,7 @@ def make_start(config: GrpoConfig, plan: StartPlan, turns: Sequence[Turn], log: 
     else:
         model = checkpoint.load_model(source)
         checkpoint.check_vocabulary(model, tokenizer)
-        context = context_of(model.config, 0)
+        context = max(context_of(model.config, config.max_length), context_of(model.config, 0))
     check_lengths(examples, context, plan.model)
     width = int(model.config.hidden_size)
     stats = warmup.fine_tune(

@@ -37,8 +37,8 @@ ADDED = frozenset({"actor_rollout_ref.rollout.agent.agent_loop_manager_class"})
 IGNORED: Mapping[str, str] = {
     # Another part of agentrig does the work.
     "actor_rollout_ref.model.path": "set algorithm.model",
-    "data.train_files": "tasks come from agentrig; set [tasks]",
-    "data.val_files": "tasks come from agentrig; set [tasks] and run.validation",
+    "data.train_files": "the run's tasks are used: trainer.fit's, or [tasks]",
+    "data.val_files": "the run's tasks are used: trainer.fit's, or [tasks]",
     "data.custom_cls.": "tasks come from agentrig; set [tasks]",
     "data.train_max_samples": "set run.train_tasks",
     "data.val_max_samples": "set run.validation_tasks",

@@ -14,8 +14,11 @@ from agentrig.cli.options import measured_server, stdout_to_stderr
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[NAME | PACKAGE | FILE.py] [section.key=value …]")
-@click.option("--tasks", metavar="NAME", help="The task set for an agent or a reward; by default its plugin's own.")
-@click.option("--reward", metavar="NAME", help="The reward for an agent's trial; by default its plugin's own.")
+@click.option("--plugin", "files", multiple=True, metavar="FILE.py", help="A Python file that is a plugin too.")
+@click.option(
+    "--tasks", metavar="NAME", help="The task set for an agent or a reward, or FILE.py:NAME; else its plugin's."
+)
+@click.option("--reward", metavar="NAME", help="The reward for an agent's trial, or FILE.py:NAME; else its plugin's.")
 @click.option("--adapter", metavar="NAME", help="The adapter for the trial; by default all calls are kept.")
 @click.option("--script", metavar="TEXT", help="What the scripted model says; by default right answers and nonsense.")
 @click.option("--endpoint", metavar="URL", help="Play the trial with a real model: an OpenAI-compatible server (…/v1).")
@@ -25,6 +28,7 @@ from agentrig.cli.options import measured_server, stdout_to_stderr
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def validate(
     words: Sequence[str],
+    files: Sequence[str],
     script: str | None,
     endpoint: str | None,
     model: str | None,
@@ -40,6 +44,7 @@ def validate(
     \b
     agentrig validate my_agent.py
     agentrig validate my-agent --tasks my-tasks --reward my-reward
+    agentrig validate my_agent.py --tasks my_tasks.py:words --reward my_tasks.py:equal gateway.use=on
     agentrig validate agentrig-spider --json
     """
     from agentrig.plan import parse_override
@@ -52,10 +57,11 @@ def validate(
         settings.setdefault(section, {})[key] = value
     with stdout_to_stderr() as stdout:
         found = validated(
-            targets(word),
+            targets(word, files),
             Asked(
                 uses={kind: name for kind, name in uses.items() if name},
                 settings=settings,
+                files=files,
                 script=script,
                 endpoint=measured_server(endpoint, model, None) if endpoint or model else None,
                 limit=limit,

@@ -295,8 +295,12 @@ def _guarded(
 
 async def _http_error(http: HttpRequest, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
+    route = f"{http.method} {http.url.path}"
+    elsewhere = (
+        "; with gateway.use=on, agentrig's gateway answers it" if route.endswith(("/messages", "/responses")) else ""
+    )
     text = (
-        f"there is no {http.method} {http.url.path}; try POST /v1/chat/completions, POST /v1/completions, "
+        f"there is no {route}{elsewhere}; try POST /v1/chat/completions, POST /v1/completions, "
         "POST /tokenize, GET /v1/models, GET /health"
     )
     return Response(ApiError(text, status=status).body(), status_code=status, media_type="application/json")
