@@ -21,7 +21,7 @@ from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunIn
 from agentrig.run import checkpoints, files
 from agentrig.run.directory import RunDirectory
 from agentrig.run.past import read_past
-from agentrig.run.resume import resume_plan
+from agentrig.run.resume import recorded_plan, resume_plan
 from agentrig.run.training import train
 
 
@@ -56,6 +56,33 @@ def test_a_resume_that_fails_changes_nothing(finished: Path, overrides: Sequence
         train(resume_plan(finished, overrides=overrides, from_step=3), resume=finished)
     assert content(finished) == before
     assert json.loads(before["summary.json"])["accuracy"]["after"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('use = "toy-parity"', 'use = "own"', r"config\.toml was edited: it names the reward own, and .* toy-parity"),
+        ('use = "toy-tasks"', 'use = "mini-sql"', r"config\.toml was edited: it names the task set mini-sql, and"),
+        ("seed = 0", "seed = -1", r"'seed' must be >= 0[\s\S]*The settings are in .*toy/config\.toml"),
+        ("[run]", None, r"config\.toml is missing\. Restore it from a copy, for example from the section config of"),
+    ],
+)
+def test_settings_edited_by_hand_are_refused_with_their_file(
+    finished: Path, old: str, new: str | None, said: str
+) -> None:
+    file = finished / "config.toml"
+    text = file.read_text()
+    assert old in text
+    if new is None:
+        file.unlink()
+    else:
+        file.write_text(text.replace(old, new))
+    before = content(finished)
+    with pytest.raises(ConfigError, match=said):
+        resume_plan(finished, overrides=["algorithm.steps=4"])
+    with pytest.raises(ConfigError, match=said):
+        recorded_plan(finished)  # of `audit` and `replay`
+    assert content(finished) == before
 
 
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "interrupted"])
