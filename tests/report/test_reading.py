@@ -67,7 +67,7 @@ def test_metrics_that_lack_something_or_contradict_the_rollouts_are_told(
     assert re.search(said, build_report([directory]).read_text())
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "log.jsonl", "summary.json", "rollouts/train-00002.parquet"])
 def test_a_pipe_with_the_name_of_a_file_is_named_and_not_read(tmp_path: Path, name: str) -> None:
     directory = write_run(tmp_path / "run", steps=2)
