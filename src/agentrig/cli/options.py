@@ -149,9 +149,9 @@ def find_checkpoint(path: Path | None) -> Path | None:
         return None
     found: Path | None = path
     if not (path / "config.json").is_file():
-        run = RunDirectory(path) if (path / "checkpoints").is_dir() else None
-        found, step = run.latest_checkpoint() if run else (None, 0)
-        for warning in lost_checkpoints(run, step) if run and found else ():
+        of = RunDirectory(path) if (path / "checkpoints").is_dir() else None
+        found, step = of.latest_checkpoint() if of else (None, 0)
+        for warning in lost_checkpoints(of, step) if of and found else ():
             click.echo(f"agentrig: warning: {warning}", err=True)
     if found is None:
         raise ConfigError(
