@@ -140,6 +140,9 @@ TOO_LARGE = ("File too large", "os error 27)")
 TOO_MANY = ("Too many open files", "os error 24)")
 """What libraries say when a resource has run out; some keep no error number."""
 
+UNWRITTEN = ("inline_container", "PytorchStreamWriter")
+"""What torch says when it could not write a file; it does not say why."""
+
 
 def exhausted(error: BaseException | None) -> str:
     """Say which resource of this process or machine ran out, and what to do; '' if none did.
@@ -155,11 +158,12 @@ def exhausted(error: BaseException | None) -> str:
         text = f"{type(each).__name__}: {each}"
         if code in (errno.ENOSPC, errno.EDQUOT) or any(said in text for said in NO_SPACE):
             return (
-                "the disk is full, or your quota is used up. Free some space and continue with "
-                "`agentrig train --resume RUN`: everything written before is intact"
+                "the disk is full, or your quota is used up. Free some space and continue: repeat the command, for a "
+                "training run with --resume and its directory; everything written before is intact"
             )
-        if code == errno.EFBIG or any(said in text for said in TOO_LARGE):
-            most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        hidden = most >= 0 and any(said in text for said in UNWRITTEN)
+        if hidden or code == errno.EFBIG or any(said in text for said in TOO_LARGE):
             here = f"no file may be larger than {most / 1024:.0f} KiB here (ulimit -f)" if most >= 0 else str(each)
             return f"{here}. Allow larger ones: ulimit -f unlimited"
         if code in (errno.EMFILE, errno.ENFILE) or any(said in text for said in TOO_MANY):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -156,6 +158,49 @@ def test_a_changed_record_is_named_with_its_link(name: str, run: Path) -> None:
     assert status == 1
     assert found[link]["result"] == "fault", found
     assert found[link]["causes"]
+
+
+def test_a_changed_reward_in_the_metrics_is_named(run: Path) -> None:
+    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[1]["reward"] += 0.25
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "rew')
+    done = CliRunner().invoke(main, ["audit", str(run), "--step", "2"])
+    assert done.exit_code == 1, done.output
+    assert "metrics.jsonl has the reward" in done.output
+    assert "metrics.jsonl: line 3 cannot be read" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_left", "link"),
+    [
+        ("rollouts/train-00002.parquet", 2000, "score"),
+        ("calls/train-00002.parquet", 0, "advantages"),
+        ("checkpoints/step-00001/trainer/learner.pt", 2000, "distribution"),
+        ("progress.json", 20, "held-out"),
+    ],
+)
+def test_a_file_that_was_cut_short_is_a_fault_that_names_it(
+    run: Path, name: str, bytes_left: int, link: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (run / name).write_bytes((run / name).read_bytes()[:bytes_left])
+    status, found = audited(run, "--step", "2")
+    assert (status, found[link]["result"]) == (1, "fault"), found
+    assert f"{name} cannot be read" in found[link]["detail"]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("config.toml", "[run\n"), ("audit/step-00002.json", "{"), ("metrics.jsonl", None)]
+)
+def test_a_record_that_cannot_be_read_ends_the_command_with_the_file(run: Path, name: str, text: str | None) -> None:
+    (run / name).unlink()
+    if text is None:
+        os.mkfifo(run / name)
+    else:
+        (run / name).write_text(text)
+    done = CliRunner().invoke(main, ["audit", str(run), "--step", "2"])
+    assert done.exit_code == 2, done.output
+    assert re.search(rf"{name} (is not TOML|cannot be read)", done.stderr), done.stderr
 
 
 def test_links_that_cannot_be_looked_at_are_named_and_are_no_fault(run: Path) -> None:

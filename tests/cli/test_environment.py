@@ -140,3 +140,15 @@ def test_an_unknown_type_of_model(model: Path, tmp_path: Path) -> None:
         assert "config.json has the model_type qwen99, which transformers" in said
         assert "pip install -U transformers" in said
         assert "--resume" not in said
+
+
+def test_a_current_directory_that_was_deleted(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+
+    def limits() -> None:
+        os.chdir(gone)
+        gone.rmdir()
+
+    status, said = agentrig("plugins", limits=limits)
+    assert (status, said) == (1, "agentrig: the current directory was deleted. Change to another one: cd DIR\n")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
+import os
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +23,7 @@ from agentrig.display.live import final_line
 from agentrig.figures import counted
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.plugins.loading import load
+from agentrig.processes.ends import Interrupted
 from agentrig.testing.run_directory import rollout_of, write_run
 
 
@@ -241,3 +245,27 @@ def test_the_final_line_and_the_report_count_failures_alike(tmp_path: Path) -> N
     failures = {"llm-error": 1, "deadline": 1, "agent-error": 2}
     assert f"failed {counted(failures)}" in final_line({"failures": failures}, tmp_path)
     assert counted(failures) == "4 (2 agent-error, 1 deadline, 1 llm-error)"
+
+
+def test_a_signal_is_named_and_no_exception():
+    shown, buffer = display()
+    shown.on_run_error(event=RunError(directory=Path("runs/demo"), error=Interrupted(signal.SIGHUP, "ended early")))
+    assert "runs/demo: SIGHUP ended the run before a step ended" in buffer.getvalue()
+
+
+def test_an_output_that_cannot_be_written_ends_the_display_and_not_the_run(caplog: pytest.LogCaptureFixture):
+    reader, writer = os.pipe()
+    os.close(reader)
+    full = os.open("/dev/full", os.O_WRONLY)
+    for number, why in ((full, "No space left on device"), (writer, "nobody reads")):
+        file = os.fdopen(number, "w")
+        caplog.clear()
+        shown = LiveDisplay(Console(file=file, width=110))
+        shown.on_run_start(event=start())
+        shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
+        told = [record for record in caplog.records if "the output cannot be written" in record.getMessage()]
+        assert len(told) == 1, caplog.text
+        assert why in told[0].getMessage()
+        assert not told[0].exc_info
+        with contextlib.suppress(OSError):  # what could not be written
+            file.close()

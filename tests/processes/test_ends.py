@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import current_process
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -212,6 +213,7 @@ def test_the_first_signal_waits_for_the_report_and_the_second_does_not() -> None
     class Session:
         stopping = False
         begun = True
+        directory = Path("runs/a")
 
     signals = RunSignals(Session(), lambda error: pytest.fail("nothing works any more"))
     signals.writing = True
@@ -364,3 +366,13 @@ time.sleep(0.6)
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE)
     assert scratch.sweep(tmp_path) == [folder]
     assert not folder.exists()
+
+
+def test_a_second_signal_says_how_to_resume() -> None:
+    ended: list[Interrupted] = []
+    signals = RunSignals(SimpleNamespace(begun=True, stopping=False, directory=Path("runs/a")), ended.append)
+    signals(signal.SIGTERM, None)
+    assert not ended
+    signals(signal.SIGINT, None)
+    assert str(ended[0]) == "ended at once; resume with: agentrig train --resume runs/a"
+    assert ended[0].exit_status == 143

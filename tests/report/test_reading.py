@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrig.errors import AgentrigError
-from agentrig.report import figures
+from agentrig.report import build_report, figures
+from agentrig.report.diagnosis import diagnose
 from agentrig.report.reading import read_run, rollout_rows
 from agentrig.testing.run_directory import write_run
 
@@ -37,7 +41,42 @@ def test_the_later_line_of_a_repeated_step_counts(tmp_path: Path):
     run = read_run(directory)
     assert [r["step"] for r in run.steps] == [1, 2, 3]
     assert run.steps[1]["reward"] == 0.987
-    assert any("1 line that cannot be read" in text for text in run.missing)
+    assert any("metrics.jsonl: line 5 cannot be read" in text for text in run.missing)
+    assert any("has step 2 more than once" in text for text in run.missing)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: lines[0].update(reward=float("nan")), r"a reward that is not finite for step 1\b"),
+        (lambda lines: lines.pop(1), r"no line for step 2, and step 3 has ended"),
+        (lambda lines: lines.pop(), r"no line for step 3, and step 3 has ended"),
+        (lambda lines: lines[0].update(reward=0.91875), r"contradicts itself: step 1 has the reward 0\.91875 in metr"),
+    ],
+)
+def test_metrics_that_lack_something_or_contradict_the_rollouts_are_told(
+    tmp_path: Path, change: Callable[[list[dict[str, Any]]], None], said: str
+) -> None:
+    directory = write_run(tmp_path / "run", steps=3)
+    assert "metrics.jsonl" not in str(diagnose(directory))
+    file = directory / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    change(lines)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert re.search(said, str(diagnose(directory)))
+    assert re.search(said, build_report([directory]).read_text())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "log.jsonl", "summary.json", "rollouts/train-00002.parquet"])
+def test_a_pipe_with_the_name_of_a_file_is_named_and_not_read(tmp_path: Path, name: str) -> None:
+    directory = write_run(tmp_path / "run", steps=2)
+    (directory / name).unlink(missing_ok=True)
+    os.mkfifo(directory / name)
+    page = build_report([directory]).read_text()
+    if name != "log.jsonl":
+        assert f"{Path(name).name} cannot be read: it is no regular file" in page
+        assert f"{Path(name).name} cannot be read: it is no regular file" in str(diagnose(directory))
 
 
 def test_json_columns_are_decoded_and_absent_ones_are_none(tmp_path: Path):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -159,3 +161,32 @@ def test_a_missing_file_is_left_to_the_caller(tmp_path: Path) -> None:
         (tmp_path / "nothing").read_text()
     with pytest.raises(RunFileError, match="cannot be read: Is a directory"), reading(tmp_path):
         tmp_path.read_text()
+
+
+def test_the_cure_belongs_to_what_was_asked(run: Path, small_disk: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, small_disk / "run", symlinks=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(RunFileError, match=r"run\.lock cannot be written: Read-only file system") as caught:
+        resume(small_disk / "run")
+    assert "run.directory" not in str(caught.value)
+    shown = CliRunner().invoke(main, ["report", str(small_disk / "run")])
+    assert "report.html cannot be written: Read-only file system" in shown.output
+    assert "choose another place: --out FILE" in shown.output
+    (run / "rollouts").rename(tmp_path / "rollouts")
+    (run / "rollouts").write_text("")
+    with pytest.raises(RunFileError, match=r"rollouts cannot be written: Not a directory") as caught:
+        resume(run)
+    assert "run.directory" not in str(caught.value)
+
+
+def test_a_limit_of_file_sizes_that_torch_does_not_name(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys, torch\nfrom pathlib import Path\nfrom agentrig.run.damage import writing\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "with writing(Path(sys.argv[1])):\n    torch.save(torch.zeros(1 << 20), sys.argv[1])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "learner.pt")], capture_output=True, text=True)
+    assert "RunFileError" in done.stderr, done.stderr
+    assert re.search(
+        r"learner\.pt cannot be written: no file may be larger than 1024 KiB here \(ulimit -f\)", done.stderr
+    )

@@ -18,7 +18,8 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from agentrig.cli.entry import main
-from agentrig.errors import AgentrigError, RunStopped
+from agentrig.cli.options import find_checkpoint
+from agentrig.errors import AgentrigError, CheckpointDamaged, RunStopped
 from agentrig.plan import resolve
 from agentrig.run import checkpoints
 from agentrig.run.resume import resume_plan
@@ -314,3 +315,11 @@ def test_a_changed_checkpoint_is_neither_measured_nor_exported(run: Path, tmp_pa
         assert done.exit_code == 1, done.output
         assert "model.safetensors has changed since it was saved" in done.stderr
         assert "step-00002" in done.stderr or "--from-step 2" in done.stderr
+
+
+def test_the_optimizer_is_not_needed_to_measure_or_export(run: Path) -> None:
+    cut_off(run)
+    assert find_checkpoint(run) == run / "checkpoints" / "step-00003"
+    flipped_in_the_model(run)
+    with pytest.raises(CheckpointDamaged, match=r"step-00002; give its path: `eval` and `dev` take it with --checkp"):
+        find_checkpoint(run)

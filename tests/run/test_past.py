@@ -17,11 +17,12 @@ from click.testing import CliRunner
 from model_server import ModelServer
 
 from agentrig.cli.entry import main
+from agentrig.cli.options import find_checkpoint
 from agentrig.errors import AgentrigError, CheckpointDamaged, ConfigError, RunInUse
 from agentrig.run import checkpoints, files
 from agentrig.run.directory import RunDirectory
 from agentrig.run.past import read_past
-from agentrig.run.resume import resume_plan
+from agentrig.run.resume import recorded_plan, resume_plan
 from agentrig.run.training import train
 
 
@@ -56,6 +57,80 @@ def test_a_resume_that_fails_changes_nothing(finished: Path, overrides: Sequence
         train(resume_plan(finished, overrides=overrides, from_step=3), resume=finished)
     assert content(finished) == before
     assert json.loads(before["summary.json"])["accuracy"]["after"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('use = "toy-parity"', 'use = "own"', r"config\.toml was edited: it names the reward own, and .* toy-parity"),
+        ('use = "toy-tasks"', 'use = "mini-sql"', r"config\.toml was edited: it names the task set mini-sql, and"),
+        ("seed = 0", "seed = -1", r"'seed' must be >= 0[\s\S]*The settings are in .*toy/config\.toml"),
+        ("[run]", None, r"config\.toml is missing\. Restore it from a copy, for example from the section config of"),
+    ],
+)
+def test_settings_edited_by_hand_are_refused_with_their_file(
+    finished: Path, old: str, new: str | None, said: str
+) -> None:
+    file = finished / "config.toml"
+    text = file.read_text()
+    assert old in text
+    if new is None:
+        file.unlink()
+    else:
+        file.write_text(text.replace(old, new))
+    before = content(finished)
+    with pytest.raises(ConfigError, match=said):
+        resume_plan(finished, overrides=["algorithm.steps=4"])
+    with pytest.raises(ConfigError, match=said):
+        recorded_plan(finished)  # of `audit` and `replay`
+    assert content(finished) == before
+
+
+def newest_gone(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints" / "step-00003")
+
+
+def newest_and_its_name_gone(run: Path) -> None:
+    newest_gone(run)
+    (run / "checkpoints" / "latest").unlink()
+
+
+def killed_while_saving(run: Path) -> None:
+    newest = run / "checkpoints" / "step-00003"
+    newest.rename(newest.with_name(".step-00003.part"))
+    (run / "checkpoints" / "latest").write_text("step-00002")
+
+
+def elsewhere(run: Path) -> None:
+    (run / "checkpoints" / "latest").write_text("../../other/checkpoints/step-00002")
+
+
+def no_text(run: Path) -> None:
+    (run / "checkpoints" / "latest").write_bytes(b"\xff\xfe\x00")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (newest_gone, "checkpoints/step-00003 is not there, though the run saved it: step-00002 is used"),
+        (newest_and_its_name_gone, "checkpoints/step-00003 is not there, though the run saved it: step-00002 is used"),
+        (elsewhere, "checkpoints/latest is damaged: it names '../../other/checkpoints/step-00002', which is no check"),
+        (no_text, "which is no checkpoint of this run; step-00003 is used"),
+        (killed_while_saving, ""),
+    ],
+)
+def test_a_newest_checkpoint_that_is_gone_is_told(
+    finished: Path, change: Callable[[Path], None], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    change(finished)
+    find_checkpoint(finished)  # of `eval`, `dev` and `export`
+    told = capfd.readouterr().err
+    run = RunDirectory(finished)
+    run.lock()
+    warnings = [text for text in read_past(run).warnings if "checkpoint" in text]
+    run.release()
+    assert said in told
+    assert bool(said) == bool(told) == bool(warnings), (told, warnings)
 
 
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "interrupted"])

@@ -265,6 +265,7 @@ def test_a_runner_that_is_killed_is_replaced_and_its_rollouts_run_again(
     assert first not in pool.processes()
     assert pool.replaced == 1
     assert f"runner {first} died (exit code -9); 4 rollouts start again, 0 failed" in caplog.text
+    assert "get new samples, so the seed will not repeat this run" in caplog.text
 
 
 def test_an_agent_that_kills_its_process_is_a_failure_after_its_retries(

@@ -184,3 +184,12 @@ def test_a_missing_directory_differs_from_one_without_a_model(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ModelError, match="it is a file"):
         checkpoint.load_model(tmp_path / "file")
+
+
+def test_a_saved_model_is_as_readable_as_its_other_files(model_dir, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(model_dir), AutoTokenizer.from_pretrained(model_dir)
+    checkpoint.save(model, tokenizer, tmp_path / "saved")
+    modes = {name: (tmp_path / "saved" / name).stat().st_mode for name in ("model.safetensors", "config.json")}
+    assert modes["model.safetensors"] == modes["config.json"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -156,3 +157,15 @@ def test_the_last_output_of_a_server_without_a_log_file_is_shown(model_dir):
     with pytest.raises(ServerError, match=r"(?s)has died.*something went wrong here"):
         server.health()
     server.stop()
+
+
+def test_a_port_that_is_taken_is_named_without_a_traceback(model_dir, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = ServerSettings(model=str(model_dir), name="x", slots=1, port=port)
+        server = LLMServer(settings, log=tmp_path / "server.log")
+        with pytest.raises(ServerError, match=rf"can't listen on 127.0.0.1:{port}: Address already.*server.port"):
+            server.start()
+        with pytest.raises(ServerError, match="can't listen on"):
+            server.check()  # not its exit status, which is that of its end
+    assert "Traceback" not in (tmp_path / "server.log").read_text()

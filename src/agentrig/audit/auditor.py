@@ -15,9 +15,10 @@ import attrs
 from agentrig.audit import distribution as sampled
 from agentrig.audit import scores, tasks, text, update
 from agentrig.audit.model import Precision, Unknown, Weights, place, random_state_kept, size
-from agentrig.audit.record import Record, Sources
+from agentrig.audit.record import Record, Sources, readable
 from agentrig.audit.sketch import Sketch
-from agentrig.audit.verdicts import LINKS, UNSEEN, CannotLook, Verdict, ok, unseen
+from agentrig.audit.verdicts import LINKS, UNSEEN, CannotLook, Verdict, fault, ok, unseen
+from agentrig.errors import RunFileError
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +92,8 @@ class Auditor:
         if state is not None and state.is_file():
             import torch
 
-            trained = torch.load(state, weights_only=True, map_location="cpu")["trained"]
+            with readable(state):
+                trained = torch.load(state, weights_only=True, map_location="cpu")["trained"]
             return Weights(directory=start, trained=trained, scaling=scaling)
         if checkpoint is not None:
             return Weights(directory=checkpoint, trained={})
@@ -137,6 +139,8 @@ def _tried(link: str, look: Callable[[], Iterator[Verdict]]) -> Iterator[Verdict
     """Yield the verdicts on a link. An error here is a fault of the auditor: the link is named, and the run goes on."""
     try:
         yield from look()
+    except RunFileError as damaged:
+        yield fault(link, str(damaged), causes="a file of the run that was cut short or changed since")
     except CannotLook as why:
         yield unseen(link, str(why))
     except Unknown as name:

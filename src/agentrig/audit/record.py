@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from agentrig.errors import ConfigError
+from agentrig.errors import ConfigError, RunFileError
 from agentrig.traces import LLM_CALL, SERVER
 
 OTHERWISE = (
@@ -113,8 +114,13 @@ class Record:
         except FileNotFoundError:
             raise ConfigError(f"{path} is not a run directory: it has no config.toml") from None
         file = path / "metrics.jsonl"
-        told = [json.loads(text) for text in file.read_text("utf-8").splitlines()] if file.is_file() else []
-        self.lines: dict[int, Mapping[str, Any]] = {line["step"]: line for line in [*told, *lines]}
+        self.lines: dict[int, Mapping[str, Any]] = {}
+        for text in file.read_text("utf-8", "replace").splitlines() if file.is_file() else ():
+            with suppress(ValueError):  # a line that a crash has cut short
+                line = json.loads(text)
+                if isinstance(line, dict) and isinstance(line.get("step"), int):
+                    self.lines[line["step"]] = line
+        self.lines.update({line["step"]: line for line in lines})
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -155,12 +161,10 @@ class Record:
 
     def rows(self, mode: str, step: int) -> list[Row]:
         """Return the rollouts of a mode and step; none without a file."""
-        import pyarrow.parquet as pq
-
         if (mode, step) not in self._rows:
             file = self.path / "rollouts" / f"{mode}-{step:05d}.parquet"
-            read = pq.read_table(file).to_pylist() if file.is_file() else []
-            self._rows[mode, step] = [_row(row) for row in read]
+            with readable(file):
+                self._rows[mode, step] = [_row(row) for row in _table(file)]
         return self._rows[mode, step]
 
     def calls(self, step: int) -> dict[tuple[str, str], Call]:
@@ -169,21 +173,40 @@ class Record:
 
     def task_ids(self, step: int) -> list[str]:
         """Return the task of each group of a step, in the order of their rollouts."""
-        import pyarrow.parquet as pq
-
         file = self.path / "rollouts" / f"train-{step:05d}.parquet"
-        if not file.is_file():
-            return []
-        rows = pq.read_table(file, columns=["group", "task_id"]).to_pylist()
-        return list({row["group"]: row["task_id"] for row in rows}.values())
+        with readable(file):
+            return list({row["group"]: row["task_id"] for row in _table(file, ["group", "task_id"])}.values())
 
     def trained(self, step: int) -> dict[tuple[str, str], float]:
         """Return the advantage of each call that the algorithm took, by rollout and span."""
-        import pyarrow.parquet as pq
-
         file = self.path / "calls" / f"train-{step:05d}.parquet"
-        rows = pq.read_table(file).to_pylist() if file.is_file() else []
-        return {(row["rollout"], row["span"]): row["advantage"] for row in rows if row["advantage"] is not None}
+        with readable(file):
+            rows = _table(file)
+            return {(row["rollout"], row["span"]): row["advantage"] for row in rows if row["advantage"] is not None}
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Turn any error while a file of the record is read into one that names the file.
+
+    Raises:
+        RunFileError: Replaces the block's exception.
+    """
+    try:
+        yield
+    except Exception as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RunFileError(f"{file} cannot be read: {why}") from error
+
+
+def _table(file: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Return the rows of a Parquet file; none without a file."""
+    import pyarrow.parquet as pq
+
+    if file.exists() and not file.is_file():  # to read a pipe would wait for ever
+        raise OSError("it is no regular file")
+    found: list[dict[str, Any]] = pq.read_table(file, columns=columns).to_pylist() if file.exists() else []
+    return found
 
 
 def _row(row: Mapping[str, Any]) -> Row:

@@ -26,7 +26,14 @@ def score(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
     scores to one answer here can't be looked at, nor can an answer that can't be scored any more.
     """
     known = {task.id: task for task in sources.splits["train"]}
-    rows = [r for r in record.rows("train", step) if r.failure is None and r.status == "ok" and r.task_id in known]
+    every, line = record.rows("train", step), record.lines[step]
+    values, told = [r.value for r in every if r.value is not None], line.get("reward")
+    if values and line.get("rollouts") == len(every) and isinstance(told, int | float):
+        mean = math.fsum(values) / len(values)
+        if not abs(told - mean) <= 1e-9 * max(1.0, abs(mean)):
+            detail = f"metrics.jsonl has the reward {told}, and the mean of the step's {len(values)} rewards is {mean}"
+            yield fault("score", detail, causes="a line of metrics.jsonl or a file of rollouts that was changed since")
+    rows = [r for r in every if r.failure is None and r.status == "ok" and r.task_id in known]
     random.Random(step).shuffle(rows)
     end, wrong, looked = time.monotonic() + sources.seconds, [], 0
     for row in rows:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrig.audit.record import readable
+
 if TYPE_CHECKING:
     import torch
 
@@ -124,7 +126,8 @@ class Sketch:
         if not file.is_file():
             return None
         found = cls(step)
-        found.updates = json.loads(file.read_text("utf-8"))["updates"]
+        with readable(file):
+            found.updates = json.loads(file.read_text("utf-8"))["updates"]
         return found
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agentrig.audit.record import Record, Row, Sources
+from agentrig.audit.record import Record, Row, Sources, readable
 from agentrig.audit.verdicts import Verdict, fault, ok, some, unseen
 
 CAUSES = "the algorithm's sampling of tasks, the task set's `load` (is its order stable?), a task that changed since"
@@ -81,7 +81,9 @@ def held_out(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
     of; and the accuracy in `progress.json` is that of the rollouts of the file: `correct` over those without failure.
     """
     looked, notes = 0, []
-    stated = json.loads((record.path / "progress.json").read_text("utf-8")) if _there(record, "progress.json") else {}
+    with readable(record.path / "progress.json"):
+        there = _there(record, "progress.json")
+        stated = json.loads((record.path / "progress.json").read_text("utf-8")) if there else {}
     trained = {_text(t.input) for t in sources.splits["train"]}
     for mode in ("report", "validation"):
         split = sources.splits[mode]

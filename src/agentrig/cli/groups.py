@@ -79,6 +79,10 @@ class Group(NearestGroup):
             os.open(os.devnull, os.O_WRONLY)  # on its number, which a file of the command would get otherwise
             _fail("standard output is closed. Send it to a file, or away: agentrig … > /dev/null")
         try:
+            os.getcwd()
+        except FileNotFoundError:
+            _fail("the current directory was deleted. Change to another one: cd DIR")
+        try:
             result = super().main(*args, **options)
             sys.stdout.flush()
             return result

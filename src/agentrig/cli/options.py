@@ -143,22 +143,27 @@ def find_checkpoint(path: Path | None) -> Path | None:
     from agentrig.errors import CheckpointDamaged, ConfigError
     from agentrig.run.checkpoints import verify
     from agentrig.run.directory import RunDirectory
-    from agentrig.run.past import with_cure
+    from agentrig.run.past import lost_checkpoints, with_cure
 
     if path is None:
         return None
     found: Path | None = path
     if not (path / "config.json").is_file():
-        found = RunDirectory(path).latest_checkpoint()[0] if (path / "checkpoints").is_dir() else None
+        of = RunDirectory(path) if (path / "checkpoints").is_dir() else None
+        found, step = of.latest_checkpoint() if of else (None, 0)
+        for warning in lost_checkpoints(of, step) if of and found else ():
+            click.echo(f"agentrig: warning: {warning}", err=True)
     if found is None:
         raise ConfigError(
             f"{path} is neither a Hugging Face directory (config.json) nor a run directory with a checkpoint"
         )
     try:
-        verify(found)
+        verify(found, trains=False)
     except CheckpointDamaged as error:
         run = found.absolute().parents[1]
-        raise (with_cure(error, RunDirectory(run)) if (run / "config.toml").is_file() else error) from None
+        raise (
+            with_cure(error, RunDirectory(run), trains=False) if (run / "config.toml").is_file() else error
+        ) from None
     return found
 
 

@@ -22,12 +22,15 @@ from rich.text import Text
 
 from agentrig import hookimpl
 from agentrig.figures import counted, percent
+from agentrig.processes.ends import Interrupted, name_of
 
 if TYPE_CHECKING:
     from rich.live import Live
 
     from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
     from agentrig.rollouts import Rollout
+
+log = logging.getLogger(__name__)
 
 SMOOTHING = 16
 """Number of steps for the moving average of the reward."""
@@ -133,7 +136,9 @@ class LiveDisplay:
         self.close()
         step = self._last.get("step")
         where = "before a step ended" if step is None else f"after step {step}"
-        self._say(f"{event.directory}: {type(event.error).__name__} ended the run {where}")
+        error = event.error
+        what = name_of(error.number) if isinstance(error, Interrupted) else type(error).__name__
+        self._say(f"{event.directory}: {what} ended the run {where}")
 
     def close(self) -> None:
         """Close the panel and leave its last content on the screen; does nothing when there is no panel."""
@@ -149,7 +154,12 @@ class LiveDisplay:
 
     def _say(self, text: str) -> None:
         """Print a line unchanged: no markup, no line wrapping."""
-        self._console.print(Text(text), soft_wrap=True, highlight=False)
+        try:
+            self._console.print(Text(text), soft_wrap=True, highlight=False)
+        except (OSError, SystemExit) as error:  # rich ends the process when the reader of a pipe has gone
+            self._console.quiet = True
+            why = getattr(error, "strerror", None) or "nobody reads it any more"
+            log.warning("the output cannot be written: %s; the run goes on without its display", why)
 
     def _open(self) -> None:
         """Open the panel at the first event, on a terminal."""

@@ -84,6 +84,7 @@ class RunSignals:
 
     def __init__(self, session: Any, abort: Callable[[Interrupted], None]) -> None:
         self._session, self._abort = session, abort
+        self._at_once = f"ended at once; resume with: agentrig train --resume {session.directory}"
         self.first: int | None = None
         self.writing = False
 
@@ -92,12 +93,12 @@ class RunSignals:
         again, self.first = self.first is not None, self.first or number
         if self.writing:
             if again:
-                raise Interrupted(number, "ended at once")
+                raise Interrupted(number, self._at_once)
             log.warning("%s: the summary and the report are written first; once more ends at once", name_of(number))
             return
         self._session.stopping = True
         if again:
-            self._abort(Interrupted(self.first, "ended at once"))
+            self._abort(Interrupted(self.first, self._at_once))
         elif not self._session.begun:
             self._abort(Interrupted(number, f"interrupted by {name_of(number)} while the run started"))
         else:

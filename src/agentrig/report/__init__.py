@@ -48,7 +48,7 @@ def build_report(
     if out is None:
         first = runs[0].directory
         out = (first if len(runs) == 1 else first.parent / "comparison") / "report.html"
-    with writing(out):
+    with writing(out, "--out FILE"):
         out.parent.mkdir(parents=True, exist_ok=True)
         draw_all(runs, out.parent / "plots")
         page = render(runs, gold=gold)

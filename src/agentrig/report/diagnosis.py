@@ -25,6 +25,7 @@ Rule = Callable[[Evidence], Iterable[Finding]]
 RULES: Sequence[Rule] = (
     weights.audited,
     outcome.told,
+    outcome.contradicted,
     rollouts.overlong_prompts,
     rollouts.failures,
     calls.trained,

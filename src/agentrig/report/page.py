@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from agentrig.errors import RunFileError
 from agentrig.figures import NOTHING, percent
 from agentrig.report import calls, figures, table
 from agentrig.report.curves import curves, second_rewards
@@ -17,6 +18,7 @@ from agentrig.report.reading import SECOND, RunData, mapping, number
 from agentrig.report.rollouts import Shelf
 from agentrig.report.samples import before_after, reward_disagreements
 from agentrig.report.text import count, duration, figure, plain
+from agentrig.run.damage import reading
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -85,7 +87,11 @@ def view(
     disagreements = reward_disagreements(run, missing) if whole and second_rewards(run) else []
     if whole and pairs is None and run.files:
         missing.append("no tasks were measured both before and after training, so none can be compared")
-    told = of_diagnosis(diagnose(run)) if whole else {"problems": [], "warnings": [], "checks": []}
+    told: dict[str, Any] = {"problems": [], "warnings": [], "checks": []}
+    if whole:
+        found = diagnose(run)
+        told = of_diagnosis(found)
+        missing += found.missing
     status = figures.status(run)
     drawings = curves([run]) if drawn else []
     names = {drawing.name for drawing in drawings}
@@ -125,8 +131,9 @@ def view(
 def warnings_of(run: RunData) -> list[dict[str, Any]]:
     """Return what the run has warned of so far, the newest first."""
     try:
-        text = (run.directory / "log.jsonl").read_text("utf-8", "replace")
-    except OSError:
+        with reading(run.directory / "log.jsonl"):
+            text = (run.directory / "log.jsonl").read_text("utf-8", "replace")
+    except (OSError, RunFileError):
         return []
     found = []
     for line in text.splitlines()[-WARNINGS:]:

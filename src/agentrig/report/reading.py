@@ -13,7 +13,10 @@ from typing import Any
 import attrs
 
 from agentrig.correctness import CORRECT_AT
-from agentrig.errors import AgentrigError
+from agentrig.errors import AgentrigError, RunFileError
+from agentrig.run.damage import reading
+from agentrig.run.directory import read_metrics
+from agentrig.run.past import losses
 from agentrig.traces import Span
 
 SECOND = "second_rewards"
@@ -145,19 +148,22 @@ def read_run(directory: Path) -> RunData:
         missing.append(f"config.toml is not TOML: {error}")
     manifest = _json(directory / "manifest.json", missing)
     lines = _text(directory / "metrics.jsonl", missing)
+    told, damaged = read_metrics(lines)
     files = list(rollout_files(directory / "rollouts"))
     if not (text or manifest or lines or files):
         raise AgentrigError(
             f"{directory} is not a run directory: it has no config.toml, manifest.json, metrics.jsonl or rollouts/"
         )
-    steps = _steps(lines, missing)
-    if not steps:
-        missing.append("no training step has ended yet")
     if (directory / "summary.json").exists():
         summary = _json(directory / "summary.json", missing)
     else:
         summary = {}
         missing.append("summary.json is not there: the run is still running, or it was interrupted")
+    ended = max([int(number(summary.get("steps")) or 0), *(line["step"] for line in told)])
+    missing += losses(told, damaged, ended)
+    by_step = {line["step"]: {**line, "algorithm": mapping(line.get("algorithm"))} for line in told}
+    if not told:
+        missing.append("no training step has ended yet")
     if not files:
         missing.append("rollouts/ holds no rollouts")
     return RunData(
@@ -165,7 +171,7 @@ def read_run(directory: Path) -> RunData:
         config=config,
         config_text=text,
         manifest=manifest,
-        steps=steps,
+        steps=[by_step[step] for step in sorted(by_step)],
         summary=summary,
         progress=_optional(directory / "progress.json", missing),
         error=_optional(directory / "error.json", missing) if _is_current(directory) else {},
@@ -198,7 +204,7 @@ def rollout_rows(
     chosen = None if ids is None else pyarrow.array(sorted(ids), pyarrow.string())
     for file in files:
         try:
-            with pyarrow.parquet.ParquetFile(file.path) as parquet:
+            with reading(file.path), pyarrow.parquet.ParquetFile(file.path) as parquet:
                 there = [c for c in columns if c in parquet.schema_arrow.names]
                 rows = []
                 for batch in parquet.iter_batches(columns=there):
@@ -207,9 +213,9 @@ def rollout_rows(
                             break
                         batch = batch.filter(pyarrow.compute.is_in(batch["id"], value_set=chosen))
                     rows += batch.to_pylist()
-        except (OSError, pyarrow.ArrowException) as error:
+        except (OSError, RunFileError) as error:
             if missing is not None:
-                missing.append(f"rollouts/{file.path.name} cannot be read: {first_line(error)}")
+                missing.append(f"rollouts/{file.path.name} cannot be read: {first_line(error.__cause__ or error)}")
             continue
         for row in rows:
             decoded = {c: _decoded(c, row.get(c)) if decode else row.get(c) for c in columns}
@@ -235,9 +241,11 @@ def first_line(error: BaseException) -> str:
 
 def _text(path: Path, missing: list[str]) -> str:
     try:
-        return path.read_text("utf-8", "replace")
-    except OSError as error:
-        missing.append(f"{path.name} cannot be read: {error.strerror or error}")
+        with reading(path):
+            return path.read_text("utf-8", "replace")
+    except (OSError, RunFileError) as error:
+        why = error if isinstance(error, OSError) else error.__cause__
+        missing.append(f"{path.name} cannot be read: {getattr(why, 'strerror', None) or why}")
         return ""
 
 
@@ -267,24 +275,6 @@ def _is_current(directory: Path) -> bool:
         return not manifest.exists() or error.stat().st_mtime >= manifest.stat().st_mtime
     except OSError:
         return False
-
-
-def _steps(lines: str, missing: list[str]) -> list[dict[str, Any]]:
-    by_step: dict[int, dict[str, Any]] = {}
-    broken = 0
-    for line in lines.splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            broken += 1
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            by_step[row["step"]] = {**row, "algorithm": mapping(row.get("algorithm"))}
-        else:
-            broken += 1
-    if broken:
-        missing.append(f"metrics.jsonl has {broken} line{'s' * (broken > 1)} that cannot be read; left out")
-    return [by_step[step] for step in sorted(by_step)]
 
 
 def rollout_files(folder: Path) -> Iterator[RolloutFile]:

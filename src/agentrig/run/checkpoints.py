@@ -165,11 +165,15 @@ def digest_of(file: Path) -> str:
         return hashlib.blake2b(b"".join(pieces), digest_size=16).hexdigest()
 
 
-def verify(checkpoint: Path) -> None:
+def verify(checkpoint: Path, *, trains: bool = True) -> None:
     """Check that a checkpoint is what the run saved: every file by size and digest, and the list of them.
 
     The digest of that list is in the `progress.json` of the run. A directory that is no checkpoint of a run has no
     list; then nothing is checked.
+
+    Args:
+        checkpoint: Its directory.
+        trains: Whether training goes on from it; without it the files of `trainer/` are not needed.
 
     Raises:
         CheckpointDamaged: A file is missing, was added, or has changed since the checkpoint was saved.
@@ -185,7 +189,7 @@ def verify(checkpoint: Path) -> None:
             wanted = {str(name): (int(size), str(digest)) for name, (size, digest) in listed.items()}
         except (ValueError, TypeError, AttributeError, OSError):
             raise CheckpointDamaged(checkpoint, f"its list of files, {LIST}, cannot be read") from None
-        _compare(checkpoint, wanted)
+        _compare(checkpoint, {n: w for n, w in wanted.items() if trains or not n.startswith("trainer/")}, trains)
     elif ours:
         raise CheckpointDamaged(checkpoint, f"its list of files, {LIST}, is missing")
     if ours and progress and digest_of(file) not in saved_digests(run, progress).get(checkpoint.name, ()):
@@ -195,7 +199,7 @@ def verify(checkpoint: Path) -> None:
         )
 
 
-def _compare(checkpoint: Path, wanted: dict[str, tuple[int, str]]) -> None:
+def _compare(checkpoint: Path, wanted: dict[str, tuple[int, str]], trains: bool) -> None:
     """Raise if the files of a checkpoint are not the wanted ones, by path, size and digest."""
     for name, (size, _) in wanted.items():
         file = checkpoint / name
@@ -206,6 +210,8 @@ def _compare(checkpoint: Path, wanted: dict[str, tuple[int, str]]) -> None:
             raise CheckpointDamaged(checkpoint, f"{name} has {file.stat().st_size} bytes; {size} were saved")
     for file in sorted(checkpoint.rglob("*")):
         name = str(file.relative_to(checkpoint))
+        if not trains and name.startswith("trainer/"):
+            continue
         if file.is_file() and name not in wanted and name != "keep" and not file.name.startswith("."):
             raise CheckpointDamaged(checkpoint, f"{name} was not there when it was saved; move it away")
     for name, (_, digest) in wanted.items():

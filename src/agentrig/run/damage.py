@@ -27,8 +27,12 @@ CURES: Mapping[str, str] = {
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn errors while a file or folder of a run is written into clear messages.
+def writing(path: Path, setting: str = "run.directory=DIR") -> Iterator[None]:
+    """Turn errors while a file or folder is written into clear messages.
+
+    Args:
+        path: The file or folder.
+        setting: What names another place; inside a run that exists already there is none, unless it is an option.
 
     Raises:
         RunFileError: Replaces an `OSError`, and any exception of a library on a full disk.
@@ -43,16 +47,19 @@ def writing(path: Path) -> Iterator[None]:
         wrong = exhausted(error)
         if not isinstance(error, OSError) and not wrong:
             raise
-        raise RunFileError(f"{path} cannot be written: {wrong or _wrong(error)}") from error
+        if setting == "run.directory=DIR" and any((folder / "config.toml").is_file() for folder in path.parents[:3]):
+            setting = ""
+        raise RunFileError(f"{path} cannot be written: {wrong or _wrong(error, setting)}") from error
 
 
-def _wrong(error: Exception) -> str:
+def _wrong(error: Exception, setting: str) -> str:
     code = error.errno if isinstance(error, OSError) else None
     what = os.strerror(code) if code else f"{type(error).__name__}: {error}"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{what}. Get write permission there, or choose another folder: run.directory=DIR"
+        return f"{what}. Get write permission there{f', or choose another place: {setting}' if setting else ''}"
     if code in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL):
-        return f"{what}. No folder can be created there: choose another one with run.directory=DIR"
+        cure = f"choose another place with {setting}" if setting else "move away what is there under a wrong name"
+        return f"{what}. It can't be created there: {cure}"
     return f"{what}. Check the disk (dmesg, df); everything written before is intact"
 
 
@@ -63,6 +70,9 @@ def _is_full(path: Path) -> bool:
         except OSError:
             continue
     return False
+
+
+NO_FILE = "it is no regular file"
 
 
 @contextmanager
@@ -77,6 +87,8 @@ def reading(path: Path, cure: str = "") -> Iterator[None]:
         RunFileError: Replaces the block's exception.
     """
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # to read a pipe would wait for ever
+            raise OSError(NO_FILE)
         yield
     except (AgentrigError, FileNotFoundError):
         raise

@@ -116,9 +116,16 @@ class RunDirectory:
         with writing(self.path / "metrics.jsonl"):
             append_line(self.path / "metrics.jsonl", json.dumps(line, default=float))
 
+    def read_metrics(self) -> tuple[list[dict[str, Any]], list[int]]:
+        """Return what `metrics.jsonl` holds; see the function `read_metrics`."""
+        file, text = self.path / "metrics.jsonl", ""
+        with contextlib.suppress(FileNotFoundError), reading(file):
+            text = file.read_text("utf-8", errors="replace")
+        return read_metrics(text)
+
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of `metrics.jsonl`; a last line cut short by a crash is left out."""
-        return read_metrics(self.path / "metrics.jsonl")[0]
+        return self.read_metrics()[0]
 
     def check_rewind(self, step: int) -> None:
         """Check that `rewind` can do its work, so that it never fails half-way.
@@ -266,24 +273,23 @@ def _stays(file: Path, step: int) -> bool:
     return int(of) < step if mode == "report" and step else int(of) <= step
 
 
-def read_metrics(file: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """Read `metrics.jsonl`.
+def read_metrics(text: str) -> tuple[list[dict[str, Any]], list[int]]:
+    """Read the text of a `metrics.jsonl`.
 
     Returns:
         The lines that hold a step, and the numbers, from 1, of those that are damaged or cut short.
     """
     lines: list[dict[str, Any]] = []
     damaged = []
-    with contextlib.suppress(FileNotFoundError), reading(file):
-        for i, text in enumerate(file.read_text("utf-8", errors="replace").split("\n"), 1):
-            if not text.strip():
-                continue
-            try:
-                line = json.loads(text)
-            except json.JSONDecodeError:
-                line = None
-            if isinstance(line, dict) and isinstance(line.get("step"), int):
-                lines.append(line)
-            else:
-                damaged.append(i)
+    for i, each in enumerate(text.split("\n"), 1):
+        if not each.strip():
+            continue
+        try:
+            line = json.loads(each)
+        except json.JSONDecodeError:
+            line = None
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
+        else:
+            damaged.append(i)
     return lines, damaged

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +15,7 @@ from agentrig.errors import CheckpointDamaged, ConfigError
 from agentrig.plan import Plan, to_toml
 from agentrig.run.checkpoints import SAVED, saved_digests, verify
 from agentrig.run.damage import reading
-from agentrig.run.directory import RunDirectory, read_metrics
+from agentrig.run.directory import RunDirectory
 from agentrig.run.manifest import FORMAT
 from agentrig.run.trends import Guards
 
@@ -63,7 +65,7 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
             verify(checkpoint)
         except CheckpointDamaged as error:
             raise with_cure(error, run) from None
-    every, damaged = read_metrics(run.path / "metrics.jsonl")
+    every, damaged = run.read_metrics()
     summary, known = run.read_json("summary.json"), dict(run.read_json("progress.json"))
     if checkpoint is None:
         _check_never_saved(run, known.get(SAVED) or summary.get("complete"), len(every))
@@ -82,7 +84,12 @@ def read_past(run: RunDirectory, *, from_step: int | None = None) -> Past:
         lines=lines,
         progress=progress,
         measured=run.measured(step) if step else {},
-        warnings=[*_starts_over(step, len(every)), *_losses(lines, damaged, step), *_lost_rollouts(run, step)],
+        warnings=[
+            *_starts_over(step, len(every)),
+            *(lost_checkpoints(run, step) if step and from_step is None else []),
+            *losses(lines, damaged, step),
+            *_lost_rollouts(run, step),
+        ],
         ended=bool(summary.get("complete")) and step >= summary.get("steps", 0),
     )
 
@@ -139,13 +146,16 @@ def check_format(run: Path, facts: Mapping[str, Any]) -> None:
         )
 
 
-def with_cure(error: CheckpointDamaged, run: RunDirectory) -> CheckpointDamaged:
-    """Return the error with advice: resume from the previous checkpoint, or start a new run."""
+USE_IT = "give its path: `eval` and `dev` take it with --checkpoint, `export` in place of the run"
+
+
+def with_cure(error: CheckpointDamaged, run: RunDirectory, *, trains: bool = True) -> CheckpointDamaged:
+    """Return the error with advice: resume from the previous checkpoint or name it, or start a new run."""
     of = error.checkpoint.name.removeprefix("step-")
     before = [s for s in run.checkpoints.steps() if of.isdecimal() and s < int(of)]
     cure = (
-        f"The previous checkpoint is {run.checkpoints.path(before[-1])}; to resume from it: "
-        f"agentrig train --resume {run.path} --from-step {before[-1]}"
+        f"The previous checkpoint is {run.checkpoints.path(before[-1])}; "
+        + (f"to resume from it: agentrig train --resume {run.path} --from-step {before[-1]}" if trains else USE_IT)
         if before
         else "There is no earlier checkpoint; restore the file, or start a new run"
     )
@@ -153,8 +163,14 @@ def with_cure(error: CheckpointDamaged, run: RunDirectory) -> CheckpointDamaged:
     return error
 
 
-def _losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int) -> list[str]:
-    """Say which lines of `metrics.jsonl` are damaged, and which steps have no line, or several."""
+def losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: int) -> list[str]:
+    """Say which lines of `metrics.jsonl` are damaged, and which steps have no line, several, or no finite reward.
+
+    Args:
+        lines: Those that hold a step.
+        damaged: The numbers of the others.
+        step: The last step that has ended.
+    """
     found = []
     if damaged:
         found.append(
@@ -164,13 +180,34 @@ def _losses(lines: Sequence[Mapping[str, Any]], damaged: Sequence[int], step: in
     lost = [s for s in range(1, step + 1) if not counts[s]]
     if lost:
         found.append(
-            f"metrics.jsonl has no line for step {_numbers(lost)}, but the checkpoint is of step {step}: the report "
-            "and the summary leave these steps out"
+            f"metrics.jsonl has no line for step {_numbers(lost)}, and step {step} has ended: the report and the "
+            "summary leave these steps out"
         )
     twice = sorted(s for s, n in counts.items() if n > 1)
     if twice:
-        found.append(f"metrics.jsonl has step {_numbers(twice)} more than once: the report counts them all")
+        found.append(f"metrics.jsonl has step {_numbers(twice)} more than once: the report takes the last of them")
+    rewards = [(line["step"], line.get("reward")) for line in lines]
+    odd = [step for step, reward in rewards if isinstance(reward, float) and not math.isfinite(reward)]
+    if odd:
+        found.append(
+            f"metrics.jsonl has a reward that is not finite for step {_numbers(odd)}: the report leaves it out"
+        )
     return found
+
+
+def lost_checkpoints(run: RunDirectory, step: int) -> list[str]:
+    """Say that a later checkpoint than that of a step, the newest there is, was named and is gone."""
+    file = run.checkpoints.folder / "latest"
+    named = file.read_text("utf-8", errors="replace").strip() if file.is_file() else ""
+    newest = run.checkpoints.path(step).name
+    if named and not re.fullmatch(r"step-\d+", named):
+        return [f"{file} is damaged: it names {named!r}, which is no checkpoint of this run; {newest} is used"]
+    unfinished = {f.name[1:11] for f in run.checkpoints.folder.glob(".step-*")}  # a crash while it was saved
+    saved = {name for name in saved_digests(run.path, run.read_json("progress.json")) if name > newest}
+    gone = sorted({*(saved - unfinished), *([named] if named and named != newest else [])})
+    if not gone:
+        return []
+    return [f"{run.checkpoints.folder / gone[-1]} is not there, though the run saved it: {newest} is used"]
 
 
 def _lost_rollouts(run: RunDirectory, step: int) -> list[str]:

@@ -5,26 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 
 from agentrig.errors import ConfigError
-from agentrig.plan import Plan, resolve
+from agentrig.plan import Plan, read_run_file, resolve
 from agentrig.plugins.registry import noun_of
-from agentrig.run.damage import reading
+from agentrig.run.damage import CURES, reading
 from agentrig.run.directory import RunDirectory
 from agentrig.run.manifest import agentrig_version
 from agentrig.run.past import check_format
-
-if TYPE_CHECKING:
-    pass
-
 
 log = logging.getLogger(__name__)
 
 MEASURE: Sequence[str] = ("reward", "tasks")
 """The components that decide what a run's figures mean."""
+
+NEW_RUN = "rewards and accuracies would not be comparable with those so far. That is a new run: leave out --resume"
 
 
 def resume_plan(
@@ -44,12 +41,16 @@ def resume_plan(
 
     Raises:
         ConfigError: It is not a run directory, or its format is later than this version, or this version does not
-            have its settings; or the run has ended and no override extends it; or an override names another reward
-            or task set.
+            have its settings; or the run has ended and no override extends it; or an override or an edited
+            `config.toml` names another reward or task set.
     """
     plan = recorded_plan(directory, overrides=overrides, observers=observers)
-    if any(word.partition("=")[0].strip() in {f"{kind}.use" for kind in MEASURE} for word in overrides):
-        _check_measure(directory, recorded_plan(directory), plan)
+    for kind, old in _measure_of(directory).items():
+        new = plan.components[kind].spec.name
+        if new != old:
+            raise ConfigError(
+                f"{directory} has the {noun_of(kind)} {old}, and {kind}.use={new} names another one: {NEW_RUN}"
+            )
     summary = RunDirectory(directory).read_json("summary.json")
     steps = getattr(plan.configs["algorithm"], "steps", None)
     ended = from_step is None and bool(summary.get("complete"))
@@ -69,15 +70,26 @@ def resume_plan(
     return plan
 
 
-def _check_measure(directory: Path, before: Plan, plan: Plan) -> None:
-    """Raise if a run would go on with another reward or other tasks: its figures would not be comparable."""
-    for kind in MEASURE:
-        old, new = (p.components[kind].spec.name for p in (before, plan))
-        if old != new:
+def _measure_of(directory: Path) -> dict[str, str]:
+    """Return the names of a run's reward and task set.
+
+    Raises:
+        ConfigError: `config.toml` does not name those that the run began with (manifest.json): it was edited.
+    """
+    file, manifest = directory / "config.toml", directory / "manifest.json"
+    with reading(file):
+        settings = read_run_file(file)
+        named = {kind: str(settings[kind]["use"]).rpartition(":")[2] for kind in MEASURE}
+    with reading(manifest):
+        components = RunDirectory(directory).read_json(manifest.name).get("components", {})
+        began = {kind: components.get(kind, {}).get("name", name) for kind, name in named.items()}
+    for kind, name in named.items():
+        if name != began[kind]:
             raise ConfigError(
-                f"{directory} has the {noun_of(kind)} {old}, and {kind}.use={new} names another one: rewards and "
-                "accuracies would not be comparable with those so far. That is a new run: leave out --resume"
+                f"{file} was edited: it names the {noun_of(kind)} {name}, and the run began with {began[kind]}: "
+                f'{NEW_RUN}, or write [{kind}] use = "{began[kind]}" there again'
             )
+    return began
 
 
 def recorded_plan(directory: Path, *, overrides: Sequence[str] = (), observers: Sequence[str] = ()) -> Plan:
@@ -92,14 +104,19 @@ def recorded_plan(directory: Path, *, overrides: Sequence[str] = (), observers: 
         ConfigError: It is not a run directory, or its format is later than this version, or this version does not
             have its settings.
     """
-    if not (directory / "config.toml").is_file():
+    file = directory / "config.toml"
+    if not file.is_file():
+        if (directory / "manifest.json").is_file():
+            raise ConfigError(f"{file} is missing. {CURES[file.name]}")
         raise ConfigError(f"{directory} is not a run directory: it has no config.toml")
     facts = RunDirectory(directory).read_json("manifest.json")
     check_format(directory, facts)
+    _measure_of(directory)
     try:
-        plan = resolve(str(directory / "config.toml"), overrides=overrides, observers=observers)
+        plan = resolve(str(file), overrides=overrides, observers=observers)
     except ConfigError as error:
-        if overrides or facts.get("agentrig", agentrig_version()) == agentrig_version():
-            raise
-        raise ConfigError(f"{error}\n  agentrig {facts['agentrig']} wrote {directory}/config.toml") from None
+        given = f", and in {' '.join(overrides)}" if overrides else ""
+        wrote = facts.get("agentrig", agentrig_version())
+        where = "The settings are in" if wrote == agentrig_version() else f"agentrig {wrote} wrote"
+        raise ConfigError(f"{error}\n  {where} {file}{given}") from None
     return attrs.evolve(plan, recipe=facts.get("recipe", directory.name))

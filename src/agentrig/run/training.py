@@ -200,7 +200,8 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     if complete:
         plan.registry.notify("on_run_end", event=RunEnd(directory=run.path, summary=summary))
     else:
-        plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=KeyboardInterrupt(early)))
+        ended = KeyboardInterrupt(early) if signals.first is None else Interrupted(signals.first, early)
+        plan.registry.notify("on_run_error", event=RunError(directory=run.path, error=ended))
     summary |= settle(plan, run)
     if signals.first is not None:
         raise Interrupted(signals.first, "the run has ended, and its report is written" if complete else early)

@@ -264,5 +264,6 @@ class Pool(BasePool[_Worker]):
             died=lambda times: f"the runner process died {code}, {times} times",
         )
         again = len(worker.jobs) - len(failed)
-        log.warning("%s died %s; %d rollouts start again, %d failed", worker.title, code, again, len(failed))
+        anew = "; the ones that start again get new samples, so the seed will not repeat this run" if again else ""
+        log.warning("%s died %s; %d rollouts start again, %d failed%s", worker.title, code, again, len(failed), anew)
         return failed

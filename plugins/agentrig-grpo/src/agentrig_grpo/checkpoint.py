@@ -138,6 +138,8 @@ def save(model: Any, tokenizer: Any, directory: Path, *, dtype: torch.dtype | No
     config["architectures"] = [type(base).__name__]
     config["dtype"] = str(next(iter(state.values())).dtype).removeprefix("torch.")
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    mode = (directory / "config.json").stat().st_mode & 0o777
+    (directory / "model.safetensors").chmod(mode)  # safetensors makes it readable for its owner alone
     if base.generation_config is not None:
         base.generation_config.save_pretrained(str(directory))
     save_tokenizer(tokenizer, directory)

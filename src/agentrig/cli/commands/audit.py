@@ -38,6 +38,8 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     from agentrig.audit.verdicts import LINKS
     from agentrig.errors import AgentrigError
     from agentrig.run.auditing import sources_of
+    from agentrig.run.directory import RunDirectory
+    from agentrig.run.past import losses
     from agentrig.run.resume import recorded_plan
     from agentrig.run.setup import make_scorer
     from agentrig.text import storable
@@ -45,12 +47,15 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
     found = []
     try:
         with stdout_to_stderr(as_json):
+            plan = recorded_plan(run)  # names the file if config.toml or manifest.json is damaged
+            told, damaged = RunDirectory(run).read_metrics()
+            for text in losses(told, damaged, max((line["step"] for line in told), default=0)):
+                click.echo(f"agentrig: warning: {text}", err=True)
             steps = sorted(Record(run).lines)
             if step is not None and step not in steps:
                 raise AgentrigError(f"{run}/metrics.jsonl has no step {step}; it has {steps or 'none'}")
             if not steps:
                 raise AgentrigError(f"{run} has no step yet")
-            plan = recorded_plan(run)
             with closing(make_scorer(plan)) as scorer:
                 auditor = Auditor(run, sources_of(plan, scorer, seconds=math.inf))
                 for one in steps if every else [step or steps[-1]]:
@@ -65,4 +70,6 @@ def audit(context: click.Context, run: Path, step: int | None, every: bool, as_j
         context.exit(CANNOT)
     if as_json:
         click.echo(json.dumps([each.as_dict() for each in found], indent=2))
-    context.exit(1 if any(each.faults for each in found) else 0)
+    if any(each.faults for each in found):
+        context.exit(1)
+    context.exit(0 if any(each.looked for each in found) else CANNOT)

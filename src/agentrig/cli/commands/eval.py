@@ -68,14 +68,18 @@ def eval_(
             if file is not None:
                 file.write(json_text(prediction(rollout)) + "\n")
 
-        found = evaluate(
-            plan,
-            tasks=tasks,
-            endpoint=server,
-            checkpoint=checkpoint,
-            temperature=temperature,
-            each=each,
-        )
+        try:
+            found = evaluate(
+                plan,
+                tasks=tasks,
+                endpoint=server,
+                checkpoint=checkpoint,
+                temperature=temperature,
+                each=each,
+            )
+        finally:
+            if file is not None and save is not None and not file.tell() and save.is_file():
+                save.unlink()  # nothing was measured
     for line in failure_lines(found.failures, found.reasons):
         click.echo(line, err=True)
     if as_json:

@@ -25,13 +25,15 @@ def export(run: Path, target: Path, check: bool) -> None:
 
     from agentrig.delivery.exported import check_export
     from agentrig.errors import ConfigError
+    from agentrig.run.damage import writing
 
     checkpoint = find_checkpoint(run)
     assert checkpoint is not None
     if target.exists():
         raise ConfigError(f"{target} exists already: name another target, or delete it")
     try:
-        shutil.copytree(str(checkpoint), target, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
+        with writing(target, "another TARGET"):
+            shutil.copytree(str(checkpoint), target, ignore=shutil.ignore_patterns("trainer", "keep", ".files.json"))
         result = check_export(target, checkpoint) if check else ""
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)  # half a model, or another one, must not be taken for the export

@@ -75,6 +75,25 @@ def ended(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
+def contradicted(evidence: Evidence) -> Iterator[Finding]:
+    """Steps whose reward in `metrics.jsonl` is not the mean of their rollouts' rewards."""
+    lines = {line["step"]: line for line in evidence.run.steps}
+    for facts in evidence.steps:
+        line = lines.get(facts.step, {})
+        told, found = number(line.get("reward")), facts.reward / max(1, facts.scored)
+        if (
+            told is not None
+            and line.get("rollouts") == facts.rollouts
+            and abs(told - found) > 1e-9 * max(1, abs(found))
+        ):
+            yield Finding(
+                "warn",
+                f"the record contradicts itself: step {facts.step} has the reward {told:.6g} in metrics.jsonl, and its "
+                f"{facts.scored} rollouts in rollouts/train-{facts.step:05d}.parquet have the mean {found:.6g}: one of "
+                "the two files was changed",
+            )
+
+
 def told(evidence: Evidence) -> Iterator[Finding]:
     """What the run itself has to say: warnings, notes, observers that failed, tasks that are solved."""
     run = evidence.run

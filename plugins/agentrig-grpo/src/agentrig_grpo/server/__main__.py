@@ -41,14 +41,19 @@ def main() -> None:
     settings = started["settings"]
     try:
         api = _build(settings)
-        listener = socket.create_server((settings["host"], settings["port"]), backlog=1024)
+        host, port = settings["host"], settings["port"]
+        try:
+            listener = socket.create_server((host, port), backlog=1024)
+        except OSError as error:
+            cure = "set another server.port, or 0 for any free one"
+            raise AgentrigError(f"it can't listen on {host}:{port}: {error.strerror}; {cure}") from None
         # asyncio sets it only on sockets made with an explicit protocol; without it head and body of
         # a response, two writes, wait 40 ms for each other.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # Ends the connections of clients whose machine has gone.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     except Exception as error:
-        log.exception("the server could not start")
+        log.error("the server could not start: %s", error, exc_info=not isinstance(error, AgentrigError))
         kind = "" if isinstance(error, AgentrigError) else f"{type(error).__name__}: "
         channel.send({"error": f"{kind}{error}"})
         sys.exit(1)

@@ -101,6 +101,7 @@ class LLMServer:
         self._sender: Sender | None = None
         self.api_key = secrets.token_urlsafe(32)
         self.port = self.max_length = 0
+        self._failed = ""
 
     @property
     def base_url(self) -> str:
@@ -137,7 +138,7 @@ class LLMServer:
         Raises:
             ServerError: There can be no such process.
         """
-        self.port = self.max_length = 0
+        self.port, self.max_length, self._failed = 0, 0, ""
         self._channel, theirs = Channel.pair()
         # -P: never import modules from the current folder.
         command = [sys.executable, "-P", "-m", "agentrig_grpo.server", str(theirs.fileno()), str(os.getpid())]
@@ -163,7 +164,8 @@ class LLMServer:
         answer = self._receive(self._timeout, "start")
         if "error" in answer:
             self.stop()
-            raise ServerError(f"the LLM server for {self.settings.model} could not start: {answer['error']}")
+            self._failed = f"the LLM server for {self.settings.model} could not start: {answer['error']}"
+            raise ServerError(self._failed)
         self.port, self.max_length = answer["port"], answer["max_length"]
 
     def _ask(
@@ -194,6 +196,8 @@ class LLMServer:
         """Raise `ServerError` if the process has died."""
         if self._process is None:
             raise ServerError("the LLM server was never started")
+        if self._failed:  # it was ended then: its exit status says nothing
+            raise ServerError(self._failed)
         self._process.check()
 
     def swap(self, weights: Mapping[str, torch.Tensor], version: int, *, timeout_s: float = 600.0) -> None:
