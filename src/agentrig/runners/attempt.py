@@ -154,7 +154,7 @@ def json_values(answer: Any) -> Any:
         AgentFailure: It is no plain data, too long, or nested too deep; the kind is `bad-answer`.
     """
     try:
-        text = plain_json(answer, "its answer")
+        text = plain_json(answer, "its answer", strict=True)
         if len(text) > ANSWER_LIMIT:
             raise ValueError(f"it has {len(text)} characters of JSON, {ANSWER_LIMIT} are allowed")
         values = json.loads(text)

@@ -56,8 +56,8 @@ class Judge:
         """Refuse: it gets whole jobs."""
         raise TypeError("a reward judges jobs")
 
-    def run_job(self, job: Job) -> dict[str, Any]:
-        """Judge one outcome; return the score's fields as plain data."""
+    def run_job(self, job: Job) -> str:
+        """Judge one outcome; return the score's fields as JSON, in which a component may be NaN."""
         many = getattr(self._reward, "score_many", None)
         if many is not None:
             (score,) = many([job.input], self._budget_s)
@@ -66,7 +66,7 @@ class Judge:
         fields = attrs.asdict(score, recurse=False)
         value = None if score.value is None else float(score.value)
         components = {name: float(part) for name, part in score.components.items()}
-        return {**fields, "value": value, "components": components, "details": json.loads(json_text(score.details))}
+        return json_text({**fields, "value": value, "components": components, "details": score.details})
 
 
 @attrs.frozen(kw_only=True)
@@ -221,7 +221,7 @@ class Scorer:
             return self._late()
         if outcome.failure is not None:
             return Score.invalid(f"the reward gave no score ({outcome.failure}): {outcome.message}")
-        return Score(**outcome.answer)
+        return Score(**json.loads(outcome.answer))
 
     def close(self) -> None:
         """End the processes, if there are any."""
