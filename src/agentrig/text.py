@@ -6,7 +6,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,6 +81,13 @@ def json_text(value: Any) -> str:
         return storable(json.dumps(value, default=str, ensure_ascii=False))
     except Exception:  # keys that are not text, cycles, a `__str__` that raises
         return json.dumps(storable(_described(value)), ensure_ascii=False)
+
+
+def copied(value: Any) -> Any:
+    """Return plain data with lists and dicts of its own."""
+    if isinstance(value, Mapping):
+        return {key: copied(part) for key, part in value.items()}
+    return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
 
 
 DEPTH_LIMIT = 200
@@ -166,7 +173,9 @@ def words_of(error: BaseException) -> str:
     """Return `TYPE: message` of an exception as storable text, cut to `MESSAGE_LIMIT`; never raises."""
     try:
         text = f"{type(error).__name__}: {error}"
-    except Exception as broken:  # its own `__str__`
+    except KeyboardInterrupt:
+        raise
+    except BaseException as broken:  # its own `__str__`, which may call sys.exit
         text = f"{type(error).__name__}: (its message raised {type(broken).__name__})"
     return cut(storable(text), MESSAGE_LIMIT)
 

@@ -364,3 +364,32 @@ time.sleep(0.6)
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE)
     assert scratch.sweep(tmp_path) == [folder]
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("where", ["import", "hook", "load"])
+def test_a_plugin_that_calls_os_exit_does_not_look_like_success(tmp_path: Path, where: str, model: ModelServer) -> None:
+    ends = {where: "os._exit(0)"}
+    file = tmp_path / "ends_itself.py"
+    file.write_text(f"""
+import os
+from agentrig import Task, TasksSpec, hookimpl
+{ends.get("import", "")}
+
+class Own:
+    splits = ("train",)
+    roles = {{"train": "train", "report": "train"}}
+
+    def load(self, split):
+        {ends.get("load", "return []")}
+
+@hookimpl
+def register_tasks():
+    {ends.get("hook", "")}
+    yield TasksSpec(name="own", summary="", build=lambda config: Own())
+""")
+    words = ["eval", "mini", "--plugin", str(file), "--tasks", "own", "--endpoint", model.url]
+    command = Command(tmp_path, *words, "--split", "train", OPENAI_API_KEY="x")
+    assert command.process.wait(120) == 1
+    assert "RuntimeError: it called os._exit(0)" in command.log.read_text()
+    assert "ends_itself.py:" in command.log.read_text()
+    assert "Traceback" not in command.log.read_text()
