@@ -19,7 +19,7 @@ import psutil
 import pytest
 from model_server import ModelServer
 
-from agentrig import AgentFailure, Endpoint
+from agentrig import AgentFailure, Endpoint, Outcome
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError
 from agentrig.runners.attempt import failure_kind, run_agent
@@ -507,6 +507,23 @@ def test_an_error_that_was_handled_is_not_the_reason() -> None:
         raise KeyError("answer")
 
     assert run(agent).outcome.failure == "agent-error"
+
+
+def test_failures_that_an_agent_states_wrongly_are_named() -> None:
+    class Leaves(Exception):
+        def __str__(self) -> str:
+            sys.exit(3)
+
+    def agent(task_input: Any, endpoint: Endpoint) -> Any:
+        raise task_input["a"]
+
+    def outcome(error: Exception) -> Outcome:
+        return run_agent(agent, Job(id="r", input={"a": error}, endpoint=ENDPOINT)).outcome
+
+    left, unkind = outcome(Leaves()), outcome(AgentFailure(None, kind=None))  # type: ignore[arg-type]
+    assert re.match(r"Leaves: \(its message raised SystemExit\) \(test_processes\.py:\d+ in agent\)", left.message)
+    assert (left.failure, unkind.failure) == ("agent-error", "agent-error")
+    assert "its kind '<NoneType>' is no short name" in unkind.message
 
 
 @pytest.mark.parametrize(("hide", "kind"), [(False, "llm-error"), (True, "agent-error")])

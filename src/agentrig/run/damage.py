@@ -43,14 +43,20 @@ def writing(path: Path) -> Iterator[None]:
         wrong = exhausted(error)
         if not isinstance(error, OSError) and not wrong:
             raise
-        raise RunFileError(f"{path} cannot be written: {wrong or _wrong(error)}") from error
+        raise RunFileError(f"{path} cannot be written: {wrong or _wrong(error, path)}") from error
 
 
-def _wrong(error: Exception) -> str:
+def _wrong(error: Exception, path: Path) -> str:
     code = error.errno if isinstance(error, OSError) else None
     what = os.strerror(code) if code else f"{type(error).__name__}: {error}"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{what}. Get write permission there, or choose another folder: run.directory=DIR"
+    gone = next((folder for folder in reversed(path.parents) if not os.path.lexists(folder)), None)
+    if code == errno.ENOENT and gone is not None:
+        return (
+            f"{what}. The folder {gone} is gone: something has removed it since the run started, for example an agent "
+            "that cleans up. Find out what, and start the run again"
+        )
     if code in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL):
         return f"{what}. No folder can be created there: choose another one with run.directory=DIR"
     return f"{what}. Check the disk (dmesg, df); everything written before is intact"

@@ -207,7 +207,7 @@ def failure_kind(error: BaseException) -> str:
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         if isinstance(current, AgentFailure):
-            return str(current.kind)
+            return current.kind if isinstance(current.kind, str) else f"<{type(current.kind).__name__}>"
         if type(current).__module__.split(".")[0] in CLIENTS:
             return "llm-error"
         seen.add(id(current))
