@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -393,3 +394,34 @@ def register_tasks():
     assert "RuntimeError: it called os._exit(0)" in command.log.read_text()
     assert "ends_itself.py:" in command.log.read_text()
     assert "Traceback" not in command.log.read_text()
+
+
+def test_the_process_that_runners_are_forked_from_ends_with_the_run_while_it_still_imports(tmp_path: Path) -> None:
+    (tmp_path / "imports_long.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(tmp_path)!r}, 'on').touch()\n"
+        "end = time.monotonic() + 60\nwhile time.monotonic() < end: pass\n"
+    )
+    script = (
+        "import time, multiprocessing as m\n"
+        "from multiprocessing import forkserver\nfrom agentrig.processes.confine import start_forkserver\n"
+        "m.set_forkserver_preload(['agentrig.processes.forkserver', 'imports_long'])\n"
+        "start_forkserver()\nprint(forkserver._forkserver._forkserver_pid, flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    ) as run:
+        assert run.stdout is not None
+        server = psutil.Process(int(run.stdout.readline()))
+        end = time.monotonic() + 60
+        while not (tmp_path / "on").exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        run.kill()
+    try:
+        assert (tmp_path / "on").exists()
+        server.wait(20)
+    finally:
+        with contextlib.suppress(psutil.Error):
+            server.kill()
