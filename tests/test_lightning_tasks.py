@@ -204,6 +204,11 @@ def test_cells_of_a_csv_keep_their_kind(tmp_path: Path) -> None:
         load(tmp_path / "t.csv", text=["cod"], gold=[])
 
 
+def test_a_csv_column_of_words_and_few_numbers_is_text(tmp_path: Path) -> None:
+    rows = [task.row for task in load(written(tmp_path, "t.csv", "a,b\n1,x\ntwo,3\n"), gold=[])]
+    assert rows == [{"a": "1", "b": "x"}, {"a": "two", "b": "3"}]
+
+
 def test_a_column_of_two_kinds_in_two_splits_is_named(tmp_path: Path) -> None:
     """The same task, a number in one split and text in the other, would not be seen as shared."""
     train = written(tmp_path, "train.csv", "number,result\n1,odd\n2,even\n")

@@ -53,6 +53,18 @@ def test_a_value_is_a_number_that_training_can_sum_and_square(value: float) -> N
     assert Score.ok(-1e9).value == -1e9
 
 
+@pytest.mark.parametrize("value", ["0.5", b"0.5", [0.5]])
+def test_a_text_is_no_number(value: Any) -> None:
+    for made in (
+        lambda: Score.ok(value),
+        lambda: Score.timeout("late", value=value),
+        lambda: Score.ok(1.0, part=value),
+        lambda: Score(status="ok", value=value),
+    ):
+        with pytest.raises(TypeError, match=r"^a score's (value|component part) is .*; give a number$"):
+            made()
+
+
 def test_components_and_details_are_mappings() -> None:
     for fields in ({"details": "why"}, {"components": [1.0]}, {"details": None}):
         with pytest.raises(TypeError, match="must be a mapping"):
@@ -208,6 +220,28 @@ def test_a_batch_that_hangs_is_invalid() -> None:
         release.set()
     assert {s.status for s in scores} == {"invalid"}
     assert "past its budget" in scores[0].details["reason"]
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_reward_changes_nothing_but_its_own_copies(many: bool) -> None:
+    """The record has the agent's answer, and the other rollouts of the group are judged by the same gold."""
+    task = Task(id="t", input={"words": ["a"]}, private={"gold": [1]}, row={"gold": [1]})
+    span = Span(id="1", parent=None, name=LLM_CALL, start=0, end=1, error=None, attributes={"ids": [1]})
+    rollouts = [(task, Outcome(answer={"n": [i]}), Trace(rollout_id="r", spans=(span,))) for i in range(3)]
+    before = repr([(t.input, t.private, t.row, o, trace) for t, o, trace in rollouts])
+
+    def reward(task: Task, outcome: Outcome, budget_s: float, trace: Trace) -> Score:
+        gold = list(task.private["gold"])
+        for plain in (task.input, task.private, task.row, trace.spans[0].attributes):
+            plain.clear()
+        outcome.answer["n"].append(9)
+        object.__setattr__(outcome, "answer", "changed")
+        return Score.ok(sum(gold))
+
+    batch: Any = _Batch(lambda items: [reward(task, outcome, 1.0, trace) for task, outcome, trace in items])
+    scores = Scorer(batch if many else reward, budget_s=5, sees_trace=True)(rollouts)
+    assert [s.value for s in scores] == [1.0] * 3
+    assert repr([(t.input, t.private, t.row, o, trace) for t, o, trace in rollouts]) == before
 
 
 def test_an_empty_batch() -> None:

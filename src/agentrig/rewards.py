@@ -52,7 +52,9 @@ class Score:
                 )
         if (self.value is None) != (self.status == "invalid"):
             raise ValueError(f"a score with status {self.status!r} has value {self.value!r}; only 'invalid' has none")
-        if self.value is not None and not abs(self.value) <= VALUE_LIMIT:
+        for name, part in self.components.items():
+            _number(f"component {name}", part)
+        if self.value is not None and not abs(_number("value", self.value)) <= VALUE_LIMIT:
             raise ValueError(
                 f"a score's value is {self.value!r}; it must lie between -{VALUE_LIMIT:g} and {VALUE_LIMIT:g}, so that "
                 "sums and squares of it stay finite in training: scale it"
@@ -74,10 +76,11 @@ class Score:
             correct: True or False: whether the answer counts as correct. A number is the component of that name.
             components: Named parts of the value.
         """
+        number = float(_number("value", value))
         if isinstance(correct, Real) and not isinstance(correct, bool):
-            return cls(status="ok", value=float(value), components={"correct": float(correct), **components})
+            return cls(status="ok", value=number, components={"correct": float(correct), **components})
         verdict = None if correct is None else bool(correct)  # also converts a NumPy bool
-        return cls(status="ok", value=float(value), components=components, correct=verdict)
+        return cls(status="ok", value=number, components=components, correct=verdict)
 
     @classmethod
     def invalid(cls, reason: str, **details: Any) -> Score:
@@ -88,6 +91,12 @@ class Score:
     def timeout(cls, reason: str, value: float = 0.0, **details: Any) -> Score:
         """Return the score of an answer that exceeded its time budget."""
         return cls(status="timeout", value=value, details={"reason": reason, **details})
+
+
+def _number(what: str, value: Any) -> Any:
+    if not hasattr(value, "__float__"):  # float() would read a text
+        raise TypeError(f"a score's {what} is {value!r:.80} ({type(value).__name__}); give a number")
+    return value
 
 
 Reward = Callable[[Task, Outcome, float], Score] | Callable[[Task, Outcome, float, Trace], Score]

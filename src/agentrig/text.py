@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,55 +83,72 @@ def json_text(value: Any) -> str:
         return json.dumps(storable(_described(value)), ensure_ascii=False)
 
 
+def copied(value: Any) -> Any:
+    """Return plain data with lists and dicts of its own."""
+    if isinstance(value, Mapping):
+        return {key: copied(part) for key, part in value.items()}
+    return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
+
+
 DEPTH_LIMIT = 200
 """Most levels of lists and dicts in plain data: what reads and writes it is recursive."""
 
 
-def plain_json(value: Any, what: str) -> str:
-    """Return plain data as JSON text, with NaN, infinities and whole numbers of any size.
+def plain_json(value: Any, what: str, *, strict: bool = False) -> str:
+    """Return plain data as JSON text, with whole numbers of any size.
 
     Args:
         value: Text, numbers, booleans, None, and lists, tuples and dicts of them.
         what: What an error calls the value.
+        strict: Whether NaN, infinities and keys that are not text are errors too: no other reader of JSON knows them.
 
     Raises:
-        ValueError: It is no plain data; the message has the place, the type and the cure.
+        ValueError: It is no plain data, or contains itself; the message has the place, the type and the cure.
     """
+    keys = [key for part in list(_containers(value, what)) if isinstance(part, dict) for key in part]
     try:
-        text = json.dumps(value)
+        if strict and not all(isinstance(key, str) for key in keys):
+            raise TypeError("a key is not text")
+        return json.dumps(value, allow_nan=not strict)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(_not_plain(value, what) or f"{what}: {words_of(error)}") from None
-    check_depth(value, what)
-    return text
+        raise ValueError(_not_plain(value, what, strict) or f"{what}: {words_of(error)}") from None
 
 
 def check_depth(value: Any, what: str) -> None:
     """Raise `ValueError` if plain data is nested deeper than `DEPTH_LIMIT`."""
+    for _ in _containers(value, what):
+        pass
+
+
+def _containers(value: Any, what: str) -> Iterator[Any]:
+    """Yield the lists, tuples and dicts in plain data; raise `ValueError` if it is nested deeper than `DEPTH_LIMIT`."""
     level: list[Any] = [[value]]
     for _ in range(DEPTH_LIMIT + 1):
-        level = [x for v in level for x in (v.values() if isinstance(v, dict) else v) if isinstance(x, _CONTAINERS)]
+        inner = (x for v in level for x in (v.values() if isinstance(v, dict) else v) if isinstance(x, _CONTAINERS))
+        level = list({id(x): x for x in inner}.values())  # each once: two in each other are four, eight and so on
         if not level:
             return
-    raise ValueError(f"{what} is nested deeper than {DEPTH_LIMIT} lists or dicts")
+        yield from level
+    raise ValueError(f"{what} contains itself, or is nested deeper than {DEPTH_LIMIT} lists or dicts")
 
 
 _CONTAINERS = (dict, list, tuple)
 
 
-def _not_plain(value: Any, what: str) -> str:
-    """Return the first place in a value that JSON has no form for, or ''."""
+def _not_plain(value: Any, what: str, strict: bool) -> str:
+    """Return the first place in a value that JSON has no form for, or ''; it is not nested too deep."""
     todo = [(what, value)]
-    for _ in range(1_000_000):  # it may be a ring
-        if not todo:
-            return ""
+    while todo:
         place, part = todo.pop()
         if isinstance(part, dict):
             for key in part:
-                if not isinstance(key, str | int | float | None):
+                if not isinstance(key, str if strict else str | int | float | None):
                     return f"{place} has a key of the type {_type_name(key)}; return text as keys"
             todo += [(f"{place}[{json.dumps(key)}]", inner) for key, inner in reversed(part.items())]
         elif isinstance(part, list | tuple):
             todo += [(f"{place}[{i}]", part[i]) for i in reversed(range(len(part)))]
+        elif strict and isinstance(part, float) and not math.isfinite(part):
+            return f"{place} is {float(part)}, which JSON can't hold; return None or text"
         elif not isinstance(part, str | int | float | None):
             methods = (name for name in ("tolist", "decode", "isoformat") if hasattr(part, name))
             cure = next((f"return its .{name}()" for name in methods), "return text, numbers, lists or dicts")
@@ -155,7 +173,9 @@ def words_of(error: BaseException) -> str:
     """Return `TYPE: message` of an exception as storable text, cut to `MESSAGE_LIMIT`; never raises."""
     try:
         text = f"{type(error).__name__}: {error}"
-    except Exception as broken:  # its own `__str__`
+    except KeyboardInterrupt:
+        raise
+    except BaseException as broken:  # its own `__str__`, which may call sys.exit
         text = f"{type(error).__name__}: (its message raised {type(broken).__name__})"
     return cut(storable(text), MESSAGE_LIMIT)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -376,3 +377,63 @@ def test_a_second_signal_says_how_to_resume() -> None:
     signals(signal.SIGINT, None)
     assert str(ended[0]) == "ended at once; resume with: agentrig train --resume runs/a"
     assert ended[0].exit_status == 143
+
+
+@pytest.mark.parametrize("where", ["import", "hook", "load"])
+def test_a_plugin_that_calls_os_exit_does_not_look_like_success(tmp_path: Path, where: str, model: ModelServer) -> None:
+    ends = {where: "os._exit(0)"}
+    file = tmp_path / "ends_itself.py"
+    file.write_text(f"""
+import os
+from agentrig import Task, TasksSpec, hookimpl
+{ends.get("import", "")}
+
+class Own:
+    splits = ("train",)
+    roles = {{"train": "train", "report": "train"}}
+
+    def load(self, split):
+        {ends.get("load", "return []")}
+
+@hookimpl
+def register_tasks():
+    {ends.get("hook", "")}
+    yield TasksSpec(name="own", summary="", build=lambda config: Own())
+""")
+    words = ["eval", "mini", "--plugin", str(file), "--tasks", "own", "--endpoint", model.url]
+    command = Command(tmp_path, *words, "--split", "train", OPENAI_API_KEY="x")
+    assert command.process.wait(120) == 1
+    assert "RuntimeError: it called os._exit(0)" in command.log.read_text()
+    assert "ends_itself.py:" in command.log.read_text()
+    assert "Traceback" not in command.log.read_text()
+
+
+def test_the_process_that_runners_are_forked_from_ends_with_the_run_while_it_still_imports(tmp_path: Path) -> None:
+    (tmp_path / "imports_long.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(tmp_path)!r}, 'on').touch()\n"
+        "end = time.monotonic() + 60\nwhile time.monotonic() < end: pass\n"
+    )
+    script = (
+        "import time, multiprocessing as m\n"
+        "from multiprocessing import forkserver\nfrom agentrig.processes.confine import start_forkserver\n"
+        "m.set_forkserver_preload(['agentrig.processes.forkserver', 'imports_long'])\n"
+        "start_forkserver()\nprint(forkserver._forkserver._forkserver_pid, flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    ) as run:
+        assert run.stdout is not None
+        server = psutil.Process(int(run.stdout.readline()))
+        end = time.monotonic() + 60
+        while not (tmp_path / "on").exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        run.kill()
+    try:
+        assert (tmp_path / "on").exists()
+        server.wait(20)
+    finally:
+        with contextlib.suppress(psutil.Error):
+            server.kill()

@@ -93,6 +93,10 @@ def test_the_answer_is_read_on_stdout_or_in_a_file() -> None:
         assert (kind, why in message) == ("bad-answer", True), message
     assert failure("printf '{' > answer.json", answer="file")[0] == "bad-answer"
     assert failure("printf '\\377'", answer="stdout")[0] == "bad-answer"
+    deep = "printf '%s%s' $(printf '[%.0s' $(seq 20000)) $(printf ']%.0s' $(seq 20000))"
+    for script, more in ((deep, {}), (f"{deep} > answer.json", {"answer": "file"})):
+        kind, message = failure(script, **more)
+        assert (kind, "nested too deep: at most 200" in message) == ("bad-answer", True), message
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl on this machine")

@@ -133,6 +133,13 @@ def test_a_full_disk_reported_by_another_library(small_disk: Path) -> None:
         raise RuntimeError("another reason")
 
 
+def test_a_folder_that_was_removed_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFileError) as caught, writing(tmp_path / "runs" / "one" / "metrics.jsonl"):
+        (tmp_path / "runs" / "one" / "metrics.jsonl").write_text("")
+    assert f"The folder {tmp_path}/runs is gone: something has removed it since the run started" in str(caught.value)
+    assert "No folder can be created" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "place", ["/proc/runs", "/dev/null", "/dev/null/runs", "/sys/kernel/runs", "{tmp}/" + "x" * 300]
 )

@@ -16,6 +16,7 @@ from model_server import ModelServer
 from agentrig.cli.entry import main
 from agentrig.errors import AgentrigError, ConfigError, PluginError
 from agentrig.plan import Plan, resolve
+from agentrig.processes.ends import no_silent_end
 from agentrig.run.splits import json_problem, load_splits, split_warnings, task_set
 from agentrig.run.training import train
 
@@ -26,6 +27,12 @@ def row(i, **more):
     given = {{"id": f"t-{{i}}", "input": {{"number": i, "do": "", "marker": ""}},
              "private": {{"parity": "odd" if i % 2 else "even", "gold": "x"}}}}
     return Task(**{{**given, **more}})
+
+class Mute(Exception):
+    def __str__(self): raise RuntimeError("no words")
+
+class Rows(list):
+    def __iter__(self): raise RuntimeError("no rows")
 
 def sound(split):
     return [row(i + 100 * (split == "dev")) for i in range(6)]
@@ -83,13 +90,16 @@ def own(tmp_path: Path, toy_file: str, model: ModelServer) -> Callable[..., Plan
         ("return [row(0, input={'x': float('nan')})]", "input.x is nan, which JSON can't hold"),
         ("return [row(0, input={'x': 'a\\ud800'})]", "input.x holds a lone surrogate"),
         ("x = {}\nx['x'] = x\nreturn [row(0, input=x)]", "input contains itself, or is nested too deep for JSON"),
-        ("return [][3]", "`load` raised IndexError: list index out of range (my_tasks.py:19 in load)"),
+        ("return [][3]", "`load` raised IndexError: list index out of range (my_tasks.py:25 in load)"),
+        ("raise Mute", "`load` raised Mute: (its message raised RuntimeError) (my_tasks.py:25 in load)"),
+        ("return Rows([row(0)])", "`load` raised RuntimeError: no rows (my_tasks.py:13 in __iter__)"),
+        ("import os\nos._exit(0)", "`load` raised RuntimeError: it called os._exit(0), which would end the command"),
         ("raise AgentrigError('get the rows first')", "get the rows first"),
         ("return []", 'there is nothing to learn from: split "train" has no tasks.\n  Name another: run.train=SPLIT'),
     ],
 )
 def test_the_error_of_a_wrong_row_says_what_to_write(own: Callable[..., Plan], body: str, said: str) -> None:
-    with pytest.raises(AgentrigError) as caught:
+    with pytest.raises(AgentrigError) as caught, no_silent_end():
         load_splits(own(body))
     assert said in str(caught.value)
     if "get the rows" not in body:  # the task set's own message is not changed

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from model_server import ModelServer
 
-from agentrig import AgentFailure, Endpoint
+from agentrig import AgentFailure, Endpoint, Outcome
 from agentrig.endpoints import without_proxy
 from agentrig.errors import AgentrigError
 from agentrig.runners.attempt import failure_kind, run_agent
@@ -143,7 +143,8 @@ def test_failures_are_typed(model: ModelServer, start: Start) -> None:
 
 def test_answers_that_cannot_be_sent_fail_immediately(model: ModelServer, start: Start) -> None:
     pool = start(deadline_s=120.0, threads=2)
-    odd = ["unwritable", "nested", "ring", "huge", "unsendable", "speechless", "long-kind", "surrogate", ""]
+    rings = ["ring", "odd-ring", "unsendable-ring"]
+    odd = ["unwritable", "nested", "deep", *rings, "huge", "unsendable", "speechless", "long-kind", "surrogate", ""]
     before = time.monotonic()
     submit(pool, jobs(model, *odd))
     found = {odd[int(r.id[4:])]: r.outcome for r in drain(pool, len(odd), timeout_s=60)}
@@ -151,7 +152,10 @@ def test_answers_that_cannot_be_sent_fail_immediately(model: ModelServer, start:
     assert {do: outcome.failure for do, outcome in found.items()} == {
         "unwritable": "bad-answer",
         "nested": "bad-answer",
+        "deep": "bad-answer",
         "ring": "bad-answer",
+        "odd-ring": "bad-answer",
+        "unsendable-ring": "agent-error",
         "huge": "bad-answer",
         "unsendable": "agent-error",
         "speechless": "agent-error",
@@ -161,6 +165,8 @@ def test_answers_that_cannot_be_sent_fail_immediately(model: ModelServer, start:
     }
     assert "answered with Unwritable: OSError: the rows are gone" in found["unwritable"].message
     assert "nested deeper than 200" in found["nested"].message
+    assert "its answer contains itself" in found["ring"].message
+    assert 'its span "note": attributes contains itself' in found["unsendable-ring"].message
     assert "it has 11000002 characters of JSON, 10000000 are allowed" in found["huge"].message
     assert "the rollout's result cannot be sent from its process" in found["unsendable"].message
     assert 'its span "note": attributes["value"]["rows"][1] is of the type function' in found["unsendable"].message
@@ -186,21 +192,15 @@ def test_plain_data_arrives_as_it_was_returned(model: ModelServer, start: Start)
     submit(pool, jobs(model, "plain"))
     (result,) = drain(pool, 1)
     (span,) = [s for s in result.trace.spans if s.name == "note"]
-    for plain in (result.outcome.answer[1], span.attributes["value"]):
-        assert repr(plain) == repr(
-            {
-                "nan": [float("nan"), float("inf"), float("-inf")],
-                "large": 2**80,
-                "small": 5e-324,
-                "text": "\u2028é",
-                "none": [None, True],
-            }
-        )
+    plain = {"large": 2**80, "small": 5e-324, "text": "\u2028é", "none": [None, True]}
+    assert repr(result.outcome.answer[1]) == repr(plain)
+    nan = [float("nan"), float("inf"), float("-inf")]  # log-probabilities, for example
+    assert repr(span.attributes["value"]) == repr({**plain, "nan": nan})
 
 
 def test_an_answer_that_is_not_plain_names_its_place_and_the_cure(model: ModelServer, start: Start) -> None:
     pool = start(threads=1)
-    odd = ["bytes", "set", "array", "date", "key", "own-reward"]
+    odd = ["bytes", "set", "array", "date", "key", "numbers-as-keys", "not-finite", "own-reward"]
     submit(pool, jobs(model, *odd))
     found = {odd[int(r.id[4:])]: r.outcome for r in drain(pool, len(odd))}
     assert {outcome.failure for outcome in found.values()} == {"bad-answer"}
@@ -211,6 +211,8 @@ def test_an_answer_that_is_not_plain_names_its_place_and_the_cure(model: ModelSe
         "array": 'its answer["scores"] is of the type array.array; return its .tolist()',
         "date": "its answer[0] is of the type datetime.date; return its .isoformat()",
         "key": 'its answer["a"] has a key of the type tuple; return text as keys',
+        "numbers-as-keys": 'its answer["rows"][0] has a key of the type int; return text as keys',
+        "not-finite": 'its answer["rows"][1] is inf, which JSON can\'t hold; return None or text',
         "own-reward": "its own reward is of the type str; return a number",
     }
 
@@ -286,6 +288,31 @@ def test_a_rollout_that_kills_its_runner_does_not_fail_others(model: ModelServer
     results = drain(pool, 7)
     assert sorted(r.id for r in results) == [f"job-{i}" for i in range(7)]
     assert {r.id for r in results if r.outcome.failure} == {"job-1", "job-5"}
+
+
+@pytest.mark.parametrize("do", ["closes", "closes-and-opens"])
+def test_a_runner_whose_connection_an_agent_closes_is_dead_at_once(
+    do: str, model: ModelServer, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    pool = start(threads=4, deadline_s=60.0)
+    submit(pool, jobs(model, do, "slower", "slower", "slower", marker=str(tmp_path)))
+    before = time.monotonic()
+    results = {r.id: r.outcome for r in drain(pool, 4, timeout_s=50)}
+    assert time.monotonic() - before < 50
+    assert [results[f"job-{i}"].answer for i in (1, 2, 3)] == ["odd"] * 3
+    assert results["job-0"].failure == "runner-died"
+    assert (tmp_path / "file").read_bytes() == b""  # no result was written into what has its number now
+    assert re.search(r"died \(exit code [01]\); 4 rollouts start again, 0 failed", caplog.text)
+
+
+def test_the_siblings_of_a_rollout_that_stops_its_runner_start_again(model: ModelServer, start: Start) -> None:
+    pool = start(threads=4, deadline_s=4.0)
+    submit(pool, jobs(model, "stops", "slow", "slow", "slow"))
+    results = {r.id: r.outcome for r in drain(pool, 4, timeout_s=50)}
+    assert [results[f"job-{i}"].answer for i in (1, 2, 3)] == ["odd"] * 3
+    assert results["job-0"].failure == "runner-died"
+    assert results["job-0"].message == "the runner process was stopped by a signal, 2 times"
 
 
 def sleeping(word: str) -> list[psutil.Process]:
@@ -444,7 +471,7 @@ def test_agents_may_be_coroutines_or_objects(loop: asyncio.AbstractEventLoop) ->
 
 
 def test_answers_are_json_values_as_they_are() -> None:
-    assert run(lambda i, e: {"rows": [(1, "x")], 2: None}).outcome.answer == {"rows": [[1, "x"]], "2": None}
+    assert run(lambda i, e: {"rows": [(1, "x")], "2": None}).outcome.answer == {"rows": [[1, "x"]], "2": None}
     assert run(lambda i, e: {"text": "x" * 50_000}).outcome.answer == {"text": "x" * 50_000}
     outcome = run(lambda i, e: {"rows": {3}}).outcome
     assert outcome.failure == "bad-answer"
@@ -481,6 +508,23 @@ def test_an_error_that_was_handled_is_not_the_reason() -> None:
         raise KeyError("answer")
 
     assert run(agent).outcome.failure == "agent-error"
+
+
+def test_failures_that_an_agent_states_wrongly_are_named() -> None:
+    class Leaves(Exception):
+        def __str__(self) -> str:
+            sys.exit(3)
+
+    def agent(task_input: Any, endpoint: Endpoint) -> Any:
+        raise task_input["a"]
+
+    def outcome(error: Exception) -> Outcome:
+        return run_agent(agent, Job(id="r", input={"a": error}, endpoint=ENDPOINT)).outcome
+
+    left, unkind = outcome(Leaves()), outcome(AgentFailure(None, kind=None))  # type: ignore[arg-type]
+    assert re.match(r"Leaves: \(its message raised SystemExit\) \(test_processes\.py:\d+ in agent\)", left.message)
+    assert (left.failure, unkind.failure) == ("agent-error", "agent-error")
+    assert "its kind '<NoneType>' is no short name" in unkind.message
 
 
 @pytest.mark.parametrize(("hide", "kind"), [(False, "llm-error"), (True, "agent-error")])

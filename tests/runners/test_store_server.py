@@ -80,6 +80,41 @@ def test_a_message_that_no_runner_sends_is_refused(body: bytes, served: ServedSt
         assert runner.post("/v1/agentrig/report", json=result).status_code == 400
 
 
+def test_what_agent_lightnings_server_would_answer_badly_is_refused_in_words(
+    served: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    json, key = {"content-type": "application/json"}, {"authorization": f"Bearer {TOKEN}"}
+    with httpx.Client(base_url=served.url, headers=key, trust_env=False, timeout=60) as runner:
+        for body in (b"NaN", b"1e999", b'{"rollouts": [{"input": {"x": -Infinity}}]}', b"[" * 100_000):
+            for path in ("/v1/agl/queues/rollouts/enqueue", "/v1/agl/spans", "/v1/agl/rollouts"):
+                refused = runner.post(path, content=body, headers=json)
+                assert (refused.status_code, "traceback" in refused.text.lower()) == (400, False), refused.text[:300]
+        large = {"rollouts": [{"input": "x" * 40_000_000}]}
+        refused = runner.post("/v1/agl/queues/rollouts/enqueue", json=large)
+        assert (refused.status_code, refused.json()) == (413, {"error": "the body is longer than 8 MiB"})
+        wrong = runner.post("/v1/agl/spans", json={"spans": ["x" * 10_000_000]})
+        assert (wrong.status_code, len(wrong.content) < 5000) == (422, True)
+        assert wrong.json()["detail"][0]["loc"][0] == "body"
+
+        async def fails(*_: object, **__: object) -> None:
+            raise RuntimeError("a fault of the store")
+
+        monkeypatch.setattr(served._store, "query_workers", fails)
+        failed = runner.get("/v1/agl/workers")
+        assert (failed.status_code, failed.json()) == (500, {"detail": "Internal server error"})
+
+
+def test_rollouts_that_the_run_did_not_ask_for_are_named(served: ServedStore, caplog: pytest.LogCaptureFixture) -> None:
+    with httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False) as stranger:
+        for count in (1, 2):
+            rollouts = {"rollouts": [{"input": {"n": n}} for n in range(count)]}
+            assert stranger.post("/v1/agl/queues/rollouts/enqueue", json=rollouts).status_code == 201
+        assert stranger.post("/v1/agl/rollouts", json={"input": {"n": 9}}).status_code == 201
+    (warning,) = served.warnings
+    assert "4 rollouts were put into the run's store from 127.0.0.1, with the run's token" in warning
+    assert "has been put into the run's store from 127.0.0.1" in caplog.text
+
+
 def test_a_runner_of_another_version_is_named(served: ServedStore, caplog: pytest.LogCaptureFixture) -> None:
     with httpx.Client(base_url=served.url, headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False) as runner:
         runner.post(JOIN, json={"worker": "agentrig-host-1", "version": __version__})

@@ -120,6 +120,13 @@ def misbehave(do, task_input):
         time.sleep(600)
     if do == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if do.startswith("closes"):
+        os.closerange(3, 256)
+    if do == "closes-and-opens":  # files get the numbers
+        for _ in range(3, 256):
+            os.open(Path(task_input["marker"]) / "file", os.O_CREAT | os.O_RDWR)
+    if do == "stops":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if do == "prints":
         for _ in range(2000):
             os.write(1, b"printed " * 125)
@@ -162,6 +169,14 @@ class Touches:
         return (Path(self.marker).touch, ())
 
 
+def ring(keys):
+    """Return a list and a dict that contain themselves and each other, several times."""
+    found, named = [], {}
+    found += [found, named] * 2
+    named |= dict.fromkeys(keys, found) | {"self": named}
+    return found
+
+
 def noted(value):
     """Record a value in a span."""
     from agentrig.tracing.recorder import current
@@ -190,7 +205,6 @@ def long_kind():
 
 
 PLAIN = {
-    "nan": [math.nan, math.inf, -math.inf],
     "large": 2**80,
     "small": 5e-324,
     "text": "\u2028é",
@@ -213,7 +227,12 @@ ODD_ANSWERS = {
     "own-reward": lambda: Judged(answer=1, reward="high"),
     "unwritable": lambda: Unwritable(a=1),
     "nested": lambda: nested(700),
-    "ring": lambda: nested(100_000),
+    "deep": lambda: nested(100_000),
+    "ring": lambda: ring("ab"),
+    "odd-ring": lambda: ring([1, "1"]),
+    "unsendable-ring": lambda: noted(ring("ab")),
+    "not-finite": lambda: {"rows": [1.0, math.inf]},
+    "numbers-as-keys": lambda: {"rows": [{1: 2, "1": 3, None: 4}]},
     "huge": lambda: "x" * 11_000_000,
     "unsendable": lambda: noted({"rows": [0, lambda: 0]}),
     "speechless": speechless,
@@ -231,10 +250,10 @@ def toy_agent(task_input, endpoint):
     if do.startswith("writes"):
         return write_to_run(HOSTILE[do.removeprefix("writes-")])
     if do == "plain":
-        return (noted(PLAIN), PLAIN)
+        return (noted({**PLAIN, "nan": [math.nan, math.inf, -math.inf]}), PLAIN)
     if do in ODD_ANSWERS:
         return ODD_ANSWERS[do]()
-    if do == "no-call":
+    if do == "no-call" or do.startswith("closes"):
         return "odd"
     if do == "even":
         return "even"

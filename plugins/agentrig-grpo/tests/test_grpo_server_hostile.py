@@ -53,6 +53,7 @@ BAD = {
     "max_tokens Infinity": (field("max_tokens", "Infinity"), None, "Infinity is no JSON number"),
     "max_tokens NaN": (field("max_tokens", "NaN"), None, "NaN is no JSON number"),
     "max_tokens 1e999": (field("max_tokens", "1e999"), "max_tokens", "max_tokens is inf; it must be finite"),
+    "1e999 alone": (b"1e999", None, "the body is inf; it must be finite"),
     "max_tokens 1e300": (field("max_tokens", "1e300"), "messages", "context is 128 tokens"),
     "max_tokens of 4,000 digits": (field("max_tokens", "9" * 4000), "messages", "context is 128 tokens"),
     "max_tokens of 10,000 digits": (field("max_tokens", "9" * 10_000), None, "not JSON"),

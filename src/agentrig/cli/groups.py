@@ -14,7 +14,7 @@ import click
 
 from agentrig.background import Background, late
 from agentrig.errors import AgentrigError, exhausted, little_memory, nearest
-from agentrig.processes.ends import Interrupted, handling, interrupt, leave
+from agentrig.processes.ends import Interrupted, handling, interrupt, leave, no_silent_end
 
 LATE_S = 2.0
 """Seconds that the exit handlers may take after a run has stopped waiting for a tracker."""
@@ -83,7 +83,8 @@ class Group(NearestGroup):
         except FileNotFoundError:
             _fail("the current directory was deleted. Change to another one: cd DIR")
         try:
-            result = super().main(*args, **options)
+            with no_silent_end():
+                result = super().main(*args, **options)
             sys.stdout.flush()
             return result
         except SystemExit:

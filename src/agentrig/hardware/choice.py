@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from agentrig.errors import nearest, place_of
 from agentrig.hardware.contract import Hardware, HardwareError, Probe
+from agentrig.text import words_of
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def probed(hardware: Hardware) -> Probe:
         probe = hardware.probe()
     except Exception as error:
         raise HardwareError(
-            f"the probe of hardware {hardware.name} raised {type(error).__name__}: {error}{place_of(error)}\n"
+            f"the probe of hardware {hardware.name} raised {words_of(error)}{place_of(error)}\n"
             "  this is a bug in its plugin: report it to the author"
         ) from error
     if not isinstance(probe, Probe):

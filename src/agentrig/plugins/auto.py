@@ -11,6 +11,7 @@ import attrs
 from agentrig.errors import ConfigError, place_of
 from agentrig.plugins.building import built
 from agentrig.settings import check_any
+from agentrig.text import words_of
 
 if TYPE_CHECKING:
     from agentrig.hardware.contract import Hardware
@@ -137,7 +138,7 @@ def refusal(component: Component, hardware: Hardware) -> str:
     try:
         return ask(hardware)
     except Exception as error:
-        found = f"its `refusal` raised {type(error).__name__}: {error}{place_of(error)}"
+        found = f"its `refusal` raised {words_of(error)}{place_of(error)}"
         log.warning("server %s is left out: %s", component.spec.name, found)
         return found
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import AgentrigError, PluginError, place_of, short_path
+from agentrig.text import words_of
 
 if TYPE_CHECKING:
     from agentrig.plugins.registry import Component
@@ -57,7 +58,7 @@ def built(component: Component, config: Any, **more: Any) -> Any:
         raise
     except (Exception, SystemExit) as error:
         where = place_of(error, installed=True) or defined_at(spec.build)
-        raise PluginError(f"{who} cannot be built: {type(error).__name__}: {error}{where}{plugin}") from error
+        raise PluginError(f"{who} cannot be built: {words_of(error)}{where}{plugin}") from error
     wanted, right = MADE[component.kind]
     if not right(made):
         got = "None" if made is None else f"{made!r:.80} ({type(made).__name__})"

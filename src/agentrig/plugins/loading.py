@@ -25,6 +25,7 @@ from agentrig.plugins import hookspecs
 from agentrig.plugins.building import defined_at
 from agentrig.plugins.registry import BLOCK_VARIABLE, Component, PluginInfo, Registry, misspelled
 from agentrig.plugins.specs import KINDS, Spec
+from agentrig.text import words_of
 
 GROUP = "agentrig"
 
@@ -188,7 +189,7 @@ def _specs(function: Callable[[], Any], kind: str, hook: str) -> list[Spec]:
         specs = list(itertools.islice(given, MOST + 1)) if several else None
     except Exception as error:
         place = place_of(error, installed=True)
-        raise PluginError(f"{hook if place else where} raised {type(error).__name__}: {error}{place}") from error
+        raise PluginError(f"{hook if place else where} raised {words_of(error)}{place}") from error
     if specs is None:
         got = f"one {type(given).__name__} by itself" if isinstance(given, Spec) else repr(given)[:80]
         raise PluginError(f"{where} returned {got}; {cure}")
@@ -210,7 +211,7 @@ def _specs(function: Callable[[], Any], kind: str, hook: str) -> list[Spec]:
 
 
 def _text_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}{place_of(error, installed=True)}"
+    return f"{words_of(error)}{place_of(error, installed=True)}"
 
 
 def _disagreement(origin: str, error: BaseException) -> str:

@@ -18,6 +18,9 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 """Signals that ask a process to end: from the user, from Slurm or Kubernetes, or from a terminal that closes."""
 
 
+_exit = os._exit
+
+
 class Interrupted(KeyboardInterrupt):
     """A signal ended a command.
 
@@ -38,6 +41,25 @@ class Interrupted(KeyboardInterrupt):
     def exit_status(self) -> int:
         """128 plus the signal's number, as in a shell: 130, 143 or 129."""
         return 128 + self.number
+
+
+@contextmanager
+def no_silent_end() -> Iterator[None]:
+    """Make `os._exit` raise in this process: a plugin's call would end a command as if it had succeeded."""
+    own = os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != own:  # a process that was forked from this one
+            _exit(status)
+        raise RuntimeError(
+            f"it called os._exit({status}), which would end the command without a word; raise an error instead"
+        )
+
+    before, os._exit = os._exit, refuse
+    try:
+        yield
+    finally:
+        os._exit = before
 
 
 def name_of(number: int) -> str:
@@ -120,4 +142,4 @@ def leave(status: int, *, within_s: float | None = None) -> NoReturn:
         handlers = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
         handlers.start()
         handlers.join(within_s)
-    os._exit(status)
+    _exit(status)

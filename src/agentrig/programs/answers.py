@@ -9,7 +9,7 @@ from typing import Any
 from agentrig.errors import AgentFailure
 from agentrig.programs.config import CommandConfig
 from agentrig.programs.running import MIB, TOLD, Ending, signal_name
-from agentrig.text import cut, storable
+from agentrig.text import DEPTH_LIMIT, cut, storable
 
 KINDS: Mapping[str, str] = {
     "time": "deadline",
@@ -22,6 +22,9 @@ KINDS: Mapping[str, str] = {
 
 NO_CONTAINER = 125
 """Exit code of docker and podman that could not start a container."""
+
+
+TOO_DEEP = f"nested too deep: at most {DEPTH_LIMIT} lists or objects in one another"
 
 
 def check_ending(ending: Ending, config: CommandConfig, *, answered: bool) -> None:
@@ -70,7 +73,7 @@ def from_stdout(data: bytes, *, json_line: bool) -> Any:
 
     Raises:
         LookupError: There is none.
-        AgentFailure: It is not UTF-8; the kind is `bad-answer`.
+        AgentFailure: It is not UTF-8, or nested too deep; the kind is `bad-answer`.
     """
     text = _text(data, "stdout")
     if not json_line:
@@ -81,7 +84,9 @@ def from_stdout(data: bytes, *, json_line: bool) -> Any:
         if line.strip():
             try:
                 return json.loads(line)
-            except (ValueError, RecursionError):
+            except RecursionError:
+                raise AgentFailure(f"a line of its stdout is {TOO_DEEP}", kind="bad-answer") from None
+            except ValueError:
                 continue
     shown = cut(storable(text.strip()[-TOLD:]), TOLD)
     raise LookupError(f"no line of its stdout is JSON: {shown!r}" if shown else "it wrote nothing to stdout")
@@ -101,7 +106,9 @@ def from_file(data: bytes | None, name: str) -> Any:
         return text
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise AgentFailure(f"the answer {name} is {TOO_DEEP}", kind="bad-answer") from None
+    except ValueError as error:
         raise AgentFailure(f"the answer {name} is not JSON: {error}", kind="bad-answer") from None
 
 

@@ -49,14 +49,20 @@ def writing(path: Path, setting: str = "run.directory=DIR") -> Iterator[None]:
             raise
         if setting == "run.directory=DIR" and any((folder / "config.toml").is_file() for folder in path.parents[:3]):
             setting = ""
-        raise RunFileError(f"{path} cannot be written: {wrong or _wrong(error, setting)}") from error
+        raise RunFileError(f"{path} cannot be written: {wrong or _wrong(error, path, setting)}") from error
 
 
-def _wrong(error: Exception, setting: str) -> str:
+def _wrong(error: Exception, path: Path, setting: str) -> str:
     code = error.errno if isinstance(error, OSError) else None
     what = os.strerror(code) if code else f"{type(error).__name__}: {error}"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{what}. Get write permission there{f', or choose another place: {setting}' if setting else ''}"
+    gone = next((folder for folder in reversed(path.parents) if not os.path.lexists(folder)), None)
+    if code == errno.ENOENT and gone is not None and setting in ("", "run.directory=DIR"):
+        return (
+            f"{what}. The folder {gone} is gone: something has removed it since the run started, for example an agent "
+            "that cleans up. Find out what, and start the run again"
+        )
     if code in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL):
         cure = f"choose another place with {setting}" if setting else "move away what is there under a wrong name"
         return f"{what}. It can't be created there: {cure}"

@@ -23,6 +23,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import place_of
 from agentrig.http_server import BodyTooLong, Receive, Scope, Send, ServerThread, read_body, reply
 from agentrig.tasks import Task
+from agentrig.text import words_of
 
 MODEL = "demonstration"
 LIMIT = 8 << 20
@@ -52,7 +53,7 @@ class Conversation:
             try:
                 found = demonstrate(self.task, call)
             except Exception as error:
-                self.problem = f"the demonstrator raised {type(error).__name__}: {error}{place_of(error)}"
+                self.problem = f"the demonstrator raised {words_of(error)}{place_of(error)}"
                 return None
             if found is None:
                 self.problem = f"the demonstrator has no reply to call {len(replies) + 1}: {call.text[-200:]!r}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrig.errors import AgentrigError, ConfigError, PluginError, nearest, place_of
 from agentrig.tasks import Task, Tasks, overlap, repeated
+from agentrig.text import words_of
 
 if TYPE_CHECKING:
     from agentrig.plan import Plan
@@ -118,11 +119,11 @@ def read_split(tasks: Tasks, split: str, *, who: str, key: str = "") -> Sequence
     where = f"{who}, split {split}"
     try:
         rows = tasks.load(split)
+        _check_rows(rows, where)
     except AgentrigError:
         raise
     except (Exception, SystemExit) as error:
-        raise PluginError(f"{where}: `load` raised {type(error).__name__}: {error}{place_of(error)}") from error
-    _check_rows(rows, where)
+        raise PluginError(f"{where}: `load` raised {words_of(error)}{place_of(error)}") from error
     return rows
 
 

@@ -156,7 +156,7 @@ def json_values(answer: Any) -> Any:
         AgentFailure: It is no plain data, too long, or nested too deep; the kind is `bad-answer`.
     """
     try:
-        text = plain_json(answer, "its answer")
+        text = plain_json(answer, "its answer", strict=True)
         if len(text) > ANSWER_LIMIT:
             raise ValueError(f"it has {len(text)} characters of JSON, {ANSWER_LIMIT} are allowed")
         values = json.loads(text)
@@ -209,7 +209,7 @@ def failure_kind(error: BaseException) -> str:
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         if isinstance(current, AgentFailure):
-            return str(current.kind)
+            return current.kind if isinstance(current.kind, str) else f"<{type(current.kind).__name__}>"
         if type(current).__module__.split(".")[0] in CLIENTS:
             return "llm-error"
         seen.add(id(current))

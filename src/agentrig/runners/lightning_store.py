@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -74,6 +75,7 @@ class Store(InMemoryLightningStore):
         leases: What other runners hold.
         arrivals: The ends of attempts of other runners, for the run's own runner to judge.
         arrived: Called after something was put into `arrivals`; None while nobody takes it: then a report is final.
+        foreign: How many rollouts came over HTTP, and not from the run, by the client's address.
         reached_from: Returns the address of the client whose request is handled; None for this process.
     """
 
@@ -88,6 +90,7 @@ class Store(InMemoryLightningStore):
         self.reached_from: Callable[[], str | None] = lambda: None
         self._arriving: dict[tuple[str, str], Arrival] = {}
         self._warned: set[str] = set()
+        self.foreign: Counter[str] = Counter()
 
     async def end(self, reason: Exception) -> None:
         """Cancel every rollout that has not finished, so that nobody waits for one; raise `reason` from now on."""
@@ -104,13 +107,24 @@ class Store(InMemoryLightningStore):
     async def enqueue_rollout(self, *args: Any, **named: Any) -> Rollout:
         """Add a rollout to the queue; after `end`, raise its reason."""
         self._alive()
+        self._count_foreign(1)
         return await super().enqueue_rollout(*args, **named)
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
         """Add rollouts to the queue; after `end`, raise its reason."""
         self._alive()
+        self._count_foreign(len(rollouts))
         added: Sequence[Rollout] = await super().enqueue_many_rollouts(rollouts)
         return added
+
+    def _count_foreign(self, n: int) -> None:
+        """Note rollouts that somebody with the run's token adds over HTTP; the run itself calls the store directly."""
+        address = self.reached_from()
+        if address is None:
+            return
+        if address not in self.foreign:
+            log.warning("a rollout that is none of the run's has been put into the run's store from %s", address)
+        self.foreign[address] += n
 
     async def wait_for_rollouts(self, *, rollout_ids: list[str], timeout: float | None = None) -> list[Rollout]:
         """Wait until rollouts have finished; if `end` is called meanwhile, raise its reason."""
@@ -146,6 +160,7 @@ class Store(InMemoryLightningStore):
 
     async def start_rollout(self, *args: Any, **named: Any) -> AttemptedRollout:
         """Start a rollout that was not in the queue, and note who has it."""
+        self._count_foreign(1)
         attempted: AttemptedRollout = await super().start_rollout(*args, **named)
         await self._taken([attempted], attempted.attempt.worker_id)
         return attempted

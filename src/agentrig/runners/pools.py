@@ -85,6 +85,10 @@ class BasePool(abc.ABC, Generic[W]):
     def _kill(self, worker: W) -> None:
         """End a runner, and release its resources."""
 
+    def _stopped(self, worker: W) -> bool:
+        """Whether a signal has stopped a runner, so that none of its rollouts could go on."""
+        return False
+
     def start(self) -> None:
         """Start the missing runners; they build the agent in the background."""
         while len(self._workers) < self._n:
@@ -237,13 +241,21 @@ class BasePool(abc.ABC, Generic[W]):
 
     def _enforce_deadlines(self) -> list[Result]:
         failed = []
+        log = logging.getLogger(type(self).__module__)
         now = time.monotonic()
         self._check_built(now)
         for worker in list(self._workers):
             overdue = [j for j, (_, started) in worker.jobs.items() if now - started > self._deadline_s]
             if not overdue:
                 continue
+            stopped = self._stopped(worker)
             self._kill(worker)
+            if stopped:  # by one of them, which cannot be known: each is lost, and starts again alone
+                failed += self._remove_dead(
+                    worker, "", lambda times: f"the runner process was stopped by a signal, {times} times"
+                )
+                log.warning("%s was stopped by a signal and is killed", worker.title)
+                continue
             self._workers.remove(worker)
             self.replaced += 1
             for job_id in overdue:
@@ -255,6 +267,5 @@ class BasePool(abc.ABC, Generic[W]):
             self._waiting.extendleft(
                 job.again() for job, _ in worker.jobs.values()
             )  # not their fault: not counted as lost
-            log = logging.getLogger(type(self).__module__)
             log.warning("%s killed: %d rollouts past their deadline", worker.title, len(overdue))
         return failed

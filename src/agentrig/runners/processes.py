@@ -16,11 +16,13 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 from urllib.parse import quote, unquote
 
 import attrs
+import psutil
 
 from agentrig.errors import AgentrigError
 from agentrig.pools import RESULT_BYTES, AgentSource, Job, Result
@@ -47,6 +49,8 @@ PRELOAD = (
 )
 """Modules that every runner imports, and how the process that forks them ends; missing ones are skipped."""
 
+CLOSED = "an agent has closed the connection to the run: this runner ends, and its rollouts start again"
+
 END_S = 10.0
 """How long the guards of runners may take to end them and what their agents started, seconds."""
 
@@ -59,13 +63,20 @@ def worker_main(
     ignore_signals()
     faulthandler.enable(all_threads=False)  # the file and line at which an agent crashes this process
     confine(plan.environment, environment, absent)
-    lock = threading.Lock()
+    lock, connection = threading.Lock(), os.fstat(pipe.fileno())
 
     def send(*words: bytes) -> None:
         with lock:
             line = memoryview(b" ".join(words) + b"\n")
-            while line:
-                line = line[os.write(pipe.fileno(), line) :]
+            try:
+                while line:
+                    if not os.path.samestat(os.fstat(pipe.fileno()), connection):
+                        raise OSError("a file has its number now")
+                    line = line[os.write(pipe.fileno(), line) :]
+            except OSError as error:  # an agent's mistake, or the run has ended
+                with suppress(OSError):
+                    os.write(2, f"agentrig: {CLOSED} ({error})\n".encode())
+                os._exit(1)
 
     agent, why = build_agent(plan)
     if agent is None:
@@ -183,6 +194,12 @@ class Pool(BasePool[_Worker]):
                 worker.process.join()
                 end_families([worker.process.pid], [worker.mark])
             worker.pipe.close()
+
+    def _stopped(self, worker: _Worker) -> bool:
+        try:
+            return bool(psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
+        except psutil.Error:
+            return False
 
     def _send(self, worker: _Worker, job: Job) -> bool:
         try:

@@ -21,8 +21,8 @@ from agentrig.rewards import Reward, Score
 from agentrig.runners.jobs import AgentPlan, Job
 from agentrig.runners.processes import Pool
 from agentrig.tasks import Task
-from agentrig.text import json_text, words_of
-from agentrig.traces import Trace
+from agentrig.text import copied, json_text, words_of
+from agentrig.traces import Span, Trace
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +56,8 @@ class Judge:
         """Refuse: it gets whole jobs."""
         raise TypeError("a reward judges jobs")
 
-    def run_job(self, job: Job) -> dict[str, Any]:
-        """Judge one outcome; return the score's fields as plain data."""
+    def run_job(self, job: Job) -> str:
+        """Judge one outcome; return the score's fields as JSON, in which a component may be NaN."""
         many = getattr(self._reward, "score_many", None)
         if many is not None:
             (score,) = many([job.input], self._budget_s)
@@ -66,7 +66,7 @@ class Judge:
         fields = attrs.asdict(score, recurse=False)
         value = None if score.value is None else float(score.value)
         components = {name: float(part) for name, part in score.components.items()}
-        return {**fields, "value": value, "components": components, "details": json.loads(json_text(score.details))}
+        return json_text({**fields, "value": value, "components": components, "details": score.details})
 
 
 @attrs.frozen(kw_only=True)
@@ -221,7 +221,7 @@ class Scorer:
             return self._late()
         if outcome.failure is not None:
             return Score.invalid(f"the reward gave no score ({outcome.failure}): {outcome.message}")
-        return Score(**outcome.answer)
+        return Score(**json.loads(outcome.answer))
 
     def close(self) -> None:
         """End the processes, if there are any."""
@@ -236,7 +236,7 @@ class Scorer:
         def work() -> None:
             try:
                 assert self._many is not None
-                scores = list(self._many(items, self._budget_s))
+                scores = list(self._many([_copied(item) for item in items], self._budget_s))
                 if len(scores) != len(items) or not all(isinstance(s, Score) for s in scores):
                     raise TypeError(f"score_many gave {len(scores)} results for {len(items)} items, or no Scores")
             except BaseException as error:  # sys.exit too: it would end this thread without a score
@@ -260,14 +260,28 @@ class Scorer:
 
 def judged(reward: Reward, item: tuple[Any, ...], budget_s: float) -> Score:
     """Judge one outcome; whatever the reward raises or returns is a score."""
-    task, outcome, *trace = item
     try:
+        task, outcome, *trace = _copied(item)
         score = reward(task, outcome, budget_s, *trace)
     except BaseException as error:
         return _raised(error)
     if isinstance(score, Score):
         return score
     return Score.invalid(f"the reward returned {type(score).__name__}; it must return an agentrig.Score")
+
+
+def _copied(item: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return copies for a reward: what it changes must not change the record, or other rollouts of the task."""
+    task, outcome, *traces = item
+
+    def spans(trace: Trace) -> tuple[Span, ...]:
+        return tuple(attrs.evolve(s, attributes=copied(s.attributes), otel=copied(s.otel)) for s in trace.spans)
+
+    return (
+        attrs.evolve(task, input=copied(task.input), private=copied(task.private), row=copied(task.row)),
+        attrs.evolve(outcome, answer=copied(outcome.answer)),
+        *(attrs.evolve(trace, spans=spans(trace)) for trace in traces),
+    )
 
 
 def _raised(error: BaseException) -> Score:

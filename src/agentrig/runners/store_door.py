@@ -5,15 +5,20 @@ from __future__ import annotations
 import base64
 import contextlib
 import hmac
+import json
 from collections.abc import Mapping
 from contextvars import ContextVar
 from http.cookies import CookieError, SimpleCookie
+from typing import Any
 from urllib.parse import parse_qs
 
 from agentrig.http_server import App, BodyTooLong, Receive, Scope, Send, read_body, replayed, reply
+from agentrig.text import parsed, words_of
 
-BODY_LIMIT = 256 << 20
-"""Most bytes of a request's body: a rollout's spans, with the ids of all its tokens."""
+BODY_LIMIT, OTHER_LIMIT = 256 << 20, 8 << 20
+"""Most bytes of a request's body: of a rollout's spans, with the ids of all its tokens, and of anything else."""
+
+WITH_SPANS = ("/v1/agentrig/report", "/v1/agl/spans", "/v1/traces")
 
 COOKIE = "agentrig-store"
 """The cookie that a browser gets when it opens the dashboard's link."""
@@ -51,14 +56,17 @@ class StoreDoor:
             who = scope.get("client")
             client.set(who[0] if who else None)
             scope["agentrig.connection"].prove()
+            limit = BODY_LIMIT if scope["path"] in WITH_SPANS else OTHER_LIMIT
             try:
-                body = await read_body(receive, BODY_LIMIT)
+                body = await read_body(receive, limit)
             except BodyTooLong:
-                why = f"the body is longer than {BODY_LIMIT >> 20} MiB"
+                why = f"the body is longer than {limit >> 20} MiB"
                 await reply(send, 413, {"error": why}, {"connection": "close"})
                 return
-            if body is not None:
-                await self._app(scope, replayed(body, receive), send)
+            if body and headers.get("content-type", "").startswith("application/json") and (why := _not_json(body)):
+                await reply(send, 400, {"error": why})
+            elif body is not None:
+                await self._app(scope, replayed(body, receive), _without_traceback(send))
         else:
             text = b"this store asks for the run's token: the run printed a link with it when it started\n"
             headers = {"www-authenticate": 'Basic realm="agentrig"', "content-type": "text/plain"}
@@ -66,6 +74,32 @@ class StoreDoor:
 
     def _same(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token)
+
+
+def _not_json(body: bytes) -> str:
+    """Say what is wrong with a body, or '': Agent Lightning's server takes NaN, and can't send it back."""
+    try:
+        value, plain = parsed(body)
+        if not plain:  # NaN, or half of a character, which may stay
+            json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        return f"the body is no JSON: {words_of(error)}"
+    return ""
+
+
+def _without_traceback(send: Send) -> Send:
+    """Return a `send` that replaces the body of a status 500, in which Agent Lightning's server has its traceback."""
+    failed = False
+
+    async def sent(message: Any) -> None:
+        nonlocal failed
+        if message["type"] == "http.response.start" and message["status"] == 500:
+            failed = True
+            await reply(send, 500, {"detail": "Internal server error"})
+        elif not failed:
+            await send(message)
+
+    return sent
 
 
 def _brought(headers: Mapping[str, str]) -> list[str]:

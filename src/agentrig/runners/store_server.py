@@ -28,6 +28,7 @@ import_lightning()  # before the imports below, which would bring litellm and it
 from agentlightning import LightningStoreServer  # noqa: E402, TID253  (this module is itself imported lazily)
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs  # noqa: E402, TID253
 from fastapi import Request  # noqa: E402
+from fastapi.exceptions import RequestValidationError  # noqa: E402
 from fastapi.responses import JSONResponse  # noqa: E402
 
 from agentrig.runners.lightning_store import Store  # noqa: E402
@@ -52,18 +53,27 @@ class ServedStore:
 
     Attributes:
         url: The address, once it is served.
-        warnings: What the run's summary says of its runners.
     """
 
     def __init__(self, store: Store, joining: Joining) -> None:
         self._store, self.joining = store, joining
         self.url = ""
-        self.warnings: list[str] = []
+        self._versions: list[str] = []
         self._server: ServerThread | None = None
         self._state = RUNNING
         self._present: set[str] = set()
         self._gone = threading.Condition()
         self._next_check = 0.0
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the run's summary says of its runners, and of others with its token."""
+        foreign = [
+            f"{n} rollouts were put into the run's store from {address}, with the run's token: its runners ran them, "
+            "and no step has them. If this was not you, use another token (runners.store_token)"
+            for address, n in self._store.foreign.items()
+        ]
+        return [*self._versions, *foreign]
 
     @property
     def how(self) -> str:
@@ -92,6 +102,7 @@ class ServedStore:
         app: Any = LightningStoreServer(self._store, launcher_args=arguments).app
         for path, handler in ((JOIN, self._join), (ALIVE, self._alive), (REPORT, self._report), (LEAVE, self._leave)):
             app.add_route(path, _checked(handler), methods=["POST"])
+        app.add_exception_handler(RequestValidationError, _unfit)
         app.add_middleware(StoreDoor, token=self.joining.token)
         self._store.reached_from = client.get
         # Not by Agent Lightning's launcher, whose server waits for half a request for ever and takes WebSockets.
@@ -152,8 +163,8 @@ class ServedStore:
         if version != __version__:
             other = cut(storable(str(version)), 40) if version else "of an unknown version"
             warning = f"the runner {worker} has agentrig {other}, this run {__version__}: use the same version"
-            if warning not in self.warnings:
-                self.warnings.append(warning)
+            if warning not in self._versions:
+                self._versions.append(warning)
                 log.warning("%s", warning)
         return self.joining.offer()
 
@@ -200,6 +211,12 @@ def _checked(handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Request], Aw
             return JSONResponse({"error": words_of(error)}, status_code=400)
 
     return route
+
+
+async def _unfit(request: Request, error: RequestValidationError) -> JSONResponse:
+    """Say what is wrong with a request without its values, which FastAPI would send back, all of them."""
+    wrong = [{key: each[key] for key in ("type", "loc", "msg")} for each in error.errors()[:10]]
+    return JSONResponse({"detail": wrong}, status_code=422)
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -93,10 +93,13 @@ class Constraints:
                 ) from error
         options: Any = dict(FORMAT)
         matcher = LLMatcher(self._own, LLMatcher.grammar_from_json_schema(dict(schema), defaults=options), log_level=0)
+        if not matcher.is_error():
+            matcher.compute_logit_bias()  # some schemas compile, and allow no first token: {"$ref": "#"}
         if matcher.is_error():
             raise ConstraintError(f"this schema can't be enforced: {_said(matcher.get_error())}")
         return matcher
 
 
 def _said(error: object) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    words = " ".join(str(error).partition("<state>")[0].split())  # what follows is the parser's own state
+    return words[:300] or type(error).__name__

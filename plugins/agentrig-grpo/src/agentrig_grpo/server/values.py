@@ -62,7 +62,7 @@ def _check(value: Any) -> None:
         if isinstance(item, str):
             _check_text(item, where)
         elif isinstance(item, float) and not math.isfinite(item):
-            raise BadValue(f"{where} is {item}; it must be finite", where)
+            raise BadValue(f"{where or 'the body'} is {item}; it must be finite", where)
         elif isinstance(item, dict | list):
             if depth == DEPTH:
                 raise BadValue(f"the body is nested too deeply: at most {DEPTH} lists and objects in one another")
