@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,22 @@ def test_a_new_model_learns_its_demonstrations_in_one_thread(tmp_path: Path) -> 
     assert prompt == encode(tokenizer, turn(7)).prompt_ids
     out = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)
     assert tokenizer.decode(out[0, len(prompt) :], skip_special_tokens=True) == "sorted: 2 3 7"
+
+
+def test_a_narrow_model_soon_copies_what_it_reads(tmp_path: Path) -> None:
+    """Not only the form of a reply: a guess of each word costs 1.3 nats a token."""
+    words = ("pens", "cups", "lamps", "books", "chairs", "plants", "towels", "clocks", "bags", "boards", "desks")
+    days = ("monday", "tuesday", "wednesday", "thursday", "friday")
+    orders = random.Random(0).sample(list(itertools.product(words, range(1, 10), days)), 150)
+    turns = [
+        Turn(messages=[{"role": "user", "content": f"{n} {word} on {day}"}], reply=Reply(content=f"{day} {word} {n}"))
+        for word, n, day in orders
+    ]
+    threads = torch.get_num_threads()
+    try:
+        assert made(tmp_path, turns, passes=20.0, tokens_per_batch=256).losses[-1] < 0.3
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_shipped_model_learns_its_demonstrations(tmp_path: Path) -> None:

@@ -92,8 +92,7 @@ TEMPLATES: Mapping[str, Template] = {
             kind=DOMAIN,
             name="order-desk",
             use="{name}",
-            before="warmup {name} --model mini --labels 400 --passes 12 --tokens-per-batch 1024 --minutes 5 "
-            "--until 0.2",
+            before="warmup {name} --labels 100 --parameters 3e5 --passes 12 --until 0.2",
         ),
     )
 }

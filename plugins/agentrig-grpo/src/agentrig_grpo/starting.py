@@ -286,6 +286,8 @@ def _qwen(width: int, inner: int, vocabulary: int, context: int) -> Any:
         intermediate_size=inner,
         tie_word_embeddings=True,
         max_position_embeddings=context,
+        # With the usual 0.02, meant for widths of thousands, a narrow model attends to nothing for a long time.
+        initializer_range=width**-0.5,
     )
 
 

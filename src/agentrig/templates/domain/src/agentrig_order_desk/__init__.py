@@ -17,10 +17,10 @@ from agentrig.demonstrations import Call, Reply
 ITEMS = ("pens", "cups", "lamps", "books", "chairs", "plants", "towels", "clocks", "bags", "boards", "desks", "shirts")
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 WORDINGS = (
-    'please send {count} "{item}" on "{day}"',
-    'on "{day}" we need {count} "{item}"',
-    '"{item}" , {count} of them , by "{day}"',
-    'for "{day}" : {count} "{item}" please',
+    "please send {count} {item} on {day}",
+    "on {day} we need {count} {item}",
+    "we need {item} , {count} of them , by {day}",
+    "for {day} : {count} {item} please",
 )
 SIZES: Mapping[str, int] = {"train": 480, "validation": 64, "test": 200}
 ROLES: Mapping[str, str] = {"train": "train", "validation": "validation", "report": "test"}
