@@ -206,6 +206,47 @@ FAULTS = {
     "advantages are mixed up between rollouts": Fault(
         link="advantages", code=ADVANTAGES.format(body="return real(groups, values, **more)[::-1]")
     ),
+    "advantages are shifted from the third step on": Fault(
+        link="advantages",
+        settings=("algorithm.steps=4",),
+        code="from agentrig_grpo import algorithm\nreal, steps = algorithm.group_advantages, []\n"
+        "def group_advantages(groups, values, **more):\n"
+        "    steps.append(1)\n"
+        "    return [a + 0.4 * (len(steps) > 2) for a in real(groups, values, **more)]\n"
+        "algorithm.group_advantages = group_advantages",
+    ),
+    "the warm-up begins again in the third step": Fault(
+        link="weights",
+        settings=("algorithm.steps=4", "algorithm.warmup_steps=2"),
+        code="from agentrig_grpo import learner\nreal = learner.learning_rate\n"
+        "learner.learning_rate = lambda config, *, step, update: real(config, step=step, update=(update - 1) % 4 + 1)",
+    ),
+    "two rollouts have each other's calls": Fault(
+        link="tasks",
+        code=SCORES.format(
+            body="a, b = found[0], found[-1]\n"
+            "        found[0] = attrs.evolve(a, trace=b.trace, triplets=b.triplets)\n"
+            "        found[-1] = attrs.evolve(b, trace=a.trace, triplets=a.triplets)"
+        ),
+    ),
+    "the last accuracy is of training tasks": Fault(
+        link="held-out",
+        code="from agentrig.run import session\nreal = session.RunSession.report\n"
+        "def report(self, endpoint, *, when, step):\n"
+        "    if when == 'after':\n"
+        "        self._report_tasks = self.train_tasks[: len(self._report_tasks)]\n"
+        "    return real(self, endpoint, when=when, step=step)\n"
+        "session.RunSession.report = report",
+    ),
+    "the summary states another accuracy": Fault(
+        link="held-out",
+        code="from agentrig.run import session\nreal = session.RunSession.summary\n"
+        "def summary(self, **more):\n"
+        "    found = real(self, **more)\n"
+        "    found['accuracy']['after'] = 0.987\n"
+        "    return found\n"
+        "session.RunSession.summary = summary",
+    ),
     "token weights times 10": Fault(link="gradient", code=WEIGHTS.format(by="10")),
     "token weights times 0.1": Fault(link="gradient", code=WEIGHTS.format(by="0.1")),
     "the gradient's sign is flipped at a layer's input": Fault(

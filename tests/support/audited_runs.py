@@ -17,6 +17,7 @@ from audit_faults import Fault
 from proof_runs import tiny
 
 from agentrig.plan import resolve
+from agentrig.run import session
 from agentrig.run.training import train
 from agentrig.runners.engine import RolloutEngine
 
@@ -116,6 +117,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Table: ("look_up",),
         torch.nn.utils: ("clip_grad_norm_",),
         RolloutEngine: ("run",),
+        session.RunSession: ("report", "summary"),
     }.items():
         for name in names:
             monkeypatch.setattr(owner, name, getattr(owner, name))  # put back after the test

@@ -63,6 +63,27 @@ class Auditor:
         kept = [v for v in found if v.result == "fault" or v.link not in faults]
         return sorted(kept, key=lambda verdict: LINKS.index(verdict.link))
 
+    def quick(self, step: int, line: Mapping[str, Any]) -> Audited:
+        """Look at what costs next to nothing, in a step that is not audited: advantages and learning rate."""
+        record = Record(self._path, [line])
+
+        def schedule() -> Iterator[Verdict]:
+            yield from update.schedule(record, step, made=_made(record, step))
+
+        found = [*_tried("advantages", lambda: scores.advantages(record, step)), *_tried("weights", schedule)]
+        return Audited(step=step, verdicts=[v for v in found if v.result == "fault"], seconds=0.0)
+
+    def last(self, step: int, stated: Mapping[str, Any]) -> Audited:
+        """Look at the accuracies that a run states at its end.
+
+        Args:
+            step: Its last step.
+            stated: The entry `accuracy` of its summary.
+        """
+        record = Record(self._path)
+        found = list(_tried("held-out", lambda: tasks.held_out(record, step, self._sources, stated)))
+        return Audited(step=step, verdicts=[v for v in found if v.result == "fault"], seconds=0.0)
+
     def _links(self, record: Record, step: int, sketch: Sketch | None, budget_s: float) -> Iterator[Verdict]:
         yield from _tried("tasks", lambda: tasks.tasks(record, step, self._sources))
         yield from _tried("text", lambda: self._text(record, step))
@@ -174,13 +195,19 @@ def _start(record: Record) -> Path:
 
 def _known(record: Record, step: int, sketch: Sketch | None) -> tuple[Sketch, int]:
     """Return a step's sketch, and how many updates the run had made before."""
-    if not record.knows_update:
-        raise CannotLook(f"the formulas of {record.settings['use']} are not known here")
+    made = _made(record, step)
     if sketch is None:
         raise CannotLook("the learner left no sketch of this step")
+    return sketch, made
+
+
+def _made(record: Record, step: int) -> int:
+    """Return how many updates the run had made before a step."""
+    if not record.knows_update:
+        raise CannotLook(f"the formulas of {record.settings['use']} are not known here")
     if any(earlier not in record.lines for earlier in range(1, step)):
         raise CannotLook("the metrics of an earlier step are missing, so the number of updates is not known")
-    return sketch, int(sum(line["algorithm"].get("updates", 0) for at, line in record.lines.items() if at < step))
+    return int(sum(line["algorithm"].get("updates", 0) for at, line in record.lines.items() if at < step))
 
 
 def _delivery(record: Record, step: int) -> Iterator[Verdict]:

@@ -171,6 +171,12 @@ class Record:
         """Return the calls of a step's rollouts, by rollout and span."""
         return {(call.rollout, call.span): call for row in self.rows("train", step) for call in row.calls}
 
+    def results(self, step: int) -> list[dict[str, Any]]:
+        """Return id, task, group and value of a step's rollouts, without their calls."""
+        file = self.path / "rollouts" / f"train-{step:05d}.parquet"
+        with readable(file):
+            return _table(file, ["id", "task_id", "group", "value"])
+
     def task_ids(self, step: int) -> list[str]:
         """Return the task of each group of a step, in the order of their rollouts."""
         file = self.path / "rollouts" / f"train-{step:05d}.parquet"

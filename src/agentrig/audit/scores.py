@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentrig.audit.record import Record, Row, Sources
+from agentrig.audit.record import Record, Sources
 from agentrig.audit.verdicts import Verdict, fault, ok, some, unseen
 
 SCORED_N = 16
@@ -69,20 +69,20 @@ def expected(record: Record, step: int) -> dict[str, float]:
     task (with its label only where a step draws a task twice).
     """
     settings = record.settings
-    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in record.rows("train", step):
-        if row.value is not None:
-            groups[row.task_id, row.group].append(row)
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in record.results(step):
+        if row["value"] is not None:
+            groups[row["task_id"], row["group"]].append(row)
     found: dict[str, float] = {}
     for rows in groups.values():
-        values = [float(row.value or 0.0) for row in rows]
+        values = [float(row["value"]) for row in rows]
         mean = math.fsum(values) / len(values)
         spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(len(values) - 1, 1))
         for row, value in zip(rows, values, strict=True):
             advantage = 0.0 if max(values) == min(values) else value - mean
             if settings.get("scale_rewards") and advantage:
                 advantage /= spread + EPSILON
-            found[row.id] = advantage * (settings.get("negative_scale", 1.0) if advantage < 0 else 1.0)
+            found[row["id"]] = advantage * (settings.get("negative_scale", 1.0) if advantage < 0 else 1.0)
     return found
 
 
@@ -100,8 +100,7 @@ def advantages(record: Record, step: int) -> Iterator[Verdict]:
         yield unseen("advantages", f"step {step} has no record of the calls that were trained")
         return
     wanted = expected(record, step)
-    values: Mapping[str, Any] = {row.id: row.value for row in record.rows("train", step)}
-    size = max((abs(v) for v in values.values() if v is not None), default=0.0)
+    size = max((abs(row["value"]) for row in record.results(step) if row["value"] is not None), default=0.0)
     scaled = record.settings.get("scale_rewards")
     bound = 1e-12 * (size or 1.0) / (EPSILON if scaled else 1.0)
     wrong, worst = _compared(taken, wanted, bound)

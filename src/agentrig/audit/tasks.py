@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrig.audit.record import Record, Row, Sources, readable
+from agentrig.audit.record import Call, Record, Row, Sources, readable
 from agentrig.audit.verdicts import Verdict, fault, ok, some, unseen
+
+TEXT = 16
+"""Characters of the shortest text that stands for a task."""
 
 CAUSES = "the algorithm's sampling of tasks, the task set's `load` (is its order stable?), a task that changed since"
 
@@ -43,6 +46,7 @@ def tasks(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
     if mixed:
         detail = f"group {mixed[0]} has rollouts of {len({row.task_id for row in groups[mixed[0]]})} tasks"
         yield fault("tasks", detail, causes="the labels of groups")
+    yield from _own_texts(rows, {task.id: _longest(task.input) for task in split})
     drawn = [members[0].task_id for members in groups.values()]
     if record.knows_update:
         n, size = settings["tasks_per_step"], settings["group_size"]
@@ -74,11 +78,12 @@ def tasks(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
     yield ok("tasks", f"{len(groups)} groups of {len(rows)} rollouts, {len(known)} training tasks")
 
 
-def held_out(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
+def held_out(record: Record, step: int, sources: Sources, summed: Mapping[str, Any] | None = None) -> Iterator[Verdict]:
     """Check the tasks, the temperature and the weights that the accuracies stated at the start and at a step are of.
 
     Every task of the split once; each call sampled at `val_temperature`, by the weights of the step that the file is
     of; and the accuracy in `progress.json` is that of the rollouts of the file: `correct` over those without failure.
+    At the end of a run the summary states the same (`summed`, its entry `accuracy`).
     """
     looked, notes = 0, []
     with readable(record.path / "progress.json"):
@@ -93,9 +98,9 @@ def held_out(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
         for at in (one for one in record.files(mode) if one in (0, step)):
             rows = record.rows(mode, at)
             if record.knows_update and Counter(row.task_id for row in rows) != Counter(task.id for task in split):
-                detail = (
-                    f"the {mode} of step {at} has {len(rows)} rollouts; its split has {len(split)} tasks, each once"
-                )
+                foreign = {row.task_id for row in rows} - {task.id for task in split}
+                detail = f"the {mode} of step {at} has {len(rows)} rollouts of {len(split)} tasks, each once; "
+                detail += f"{len(foreign)} of its tasks are not in the split"
                 yield fault("held-out", detail, causes="the session's measurement; a task set that changed since")
             calls = [call for row in rows for call in row.calls]
             temperature = record.settings.get("val_temperature", 0.0)
@@ -116,6 +121,8 @@ def held_out(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
             when = "before" if at == 0 else "after"
             if mode == "report" and (at == 0 or at == max(record.files("report"))) and when in stated:
                 yield from _accuracy(rows, stated[when].get("accuracy"), at)
+                if summed is not None:
+                    yield from _accuracy(rows, summed.get(when), at)
             looked += len(rows)
     if looked:
         yield ok("held-out", "; ".join([f"{looked} rollouts", *notes[:3]]))
@@ -143,6 +150,42 @@ def _documented(ids: Sequence[str], *, n: int, step: int, seed: int) -> list[str
         stream += [ids[i] for i in order]
         epoch += 1
     return stream[skipped : skipped + n]
+
+
+def _own_texts(rows: Sequence[Row], texts: Mapping[str, str]) -> Iterator[Verdict]:
+    """Check that calls which ask about a task's text are in a rollout of that task.
+
+    An agent may put its task into other words. Where some calls have their own task's longest text as it is, a call
+    without it and with another task's is in the wrong rollout, or the agent mixed up its tasks.
+    """
+    here = {row.task_id: texts[row.task_id] for row in rows if len(texts.get(row.task_id, "")) >= TEXT}
+    own, wrong = 0, []
+    for row in rows:
+        mine = here.get(row.task_id)
+        for call in row.calls if mine else ():
+            said = _said(call)
+            if mine in said:
+                own += 1
+                continue
+            other = next((t for t, text in here.items() if text in said and text not in str(mine)), None)
+            if other is not None:
+                wrong.append(f"call {call.span} of rollout {row.id}, task {row.task_id}, has the text of task {other}")
+    if own and wrong:
+        causes = "calls that were recorded with another rollout, an agent whose rollouts share what they should not"
+        yield fault("tasks", f"{len(wrong)} calls are about another task: {some(wrong)}", causes=causes)
+
+
+def _longest(value: Any) -> str:
+    """Return the longest text of a task's input."""
+    if isinstance(value, Mapping):
+        return max(map(_longest, value.values()), key=len, default="")
+    return value if isinstance(value, str) else ""
+
+
+def _said(call: Call) -> str:
+    messages = call.request.get("messages")
+    parts = [message.get("content") for message in messages] if isinstance(messages, list) else []
+    return "\n".join(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts)
 
 
 def _there(record: Record, name: str) -> bool:

@@ -322,6 +322,23 @@ def _kl(stated: float, main: Repeat) -> Iterator[Verdict]:
         yield fault("gradient", f"{detail}{wanted:.6g}, bound {bound:.2g}", causes=causes)
 
 
+def schedule(record: Record, step: int, *, made: int) -> Iterator[Verdict]:
+    """Compare the stated learning rate of a step's last update with that of the settings.
+
+    Args:
+        record: The run.
+        step: The step.
+        made: How many updates the run had made before.
+    """
+    figures = record.lines[step]["algorithm"]
+    if not figures.get("updates") or figures.get("lr") is None:
+        return
+    wanted = learning_rate(record.settings, step=step, update=made + int(figures["updates"]))
+    if abs(figures["lr"] - wanted) > 1e-6 * wanted:
+        detail = f"the last update of step {step} had the learning rate {figures['lr']:.6g} instead of {wanted:.6g}"
+        yield fault("weights", detail, causes="the schedule of the learning rate")
+
+
 def weights(record: Record, step: int, sketch: Sketch, before: Sketch | None, *, made: int) -> Iterator[Verdict]:
     """Compare what the optimizer did to some elements of every tensor with AdamW's step; see `adamw` for the bound.
 

@@ -68,13 +68,17 @@ class Auditing:
         return self._spent + self._last <= SHARE * (time.monotonic() - self._start)
 
     def end(self, step: int, line: Mapping[str, Any]) -> None:
-        """Audit a step whose sketch was asked for, or one of the first.
+        """Audit a step whose sketch was asked for, or one of the first; of others, look at what costs nothing.
 
         Raises:
             RunStopped: A link does not hold.
         """
         sketch, self._sketch = self._sketch, None
-        if not self._on or (sketch is None and step >= self._sure):
+        if not self._on:
+            return
+        if sketch is None and step >= self._sure:
+            if self._auditor is not None:
+                self._judge(self._auditor.quick(step, line))
             return
         if sketch is not None:
             with writing(self._run / FILE.format(step)):
@@ -91,7 +95,24 @@ class Auditing:
             self._spent += found.seconds
         self._write(found)
         log.info("step %d audited in %.1f s: %d of %d links", step, found.seconds, len(found.looked), len(LINKS))
+        self._judge(found)
+
+    def finish(self, step: int, accuracy: Mapping[str, Any]) -> None:
+        """Audit the accuracies that a run states at its end.
+
+        Args:
+            step: Its last step.
+            accuracy: The entry of its summary.
+
+        Raises:
+            RunStopped: They are of other tasks, weights or rollouts.
+        """
+        if self._auditor is not None:
+            self._judge(self._auditor.last(step, accuracy))
+
+    def _judge(self, found: Audited) -> None:
         if found.faults:
+            self._write(found)
             raise RunStopped(found.words(self._run), cause="audit")
 
     def sources(self) -> Sources:

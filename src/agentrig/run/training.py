@@ -146,6 +146,8 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
             session.close()
         session.begin()  # for an algorithm without plan_steps and rollouts
         session.check_learned()
+        if session.lines:
+            session.auditing.finish(session.lines[-1]["step"], session.summary(wall_s=0.0)["accuracy"])
 
     session = RunSession(
         plan=plan,
