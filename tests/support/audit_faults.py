@@ -247,6 +247,15 @@ FAULTS = {
         "    return found\n"
         "session.RunSession.summary = summary",
     ),
+    "the adapter leaves out what matches": Fault(
+        link="advantages",
+        settings=("adapter.match=sp.ak",),
+        code="from agentrig_agent_match import AgentMatch\nreal, seen = AgentMatch._node, {}\n"
+        "def node(self, trace, call):\n"
+        "    found = real(self, trace, call)\n"
+        "    return None if found and int(call.id[-1], 16) % 2 else found\n"
+        "AgentMatch._node = node",
+    ),
     "token weights times 10": Fault(link="gradient", code=WEIGHTS.format(by="10")),
     "token weights times 0.1": Fault(link="gradient", code=WEIGHTS.format(by="0.1")),
     "the gradient's sign is flipped at a layer's input": Fault(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from agentrig_agent_match import AgentMatch
 from agentrig_grpo import algorithm, checkpoint, learner
 from agentrig_grpo.masters import Masters
 from agentrig_grpo.tables import Table
@@ -44,7 +45,8 @@ class Words:
 def agent(given, endpoint):
     body = {"model": endpoint.model, "messages": [{"role": "user", "content": given["text"]}], **endpoint.sampling}
     headers = {"Authorization": f"Bearer {endpoint.api_key}", **endpoint.headers}
-    reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=60)
+    with agentrig.span("speak"):
+        reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=60)
     reply.raise_for_status()
     return reply.json()["choices"][0]["message"]["content"]
 
@@ -118,6 +120,7 @@ def plant(fault: Fault, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.nn.utils: ("clip_grad_norm_",),
         RolloutEngine: ("run",),
         session.RunSession: ("report", "summary"),
+        AgentMatch: ("_node",),
     }.items():
         for name in names:
             monkeypatch.setattr(owner, name, getattr(owner, name))  # put back after the test

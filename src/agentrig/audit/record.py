@@ -183,12 +183,16 @@ class Record:
         with readable(file):
             return list({row["group"]: row["task_id"] for row in _table(file, ["group", "task_id"])}.values())
 
-    def trained(self, step: int) -> dict[tuple[str, str], float]:
-        """Return the advantage of each call that the algorithm took, by rollout and span."""
+    def booked(self, step: int) -> list[dict[str, Any]]:
+        """Return where each call of a step went, as the ledger says."""
         file = self.path / "calls" / f"train-{step:05d}.parquet"
         with readable(file):
-            rows = _table(file)
-            return {(row["rollout"], row["span"]): row["advantage"] for row in rows if row["advantage"] is not None}
+            return _table(file)
+
+    def trained(self, step: int) -> dict[tuple[str, str], float]:
+        """Return the advantage of each call that the algorithm took, by rollout and span."""
+        rows = self.booked(step)
+        return {(row["rollout"], row["span"]): row["advantage"] for row in rows if row["advantage"] is not None}
 
 
 @contextmanager

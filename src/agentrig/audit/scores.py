@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -99,6 +100,7 @@ def advantages(record: Record, step: int) -> Iterator[Verdict]:
     if not taken:
         yield unseen("advantages", f"step {step} has no record of the calls that were trained")
         return
+    yield from _nodes(record, step)
     wanted = expected(record, step)
     size = max((abs(row["value"]) for row in record.results(step) if row["value"] is not None), default=0.0)
     scaled = record.settings.get("scale_rewards")
@@ -110,6 +112,22 @@ def advantages(record: Record, step: int) -> Iterator[Verdict]:
         yield fault("advantages", detail, causes=causes)
     else:
         yield ok("advantages", f"{len(taken)} calls of {len(wanted)} rollouts", ratio=worst / bound)
+
+
+def _nodes(record: Record, step: int) -> Iterator[Verdict]:
+    """Check which calls `agent-match` handed over: those with its pattern in the name of a node around them."""
+    adapter = record.config["adapter"]
+    if adapter["use"] != "agent-match" or not adapter.get("match"):
+        return
+    wrong = [
+        f"call {row['span']} of rollout {row['rollout']}, node {row['node']}"
+        for row in record.booked(step)
+        if (row["reason"] == "unmatched-node") == bool(re.search(adapter["match"], row["node"] or ""))
+        and (row["reason"] == "unmatched-node" or row["place"] == "trained")
+    ]
+    if wrong:
+        detail = f"adapter.match = {adapter['match']!r} says otherwise of {len(wrong)} calls: {some(wrong)}"
+        yield fault("advantages", detail, causes="the adapter")
 
 
 def _compared(
