@@ -70,7 +70,7 @@ def expected(record: Record, step: int) -> dict[str, float]:
     task (with its label only where a step draws a task twice).
     """
     settings = record.settings
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in record.results(step):
         if row["value"] is not None:
             groups[row["task_id"], row["group"]].append(row)

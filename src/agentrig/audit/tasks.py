@@ -161,13 +161,13 @@ def _own_texts(rows: Sequence[Row], texts: Mapping[str, str]) -> Iterator[Verdic
     here = {row.task_id: texts[row.task_id] for row in rows if len(texts.get(row.task_id, "")) >= TEXT}
     own, wrong = 0, []
     for row in rows:
-        mine = here.get(row.task_id)
+        mine = here.get(row.task_id, "")
         for call in row.calls if mine else ():
             said = _said(call)
             if mine in said:
                 own += 1
                 continue
-            other = next((t for t, text in here.items() if text in said and text not in str(mine)), None)
+            other = next((t for t, text in here.items() if text in said and text not in mine), None)
             if other is not None:
                 wrong.append(f"call {call.span} of rollout {row.id}, task {row.task_id}, has the text of task {other}")
     if own and wrong:
