@@ -238,6 +238,17 @@ FAULTS = {
         "    return real(self, endpoint, when=when, step=step)\n"
         "session.RunSession.report = report",
     ),
+    "the last accuracy is of replies that were kept": Fault(
+        link="held-out",
+        code="import attrs\n"
+        "from agentrig.runners.engine import RolloutEngine\nrun = RolloutEngine.run\n"
+        "def without(self, tasks, *, n, mode, **more):\n"
+        "    found = run(self, tasks, n=n, mode=mode, **more)\n"
+        "    if mode == 'report':\n"
+        "        found = [attrs.evolve(r, trace=attrs.evolve(r.trace, spans=())) for r in found]\n"
+        "    return found\n"
+        "RolloutEngine.run = without",
+    ),
     "the summary states another accuracy": Fault(
         link="held-out",
         code="from agentrig.run import session\nreal = session.RunSession.summary\n"

@@ -138,7 +138,7 @@ def distribution(
         detail += f"exp({evidence.bound:.3g}) once in {1 / CHANCE:.0e} runs (Ville's inequality)"
         causes = "the server's sampling or its random numbers"
         yield fault("distribution", detail, causes=causes, ratio=most / evidence.bound)
-    share = f"{looked} of {total} calls, {tokens} tokens; largest log likelihood ratio {most:.3g} ({what or 'none'})"
+    share = f"{looked} of {total} calls, {tokens} tokens; largest log likelihood ratio {most:.3g}"
     yield ok("distribution", f"{share} ({what or 'none'})", ratio=max(gap / bound, most / evidence.bound))
 
 

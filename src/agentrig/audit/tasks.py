@@ -46,7 +46,7 @@ def tasks(record: Record, step: int, sources: Sources) -> Iterator[Verdict]:
     if mixed:
         detail = f"group {mixed[0]} has rollouts of {len({row.task_id for row in groups[mixed[0]]})} tasks"
         yield fault("tasks", detail, causes="the labels of groups")
-    yield from _own_texts(rows, {task.id: _longest(task.input) for task in split})
+    yield from _own_texts(rows, {task.id: task.input for task in split})
     drawn = [members[0].task_id for members in groups.values()]
     if record.knows_update:
         n, size = settings["tasks_per_step"], settings["group_size"]
@@ -103,6 +103,9 @@ def held_out(record: Record, step: int, sources: Sources, summed: Mapping[str, A
                 detail += f"{len(foreign)} of its tasks are not in the split"
                 yield fault("held-out", detail, causes="the session's measurement; a task set that changed since")
             calls = [call for row in rows for call in row.calls]
+            if rows and not calls and record.calls(step):
+                detail = f"no rollout of the {mode} of step {at} called the model; those of training did"
+                yield fault("held-out", detail, causes="an agent or a client that keeps its replies")
             temperature = record.settings.get("val_temperature", 0.0)
             told = [call for call in calls if call.request.get("temperature") is not None]
             if len(told) < len(calls):
@@ -152,34 +155,31 @@ def _documented(ids: Sequence[str], *, n: int, step: int, seed: int) -> list[str
     return stream[skipped : skipped + n]
 
 
-def _own_texts(rows: Sequence[Row], texts: Mapping[str, str]) -> Iterator[Verdict]:
+def _own_texts(rows: Sequence[Row], inputs: Mapping[str, Any]) -> Iterator[Verdict]:
     """Check that calls which ask about a task's text are in a rollout of that task.
 
-    An agent may put its task into other words. Where some calls have their own task's longest text as it is, a call
+    An agent may put its task into other words. Where some calls have a text of their own task's input as it is, a call
     without it and with another task's is in the wrong rollout, or the agent mixed up its tasks.
     """
-    here = {row.task_id: texts[row.task_id] for row in rows if len(texts.get(row.task_id, "")) >= TEXT}
-    own, wrong = 0, []
-    for row in rows:
-        mine = here.get(row.task_id, "")
-        for call in row.calls if mine else ():
-            said = _said(call)
-            if mine in said:
-                own += 1
-                continue
-            other = next((t for t, text in here.items() if text in said and text not in mine), None)
-            if other is not None:
-                wrong.append(f"call {call.span} of rollout {row.id}, task {row.task_id}, has the text of task {other}")
-    if own and wrong:
-        causes = "calls that were recorded with another rollout, an agent whose rollouts share what they should not"
-        yield fault("tasks", f"{len(wrong)} calls are about another task: {some(wrong)}", causes=causes)
-
-
-def _longest(value: Any) -> str:
-    """Return the longest text of a task's input."""
-    if isinstance(value, Mapping):
-        return max(map(_longest, value.values()), key=len, default="")
-    return value if isinstance(value, str) else ""
+    here = {row.task_id: inputs[row.task_id] for row in rows if isinstance(inputs.get(row.task_id), Mapping)}
+    for key in {key for one in here.values() for key in one}:
+        texts = {task: one[key] for task, one in here.items() if isinstance(one.get(key), str)}
+        texts = {task: text for task, text in texts.items() if len(text) >= TEXT}
+        own, wrong = 0, []
+        for row in rows:
+            mine = texts.get(row.task_id, "")
+            for call in row.calls if mine else ():
+                said = _said(call)
+                if mine in said:
+                    own += 1
+                    continue
+                other = next((task for task, text in texts.items() if text in said and text not in mine), None)
+                if other is not None:
+                    place = f"call {call.span} of rollout {row.id}, task {row.task_id}"
+                    wrong.append(f"{place}, has {key} of task {other}")
+        if own and wrong:
+            causes = "calls that were recorded with another rollout, an agent whose rollouts share what they should not"
+            yield fault("tasks", f"{len(wrong)} calls are about another task: {some(wrong)}", causes=causes)
 
 
 def _said(call: Call) -> str:
