@@ -63,6 +63,7 @@ SHOWN = (
     (r"^step  8/60", "what a run prints"),
     (r"^step \d+(, update \d+)?: ", "the message of a run that a proof stops; tests/proofs compares it"),
     (r"^---\nconfig:", "the reference agent's graph, as Mermaid draws it"),
+    (r"^git clone --branch v0.3.0 ", "it needs a network"),
     (r"^ssh -L|^AGL_STORE_TOKEN=", "it needs another machine"),
     (r"^(\w+=\S+ )?agentrig ", "the examples in a command's help; tests/cli/test_cli.py parses them"),
 )
@@ -76,6 +77,7 @@ NOT_PAGES = {
         f"src/agentrig/templates/{kind}/README.md": "it goes into a package; test_templates.py compares its commands"
         for kind in TEMPLATES
     },
+    "tests/benchmarks/audited.md": "a dated record of measurements; the files that it names are checked below",
     "tests/benchmarks/several_gpus.md": "a dated record of measurements; the files that it names are checked below",
     "plugins/agentrig-grpo/training/README.md": "an hour on a GPU; the files that its commands name are checked below",
     "tests/benchmarks/verl_spider/README.md": "needs Spider and a GPU; files that its commands name are checked below",

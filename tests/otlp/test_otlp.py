@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from click.testing import CliRunner
 from google.protobuf.json_format import ParseDict
@@ -147,7 +148,7 @@ def rollout() -> Rollout:
         mode="train",
         step=3,
         outcome=Outcome(answer="1"),
-        score=Score.ok(0.5, gold="SELECT gold"),
+        score=attrs.evolve(Score.ok(0.5), details={"gold": "SELECT gold"}),
         trace=Trace(rollout_id="r1", spans=spans),
     )
 

@@ -173,7 +173,7 @@ def test_lost_and_damaged_lines_are_reported(finished: Path) -> None:
     warnings = read_past(RunDirectory(finished)).warnings
     assert [w.split(":")[0] for w in warnings[:1]] == ["metrics.jsonl"]
     assert "line 1 and 4 cannot be read" in warnings[0]
-    assert "has no line for step 1 and 2, but the checkpoint is of step 3" in warnings[1]
+    assert "has no line for step 1 and 2, and step 3 has ended" in warnings[1]
     assert "has step 3 more than once" in warnings[2]
     assert "no file of the training rollouts of step 2" in warnings[3]
     train(resume_plan(finished, overrides=["algorithm.steps=4"]), resume=finished)

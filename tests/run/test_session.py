@@ -163,7 +163,9 @@ def test_a_run_that_would_learn_nothing_stops_in_its_first_step(
 
 
 def test_an_agent_with_its_own_sampling_settings_ends_the_run(toy_plan: MakePlan) -> None:
-    expected = r"step 1: 6 of 12 calls were sampled with temperature 0\.1, the run's is 0\.8: .*\n.*endpoint\.sampling"
+    expected = (
+        r"step 1: 6 of 12 calls were sampled with temperature 0\.1, the run's is 0\.8: .*\n.*algorithm\.temperature"
+    )
     with pytest.raises(RunStopped, match=expected):
         train(toy_plan("tasks.do=['cold', '']"))
 

@@ -111,7 +111,10 @@ def mini() -> Any:
 
 def session_in(folder: Path, *, logprobs: bool = False, adapter: Any = None) -> RunSession:
     """Return a run's session over recorded rollouts."""
-    plan = resolve("mini", overrides=[f"run.directory={json.dumps(str(folder))}", "run.failure_limit=0.5"])
+    # No audit: these rollouts were made up.
+    plan = resolve(
+        "mini", overrides=[f"run.directory={json.dumps(str(folder))}", "run.failure_limit=0.5", "run.audit=false"]
+    )
     runtime: Any = Recorded(logprobs=logprobs)
     scorer = Scorer(lambda task, outcome, budget_s: Score.ok(outcome.answer), budget_s=5.0)
     return RunSession(

@@ -149,18 +149,12 @@ def test_verls_dispatch_leaves_a_group_on_one_rank(forest: bool) -> None:
 
 @pytest.mark.parametrize("forest", [True, False])
 def test_the_workers_get_the_rows_in_one_order_whichever_group_was_complete_first(forest: bool) -> None:
-    from agentrig_verl.trajectories import digest_of_rows
-
     lengths, tasks = lengths_of(GROUPS), sorted(GROUPS)
     found = balanced(forest, GROUPS, lengths, tasks).keys
-    digest = digest_of_rows(found, tasks)
     for seed in range(5):
         arrived = list(GROUPS)
         random.Random(seed).shuffle(arrived)
         assert balanced(forest, arrived, lengths, tasks).keys == found
-    renamed = {key: f"other{key}" for key in tasks}  # verl makes new keys in each run
-    assert digest_of_rows([renamed[key] for key in found], renamed.values()) == digest
-    assert digest_of_rows([found[1], found[0], *found[2:]], tasks) != digest
 
 
 @pytest.mark.parametrize("forest", [True, False])

@@ -226,13 +226,14 @@ def _row(row: Mapping[str, Any]) -> Row:
         said = span["attributes"]
         answered = span["name"] == LLM_CALL and span["error"] is None and SERVER not in said
         if answered and said.get("prompt_token_ids") and said.get("response_token_ids"):
-            version = str(said["response"].get("system_fingerprint", ""))
+            response = said.get("response") or {}
+            version = str(response.get("system_fingerprint", ""))
             calls.append(
                 Call(
                     rollout=row["id"],
                     span=span["id"],
-                    request=said["request"],
-                    response=said["response"],
+                    request=said.get("request") or {},
+                    response=response,
                     prompt=said["prompt_token_ids"],
                     reply=said["response_token_ids"],
                     logprobs=said.get("response_logprobs"),
