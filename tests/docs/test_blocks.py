@@ -61,7 +61,6 @@ SHOWN = (
     (r"^sampling   rollouts 1", "a drawing of what runs at the same time"),
     (r"^- min\(π_proximal", "a formula; test_grpo_stale.py compares the loss with it"),
     (r"^step  8/60", "what a run prints"),
-    (r"^step \d+(, update \d+)?: ", "the message of a run that a proof stops; tests/proofs compares it"),
     (r"^---\nconfig:", "the reference agent's graph, as Mermaid draws it"),
     (r"^git clone --branch v0.3.0 ", "it needs a network"),
     (r"^ssh -L|^AGL_STORE_TOKEN=", "it needs another machine"),
