@@ -145,8 +145,9 @@ class Auditor:
             begin[len(sketch.updates) - 1] = attrs.evolve(weights, trained=sketch.later)
         device = place(size(weights.directory), 48 if settings["kl_loss_coef"] else 36)
         first = Weights(directory=_start(record), trained={}) if settings["kl_loss_coef"] else None
+        advantages = scores.expected(record, step)
         repeats = [
-            update.Repeat(precision, settings, scores.expected(record, step), first and first.load(precision))
+            update.Repeat(precision, settings, advantages, first and first.load(precision))
             for precision in _precisions(record, step, device)
         ]
         yield from update.gradient(record, step, sketch, begin, *repeats, budget_s=budget_s)

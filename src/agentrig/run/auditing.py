@@ -93,7 +93,8 @@ class Auditing:
         self._last = found.seconds
         if step >= self._sure:
             self._spent += found.seconds
-        self._write(found)
+        if not found.faults:  # else it is written below
+            self._write(found)
         log.info("step %d audited in %.1f s: %d of %d links", step, found.seconds, len(found.looked), len(LINKS))
         self._judge(found)
 
