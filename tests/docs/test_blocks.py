@@ -16,7 +16,6 @@ from pages import PAGES, ROOT, Block, blocks
 
 from agentrig.plan import resolve
 from agentrig.plugins.loading import load
-from agentrig.scaffold.templates import TEMPLATES
 
 PYTHON = [b for b in blocks() if b.language == "python"]
 PLUGINS = [b for b in PYTHON if "@hookimpl" in b.text]
@@ -72,10 +71,6 @@ NOT_PAGES = {
     "CHANGELOG.md": "made by towncrier",
     "CONTRIBUTING.md": "for contributors; the files that its commands name are checked below",
     "README.zh.md": "its blocks are those of README.md, which test_translations.py compares",
-    **{
-        f"src/agentrig/templates/{kind}/README.md": "it goes into a package; test_templates.py compares its commands"
-        for kind in TEMPLATES
-    },
     "tests/benchmarks/audited.md": "a dated record of measurements; the files that it names are checked below",
     "tests/benchmarks/several_gpus.md": "a dated record of measurements; the files that it names are checked below",
     "plugins/agentrig-grpo/training/README.md": "an hour on a GPU; the files that its commands name are checked below",

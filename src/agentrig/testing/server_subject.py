@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -22,16 +21,16 @@ from agentrig.endpoints import Endpoint
 from agentrig.hardware import Cpu, CpuConfig, Hardware
 from agentrig.processes.families import marked
 from agentrig.servers import Server, ServerPlan
-from agentrig.testing.checks import CheckFailed, CheckSkipped
+from agentrig.testing.kit import CheckFailed, CheckSkipped
 from agentrig.testing.policy import Part, Policy
-from agentrig.testing.table import Bench, Table
+from agentrig.testing.subject import Subject
 from agentrig.testing.tiny_model import make_tiny_model
 
 NAME = "policy"
 """The model's name in requests."""
 
 MARK = "AGENTRIG_KIT"
-"""Environment variable by which the processes of a bench are found."""
+"""Environment variable by which the processes of a subject are found."""
 
 COUNT = itertools.count(1)
 
@@ -47,7 +46,6 @@ class Reply:
         text: The message.
         finish: Why it ended.
         version: `system_fingerprint`.
-        body: All of it.
     """
 
     prompt: Sequence[int]
@@ -56,12 +54,11 @@ class Reply:
     text: str
     finish: str
     version: Any
-    body: Mapping[str, Any]
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
-class ServerBench(Bench):
-    """What the checks of a server share.
+class ServerSubject(Subject):
+    """A server with a tiny model, the same model in this process, and requests.
 
     Attributes:
         model: A Hugging Face directory with a small model; None for a tiny random one.
@@ -76,17 +73,14 @@ class ServerBench(Bench):
     context: int = 128
     tolerance: float = 1e-3
     end_s: float = 30.0
-    _running: Server | None = attrs.field(default=None, init=False)
+    running: Server | None = attrs.field(default=None, init=False)
     _version: int = attrs.field(default=0, init=False)
 
-    # --- places ---
-
     @cached_property
-    def folder(self) -> Path:
-        """A folder of this bench, which goes with it."""
-        folder = Path(tempfile.mkdtemp(prefix="agentrig-kit-"))
-        self._open.callback(shutil.rmtree, folder, ignore_errors=True)
-        (folder / "tmp").mkdir()
+    def temporary(self) -> Path:
+        """The folder for the server's temporary files."""
+        folder = self.folder / "tmp"
+        folder.mkdir()
         return folder
 
     @cached_property
@@ -110,8 +104,8 @@ class ServerBench(Bench):
 
     @contextmanager
     def marking(self) -> Iterator[None]:
-        """Let what is started now be found by its environment, and put its temporary files into the bench's folder."""
-        own = {MARK: str(self.folder), "TMPDIR": str(self.folder / "tmp")}
+        """Let what is started now be found by its environment, and put its temporary files into a folder."""
+        own = {MARK: str(self.folder), "TMPDIR": str(self.temporary)}
         own["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "torchinductor")  # as in a run: no temporary files
         before, directory = {name: os.environ.get(name) for name in own}, tempfile.tempdir
         os.environ.update(own)
@@ -127,20 +121,16 @@ class ServerBench(Bench):
         """Return the living processes that were started while `marking`."""
         return [p for p in marked(MARK, str(self.folder)) if p.pid != os.getpid()]
 
-    # --- the server ---
-
     def plan(self) -> ServerPlan:
         """Return the plan that the server gets."""
-        hardware = self.hardware or Cpu(config=CpuConfig(threads=1))
-        log = self.folder / "server.log"
         return ServerPlan(
             model=self.directory,
             name=NAME,
-            hardware=hardware,
+            hardware=self.hardware or Cpu(config=CpuConfig(threads=1)),
             context=self.context,
             seed=3,
             sleeps=True,
-            log=log,
+            log=self.folder / "server.log",
         )
 
     def start(self) -> Server:
@@ -154,26 +144,25 @@ class ServerBench(Bench):
     @property
     def server(self) -> Server:
         """The server that checks share, running."""
-        if self._running is None:
-            self._running, self._version = self.start(), 0
+        if self.running is None:
+            self.running, self._version = self.start(), 0
             self.policy.restore()
-            self._open.callback(self.stop)
-        return self._running
+            self.opened.callback(self.stop)
+        return self.running
 
     def stop(self) -> None:
         """End the shared server, if it runs."""
-        server, self._running = self._running, None
+        server, self.running = self.running, None
         if server is not None:
             with self.marking():
                 server.__exit__(None, None, None)
 
-    def forget(self) -> None:
-        """Forget the shared server: a check ends it itself."""
-        self._running = None
-
-    def next_version(self) -> int:
-        """Return the next version's number."""
+    def take(self, weights: Iterable[tuple[str, Any]]) -> int:
+        """Hand weights over, and return their version."""
+        server = self.server
         self._version += 1
+        with self.marking():
+            server.take(iter(weights), self._version)
         return self._version
 
     @property
@@ -181,23 +170,18 @@ class ServerBench(Bench):
         """The shared server's first address."""
         return self.server.endpoints[0]
 
-    def give(self, part: Part = "most", *, change: bool = True) -> int:
-        """Hand new weights over, which the model in this process has too; return their version."""
-        server = self.server
-        version = self.next_version()
-        if change:
-            self.policy.change(version, part)
-        with self.marking():
-            server.take(((name, tensor.clone()) for name, tensor in self.policy.weights()), version)
-        return version
-
-    # --- requests ---
+    def give(self, part: Part | None = "most") -> int:
+        """Change weights here (None changes none), hand all over, and return their version."""
+        _ = self.server
+        if part is not None:
+            self.policy.change(self._version + 1, part)
+        return self.take((name, tensor.clone()) for name, tensor in self.policy.weights())
 
     @cached_property
     def client(self) -> httpx.Client:
         """Sends requests, each over a connection of its own; certificates, which take long to read, are not needed."""
         limits = httpx.Limits(max_keepalive_connections=0)
-        return self.holding(httpx.Client(timeout=120, trust_env=False, verify=False, limits=limits))  # type: ignore[no-any-return]
+        return self.opened.enter_context(httpx.Client(timeout=120, trust_env=False, verify=False, limits=limits))
 
     def prompt(self, words: int = 1) -> str:
         """Return a question that was not asked before."""
@@ -238,7 +222,6 @@ class ServerBench(Bench):
                     text=choice["message"]["content"] or "",
                     finish=choice["finish_reason"],
                     version=body.get("system_fingerprint"),
-                    body=body,
                 )
                 for choice in body["choices"]
             ]
@@ -267,9 +250,6 @@ class ServerBench(Bench):
                 f"token {at + 1} of {len(far)} has log-probability {reply.logprobs[at]:.4f}, and transformers computes "
                 f"{own[at]:.4f} with the same weights; {self.tolerance:g} are allowed"
             )
-
-
-TABLE = Table("server", ServerBench)
 
 
 def listening(url: str) -> bool:
