@@ -13,7 +13,6 @@ import attrs
 import pytest
 
 from agentrig import Endpoint, Task
-from agentrig.display import span_text
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job, Result
@@ -23,6 +22,7 @@ from agentrig.rollouts import Rollout
 from agentrig.runners.attempt import run_agent
 from agentrig.testing import check_agent
 from agentrig.testing.scripted import Reply, ScriptedServer, scripted_server
+from agentrig.view.terminal import span_text
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "examples" / "programs"

@@ -16,11 +16,11 @@ from openai import BadRequestError, OpenAI
 from tool_models import ARGUMENTS, TEMPLATES, TOOL, lessons, user
 
 from agentrig import Outcome, Score, Task
-from agentrig.display import span_text
-from agentrig.report.sample_traces import steps_of
 from agentrig.rollouts import Rollout
 from agentrig.tracing.recording import recording
 from agentrig.tracing.streams import joined
+from agentrig.view.sample_traces import steps_of
+from agentrig.view.terminal import span_text
 
 FORMS = list(TEMPLATES)
 CALLED, RESULT, TALK, BROKEN, TWICE = range(5)
