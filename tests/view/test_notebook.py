@@ -1,4 +1,4 @@
-"""`agentrig.load_run` on run directories that are unfinished, damaged, old or copied."""
+"""`agentrig.load_run` on run directories that are unfinished, damaged or copied."""
 
 from __future__ import annotations
 
@@ -52,15 +52,13 @@ def test_a_damaged_run_gives_what_is_left_and_names_the_rest(tmp_path: Path) -> 
     assert "manifest.json is not JSON" in run._repr_html_()
 
 
-def test_a_run_of_an_earlier_version_that_was_copied_is_read(tmp_path: Path) -> None:
+def test_a_copied_run_without_checkpoints_is_read(tmp_path: Path) -> None:
     whole = write_run(tmp_path / "run", steps=2, held_out=4)
-    for file in (whole / "rollouts").glob("*.parquet"):
-        pq.write_table(pq.read_table(file).drop_columns(["truncated", "version", "second_rewards", "own_reward"]), file)
     shutil.rmtree(whole / "checkpoints")
     copied = Path(shutil.move(whole, tmp_path / "elsewhere"))
     run = agentrig.load_run(copied)
     assert run.missing == []
-    assert run.rollouts("report", step=0)["truncated"].isna().all()
+    assert len(run.rollouts("report", step=0)) == 4
     assert run.diagnosis.problems == []
 
 

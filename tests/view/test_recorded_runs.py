@@ -18,11 +18,10 @@ from planted_runs import ROOT, RUNS, make, recorded
 
 from agentrig.cli.entry import main
 from agentrig.ledger import UNMATCHED_NODE
-from agentrig.view.causes.evidence import Seen
 from agentrig.view.diagnosis import CAUSES, NO_GAIN, NOTHING_WRONG, Diagnosis, diagnose, verdict, words
 from agentrig.view.notebook import LoadedRun
 from agentrig.view.page import render
-from agentrig.view.reading import read_run
+from agentrig.view.reading import Seen, read_run
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -14,7 +15,9 @@ from agentrig import Trace
 from agentrig.cli.entry import main
 from agentrig.run.directory import RunDirectory
 from agentrig.testing.run_directory import rollout_of, write_run
+from agentrig.traces import NODE
 from agentrig.view import build_report
+from agentrig.view.rollout import readable
 
 
 def whole(page: Path) -> list[str]:
@@ -71,6 +74,22 @@ def test_long_prompts_are_folded_and_cut_in_the_file(tmp_path: Path) -> None:
     assert '<pre tabindex="0" role="region" aria-label="user">a table' in text
     assert "(cut from 29000 characters)" in text
     assert page.stat().st_size - short < 5_000
+
+
+def test_a_node_around_a_routing_function_is_shown_with_its_output() -> None:
+    rows: list[tuple[str, str | None, Any]] = [
+        ("graph", None, {"query": "SELECT 1", "feedback": "fine"}),
+        ("check", "graph", {"feedback": "fine", "turn": 2}),
+        ("route", "check", "write"),
+    ]
+    spans = [
+        {"id": id, "parent": parent, "name": "chain.chain", "attributes": {NODE: id, "output": output}}
+        for id, parent, output in rows
+    ]
+    seen = readable({"spans": spans}, {}, None)
+    assert [part.id for part in seen.parts] == ["check", "route"], "the graph has nothing that its nodes do not have"
+    (check,) = seen.nodes
+    assert (check.texts, check.facts) == ([("feedback", "fine")], [("turn", "2")])
 
 
 @pytest.mark.parametrize("asked", [False, True])

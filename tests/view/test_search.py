@@ -1,16 +1,19 @@
-"""Rollouts are found by step, score, failure, node, text and length, also those of earlier versions."""
+"""Rollouts are found by step, score, failure, node, text and length."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from agentrig.view.reading import RolloutFile, verdict
-from agentrig.view.watch.rollouts import Filter, Rollouts, _read_texts
+from agentrig.run.rows import _schema
+from agentrig.view.reading import RolloutFile, columns_of, verdict
+from agentrig.view.watch.rollouts import TEXTS, Filter, Rollouts
 
 
 def row(i: int, **values: Any) -> dict[str, Any]:
@@ -25,18 +28,26 @@ def row(i: int, **values: Any) -> dict[str, Any]:
     return {**base, **values}
 
 
+def write(run: Path, name: str, *rows: dict[str, Any]) -> None:
+    """Write a file of rollouts with the columns that a run writes."""
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=_schema(pa)), run / "rollouts" / f"{name}.parquet")
+
+
+def ids_of(table: pa.Table) -> list[str]:
+    return table["id"].to_pylist()
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    folder = tmp_path / "rollouts"
-    folder.mkdir()
+    (tmp_path / "rollouts").mkdir()
     one = [
         row(0),
         row(1, value=0.0, correct=False, replies="SELECT 7 (special.chars)"),
-        row(2, value=0.5, correct=False, nodes='["check", "write"]'),
+        row(2, value=0.5, correct=False, nodes='["check", "write", "查询"]'),
         row(3, value=None, correct=None, status=None, failure="deadline", message="it took 120 s"),
     ]
-    pl.DataFrame(one).write_parquet(folder / "train-00001.parquet")
-    pl.DataFrame([row(9, mode="validation", step=2)]).write_parquet(folder / "validation-00002.parquet")
+    write(tmp_path, "train-00001", *one)
+    write(tmp_path, "validation-00002", row(9, mode="validation", step=2))
     return tmp_path
 
 
@@ -54,6 +65,7 @@ def run(tmp_path: Path) -> Path:
         (Filter(score="0.6.."), "r0 r9"),
         (Filter(failure="deadline"), "r3"),
         (Filter(node="check"), "r2"),
+        (Filter(node="查询"), "r2"),
         (Filter(text="select 7 (SPECIAL.chars)"), "r1"),
         (Filter(text="120 s"), "r3"),
         (Filter(text="many 9?"), "r9"),
@@ -63,7 +75,7 @@ def run(tmp_path: Path) -> Path:
     ],
 )
 def test_a_filter_finds_these(run: Path, wanted: Filter, ids: str) -> None:
-    assert sorted(Rollouts(run).find(wanted)["id"].to_list()) == ids.split()
+    assert sorted(ids_of(Rollouts(run).find(wanted))) == ids.split()
 
 
 @pytest.mark.parametrize("score", ["good", "1..2..3", "1.2.3..2", "--1..2"])
@@ -75,12 +87,12 @@ def test_a_wrong_score_says_what_is_right(run: Path, score: str) -> None:
 def test_files_that_appear_change_or_go_are_seen(run: Path) -> None:
     rollouts = Rollouts(run)
     assert len(rollouts.table()) == 5
-    pl.DataFrame([row(20, step=3)]).write_parquet(run / "rollouts" / "train-00003.parquet")
+    write(run, "train-00003", row(20, step=3))
     assert len(rollouts.table()) == 6
     (run / "rollouts" / "train-00001.parquet").unlink()
-    assert rollouts.table()["id"].to_list() == ["r9", "r20"]
-    pl.DataFrame([row(21, step=3), row(22, step=3)]).write_parquet(run / "rollouts" / "train-00003.parquet")
-    assert rollouts.table()["id"].to_list() == ["r9", "r21", "r22"]
+    assert ids_of(rollouts.table()) == ["r9", "r20"]
+    write(run, "train-00003", row(21, step=3), row(22, step=3))
+    assert ids_of(rollouts.table()) == ["r9", "r21", "r22"]
 
 
 @pytest.mark.parametrize("most", [0, 10**6])
@@ -89,42 +101,32 @@ def test_searched_texts_are_kept_until_their_file_changes(
 ) -> None:
     read: list[str] = []
 
-    def noted(file: RolloutFile) -> pl.DataFrame:
-        read.append(file.path.name)
-        return _read_texts(file)
+    def noted(file: RolloutFile, columns: Sequence[str], missing: list[str]) -> pa.Table | None:
+        read.extend([file.path.name] if set(TEXTS) <= set(columns) else [])
+        return columns_of(file, columns, missing)
 
-    monkeypatch.setattr("agentrig.view.watch.rollouts._read_texts", noted)
+    monkeypatch.setattr("agentrig.view.watch.rollouts.columns_of", noted)
     monkeypatch.setattr("agentrig.view.watch.rollouts.MOST_TEXT", most)
     rollouts, both = Rollouts(run), ["train-00001.parquet", "validation-00002.parquet"]
     for _ in range(2):
-        assert rollouts.find(Filter(text="SELECT 7"))["id"].to_list() == ["r1"]
+        assert ids_of(rollouts.find(Filter(text="SELECT 7"))) == ["r1"]
     assert read == (both if most else 2 * both)
     read.clear()
-    pl.DataFrame([row(1), row(2, replies="select 7")]).write_parquet(run / "rollouts" / "train-00001.parquet")
-    assert rollouts.find(Filter(text="SELECT 7"))["id"].to_list() == ["r2"]
+    write(run, "train-00001", row(1), row(2, replies="select 7"))
+    assert ids_of(rollouts.find(Filter(text="SELECT 7"))) == ["r2"]
     assert read == (both[:1] if most else both)
     read.clear()
-    assert rollouts.find(Filter(text="an answer", mode="validation"))["id"].to_list() == ["r9"]
+    assert ids_of(rollouts.find(Filter(text="an answer", mode="validation"))) == ["r9"]
     assert "train-00001.parquet" not in read, "only files with candidates"
 
 
-def test_a_damaged_file_is_named_and_the_others_are_shown(run: Path) -> None:
+def test_a_damaged_file_is_named_each_time_and_the_others_are_shown(run: Path) -> None:
     (run / "rollouts" / "train-00002.parquet").write_bytes(b"PAR1 but not really")
     rollouts = Rollouts(run)
-    assert len(rollouts.table()) == 5
-    assert list(rollouts.unreadable) == ["train-00002.parquet"]
-
-
-def test_rollouts_of_earlier_versions_are_searched_in_their_spans(tmp_path: Path) -> None:
-    (tmp_path / "rollouts").mkdir()
-    spans = [{"id": "a", "parent": None, "name": "chain.chain", "attributes": {"langchain.chain.type": "check"}}]
-    old = [row(0, spans=json.dumps(spans)), row(1)]
-    for each in old:
-        del each["nodes"], each["replies"]
-    pl.DataFrame(old).write_parquet(tmp_path / "rollouts" / "train-00001.parquet")
-    rollouts = Rollouts(tmp_path)
-    assert rollouts.find(Filter(node="check"))["id"].to_list() == ["r0"]
-    assert rollouts.find(Filter(text="an answer"))["id"].to_list() == ["r0", "r1"]
+    for _ in range(2):
+        assert len(rollouts.table()) == 5
+        assert len(rollouts.unreadable) == 1
+        assert "rollouts/train-00002.parquet cannot be read" in rollouts.unreadable[0]
 
 
 def test_a_whole_row_is_decoded(run: Path) -> None:

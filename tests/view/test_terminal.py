@@ -10,7 +10,7 @@ from agentrig import Outcome, Score, Span, Task, Trace
 from agentrig.rollouts import Rollout
 from agentrig.testing.run_directory import rollout_of
 from agentrig.traces import LLM_CALL
-from agentrig.view.terminal import span_text, span_tree
+from agentrig.view.terminal import span_text
 
 
 def depth(line: str) -> int:
@@ -27,8 +27,8 @@ def test_every_span_is_shown_once_below_its_parent():
     assert len(lines_with(text, "─ write_query")) == 1
     assert len(lines_with(text, "─ rewrite_query")) == 1
     assert len(lines_with(text, "─ check_query")) == 2
-    assert len(lines_with(text, "─ call")) == 4
-    order = [lines_with(text, part)[0] for part in ("─ rollout", "─ langgraph-sql", "─ write_query", "─ call")]
+    assert len(lines_with(text, "─ LLM call")) == 4
+    order = [lines_with(text, part)[0] for part in ("─ rollout", "─ langgraph-sql", "─ write_query", "─ LLM call")]
     assert [depth(line) for line in order] == [4, 8, 12, 16]
 
 
@@ -36,8 +36,9 @@ def test_prompts_replies_tokens_timings_and_training_are_shown():
     text = span_text(rollout_of(0, right=True, mode="dev", step=0, turns=2))
     assert "user: How many singers are older than 30?" in text
     assert "reply: It does not run. VERDICT: INCORRECT" in text
-    assert 'output.result: Error: near "FORM": syntax error' in text
-    call = lines_with(text, "─ call")
+    assert '─ result: Error: near "FORM": syntax error' in text
+    assert len(lines_with(text, "messages as in the call before: 1")) == 3
+    call = lines_with(text, "─ LLM call")
     assert all("60 + 20 tokens" in line and "0.310 s" in line for line in call)
     assert [("trained" in line) for line in call] == [True, False, True, False]
     assert "score 1  judged in 1.0 ms" in text.splitlines()[-1]
@@ -99,7 +100,7 @@ def test_odd_spans_are_shown_as_they_are():
     assert "no token ids" in text
     assert "7 + 2 tokens, no ids" in text
     assert "ended by length" in text
-    assert 'tool call: {"id": "t"}' in text
+    assert 'reply: {"id": "t"}' in text
     assert lines_with(text, "─ sql")
     assert lines_with(text, "─ itself")
     assert "\x1b" not in text
@@ -108,4 +109,3 @@ def test_odd_spans_are_shown_as_they_are():
 def test_a_rollout_without_spans_says_so():
     rollout = attrs.evolve(odd_rollout(), trace=Trace(rollout_id="r"))
     assert "no spans were recorded" in span_text(rollout)
-    assert span_tree(rollout).children

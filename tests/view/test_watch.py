@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
-import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from agentrig.errors import AgentrigError
@@ -30,8 +31,8 @@ def runs(ended_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
     config = (place / "two" / "config.toml").read_text()
     (place / "two" / "config.toml").write_text(config.replace("failure_limit", "failure_limit = 0.123 #"))
     file = sorted((place / "one" / "rollouts").glob("train-*.parquet"))[-1]
-    frame = pl.read_parquet(file)
-    first = frame.row(0, named=True)
+    table = pq.read_table(file)
+    first, *others = table.to_pylist()
     spans = json.loads(first["spans"])
     for span in spans:
         attributes = span["attributes"]
@@ -44,8 +45,7 @@ def runs(ended_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
         **first, "input": json.dumps({"question": HOSTILE}), "answer": json.dumps(HOSTILE), "spans": json.dumps(spans),
         "details": json.dumps({"reason": HOSTILE}), "task_id": HOSTILE, "replies": HOSTILE,
     }  # fmt: skip
-    rows = [evil, *frame.to_dicts()[1:]]
-    pl.DataFrame(rows, schema=frame.schema).write_parquet(file)
+    pq.write_table(pa.Table.from_pylist([evil, *others], schema=table.schema), file)
     (place / "one" / "log.jsonl").write_text(json.dumps({"step": 1, "level": "warning", "text": HOSTILE}) + "\n")
     return place
 
@@ -176,19 +176,19 @@ def test_a_rollout_with_prompts_of_thousands_of_tokens_is_folded_and_fast(runs: 
 
     shutil.copytree(runs / "two", tmp_path / "two", symlinks=True)
     file = sorted((tmp_path / "two" / "rollouts").glob("train-*.parquet"))[-1]
-    frame = pl.read_parquet(file)
-    spans = json.loads(frame["spans"][0])
+    table = pq.read_table(file)
+    first, *others = table.to_pylist()
+    spans = json.loads(first["spans"])
     for span in spans:
         if "request" in span["attributes"]:
             span["attributes"]["request"]["messages"] = [{"role": "user", "content": "a word " * 4000}]
             span["attributes"]["prompt_token_ids"] = list(range(6000))
-    changed = [{**frame.row(0, named=True), "spans": json.dumps(spans)}, *frame.to_dicts()[1:]]
-    pl.DataFrame(changed, schema=frame.schema).write_parquet(file)
-    id = frame["id"][0]
+    changed = [{**first, "spans": json.dumps(spans)}, *others]
+    pq.write_table(pa.Table.from_pylist(changed, schema=table.schema), file)
     with serving(tmp_path / "two") as link:
-        page(link, f"run/two/rollout/{frame['id'][1]}")  # the first one loads the task set
+        page(link, f"run/two/rollout/{others[0]['id']}")  # the first one loads the task set
         began = time.process_time()
-        text = page(link, f"run/two/rollout/{id}")
+        text = page(link, f"run/two/rollout/{first['id']}")
         assert time.process_time() - began < 0.5
     assert "6\u2009000 + " in text
     assert re.search(r'<details class="long"><summary>a word .{,140} <small>28\u2009000 characters</small>', text)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrig.ledger import REASONS
-from agentrig.view.reading import RunData, first_line, mapping, number
+from agentrig.view.reading import RunData, first_line, mapping, number, one_of
 
 PLACES: Mapping[str, str] = {
     "trained": "in the loss",
@@ -29,19 +29,15 @@ def calls_of(
         ids: The rollouts.
 
     Returns:
-        Rollout to span to its rows in `calls/train-STEP.parquet`; empty for a run without that file.
+        Rollout to span to its rows in `calls/train-STEP.parquet`; empty if the step has none.
     """
     import pyarrow
-    import pyarrow.compute
     import pyarrow.parquet
 
     file = directory / "calls" / f"train-{step:05d}.parquet"
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     try:
-        with pyarrow.parquet.ParquetFile(file) as parquet:
-            table = parquet.read()
-        chosen = pyarrow.compute.is_in(table["rollout"], value_set=pyarrow.array(sorted(ids), pyarrow.string()))
-        rows = table.filter(chosen).to_pylist()
+        rows = pyarrow.parquet.read_table(file, filters=one_of("rollout", ids), partitioning=None).to_pylist()
     except FileNotFoundError:
         return {}, ""
     except (OSError, KeyError, pyarrow.ArrowException) as error:
@@ -54,7 +50,7 @@ def calls_of(
 def books(run: RunData, key: str) -> dict[str, int]:
     """Return the sums over all steps of `calls` or `call_tokens`: `recorded`, each place, `dropped` and each reason.
 
-    Reasons come as `dropped: REASON`. Empty for a run of a version without a ledger.
+    Reasons come as `dropped: REASON`. Empty before the first step.
     """
     found: dict[str, int] = {}
 

@@ -14,10 +14,10 @@ import attrs
 
 from agentrig.view import figures
 from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
-from agentrig.view.causes.evidence import Evidence, Seen
+from agentrig.view.causes.evidence import Evidence
 from agentrig.view.causes.finding import Finding
 from agentrig.view.causes.trend import gained
-from agentrig.view.reading import RunData, read_run
+from agentrig.view.reading import RunData, Seen, read_run
 
 Rule = Callable[[Evidence], Iterable[Finding]]
 """Looks at a run's evidence; returns what it finds."""

@@ -17,10 +17,9 @@ from agentrig.figures import percent
 from agentrig.run.damage import writing
 from agentrig.traces import LLM_CALL, Trace, reply_of
 from agentrig.view import figures
-from agentrig.view.causes.evidence import Seen
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
 from agentrig.view.png import FILES, draw
-from agentrig.view.reading import SECOND, RolloutFile, RunData, mapping, number, read_run, rollout_rows, spans_of
+from agentrig.view.reading import SECOND, RolloutFile, RunData, Seen, mapping, number, read_run, rollout_rows, spans_of
 
 COLUMNS = (
     "id", "task_id", "group", "failure", "message", "status", "value", "correct", "components", "details", SECOND,

@@ -12,12 +12,11 @@ from agentrig.figures import NOTHING, mean, percent
 from agentrig.run.damage import reading
 from agentrig.view import calls, figures, table
 from agentrig.view.diagnosis import Diagnosis, details, diagnose, verdict
-from agentrig.view.environment import templates
 from agentrig.view.findings import failures_by_kind, failures_of_steps
+from agentrig.view.html import templates
 from agentrig.view.plots import plots_of, second_rewards
 from agentrig.view.reading import SECOND, RunData, mapping, number
-from agentrig.view.rollouts import Shelf
-from agentrig.view.samples import before_after, reward_disagreements
+from agentrig.view.samples import Shelf, before_after, reward_disagreements
 from agentrig.view.text import count, duration, figure, plain
 
 if TYPE_CHECKING:

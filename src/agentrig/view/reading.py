@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from agentrig.correctness import CORRECT_AT
 from agentrig.errors import AgentrigError, RunFileError
 from agentrig.run.damage import reading
 from agentrig.run.directory import read_metrics
@@ -25,6 +25,12 @@ SECOND = "second_rewards"
 FIGURES = ("id", "task_id", "failure", "message", "status", "value", "correct", "details")
 """The columns that are read for every rollout; input, answer and spans are read only for the few that are shown."""
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow.compute import Expression
+
+T = TypeVar("T")
+
 _FILE = re.compile(r"(train|validation|report|dev)-(\d+)\.parquet")
 
 
@@ -35,6 +41,33 @@ class RolloutFile:
     mode: str
     step: int
     path: Path
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """What changes when the file does; zeros if it has gone."""
+        try:
+            state = self.path.stat()
+        except OSError:
+            return 0, 0
+        return state.st_mtime_ns, state.st_size
+
+
+class Seen:
+    """What was read of a run's files; pass it again, and only new files are read."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], tuple[tuple[int, int], Any, list[str]]] = {}
+
+    def of(self, file: RolloutFile, read: Callable[[RolloutFile, list[str]], T], missing: list[str]) -> T:
+        """Return what `read` makes of a file; it is called again only if the file has changed."""
+        key, version = (read.__name__, file.path.name), file.version
+        kept = self._kept.get(key)
+        if kept is None or kept[0] != version:
+            told: list[str] = []
+            kept = self._kept[key] = version, read(file, told), told
+        missing += kept[2]
+        found: T = kept[1]
+        return found
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -100,9 +133,8 @@ def number(value: Any) -> float | None:
 
 
 def is_correct(row: Mapping[str, Any]) -> bool:
-    """Return whether a rollout counts as correct; in files of earlier versions, if its reward is at least 1."""
-    stated = row.get("correct")
-    return bool(stated) if stated is not None else (number(row.get("value")) or 0.0) >= CORRECT_AT
+    """Return whether a rollout counts as correct."""
+    return bool(row.get("correct"))
 
 
 def verdict(row: Mapping[str, Any]) -> str:
@@ -180,8 +212,31 @@ def read_run(directory: Path) -> RunData:
     )
 
 
+def columns_of(
+    file: RolloutFile, columns: Sequence[str], missing: list[str], ids: Collection[str] | None = None
+) -> pa.Table | None:
+    """Return columns of a file, of all rollouts or those with some ids; None if it cannot be read, which is noted."""
+    import pyarrow.parquet
+
+    chosen = None if ids is None else one_of("id", ids)
+    try:
+        with reading(file.path):
+            return pyarrow.parquet.read_table(file.path, columns=list(columns), filters=chosen, partitioning=None)
+    except (OSError, RunFileError) as error:
+        missing.append(f"rollouts/{file.path.name} cannot be read: {first_line(error.__cause__ or error)}")
+        return None
+
+
+def one_of(column: str, values: Collection[str]) -> Expression:
+    """Return the filter of a table's rows whose column has one of these texts."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.field(column).isin(pa.array(list(values), pa.string()))
+
+
 def rollout_rows(
-    files: Collection[RolloutFile],
+    files: Iterable[RolloutFile],
     columns: Sequence[str] = FIGURES,
     *,
     ids: Collection[str] | None = None,
@@ -192,46 +247,28 @@ def rollout_rows(
 
     Args:
         files: The files to read, one after the other.
-        columns: Which columns, in addition to `mode` and `step`; columns that a file lacks are None.
+        columns: Which columns, in addition to `mode` and `step`.
         ids: Only the rollouts with these ids.
         missing: Files that cannot be read are noted here.
         decode: False leaves JSON columns as text.
     """
-    import pyarrow
-    import pyarrow.compute
-    import pyarrow.parquet
-
-    chosen = None if ids is None else pyarrow.array(sorted(ids), pyarrow.string())
     for file in files:
-        try:
-            with reading(file.path), pyarrow.parquet.ParquetFile(file.path) as parquet:
-                there = [c for c in columns if c in parquet.schema_arrow.names]
-                rows = []
-                for batch in parquet.iter_batches(columns=there):
-                    if chosen is not None:
-                        if "id" not in there:
-                            break
-                        batch = batch.filter(pyarrow.compute.is_in(batch["id"], value_set=chosen))
-                    rows += batch.to_pylist()
-        except (OSError, RunFileError) as error:
-            if missing is not None:
-                missing.append(f"rollouts/{file.path.name} cannot be read: {first_line(error.__cause__ or error)}")
-            continue
-        for row in rows:
-            decoded = {c: _decoded(c, row.get(c)) if decode else row.get(c) for c in columns}
-            yield decoded | {"mode": file.mode, "step": file.step}
+        table = columns_of(file, columns, [] if missing is None else missing, ids)
+        for row in table.to_pylist() if table is not None else ():
+            yield (decoded(row) if decode else row) | {"mode": file.mode, "step": file.step}
 
 
 JSON_COLUMNS = frozenset({"components", "details", "input", "answer", "spans", SECOND})
 
 
-def _decoded(column: str, value: Any) -> Any:
-    if column not in JSON_COLUMNS or not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
+def decoded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with its JSON columns as values; damaged JSON stays text."""
+    found = dict(row)
+    for column in JSON_COLUMNS & row.keys():
+        if isinstance(row[column], str):
+            with contextlib.suppress(ValueError):
+                found[column] = json.loads(row[column])
+    return found
 
 
 def first_line(error: BaseException) -> str:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
-from agentrig.correctness import CORRECT_AT
-from agentrig.view.reading import RolloutFile, RunData, mapping, number, rollout_rows
+from agentrig.view.reading import RolloutFile, RunData, Seen, is_correct, mapping, number, rollout_rows
 
 OVERLONG = re.compile(
     "max(imum)? (context|input|model) len(gth)?|context.length|max_model_len|model's context is", re.IGNORECASE
@@ -40,7 +39,7 @@ class StepFacts:
         right: Of these, the correct ones.
         silent: Scored ones without a call to the model.
         untrained: Scored ones with calls, but without a trained one.
-        cut: Scored ones with an answer that was cut at the token limit; None if the run has not recorded it.
+        cut: Scored ones with an answer that was cut at the token limit.
         cut_reward: The sum of their rewards.
         reward: The sum of all rewards.
         squares: The sum of the squares of all rewards.
@@ -61,7 +60,7 @@ class StepFacts:
     right: int = 0
     silent: int = 0
     untrained: int = 0
-    cut: int | None = 0
+    cut: int = 0
     cut_reward: float = 0.0
     reward: float = 0.0
     squares: float = 0.0
@@ -75,29 +74,6 @@ class StepFacts:
 
 Measured = Mapping[str, tuple[float, bool, str]]
 """A measurement: task to reward, whether it is correct, and the answer, of the rollouts that were scored."""
-
-T = TypeVar("T")
-
-
-class Seen:
-    """What was read of a run's files; pass it again, and only new files are read."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], tuple[tuple[int, int], Any]] = {}
-
-    def of(self, file: RolloutFile, read: Callable[[RolloutFile, list[str]], T], missing: list[str]) -> T:
-        """Return what `read` makes of a file; it is called again only if the file has changed."""
-        try:
-            state = file.path.stat()
-        except OSError:  # it went in the meantime; `read` says so
-            return read(file, missing)
-        key, version = (read.__name__, file.path.name), (state.st_mtime_ns, state.st_size)
-        kept = self._kept.get(key)
-        if kept is None or kept[0] != version:
-            kept = version, read(file, missing)
-            self._kept[key] = kept
-        found: T = kept[1]
-        return found
 
 
 def facts_of(file: RolloutFile, missing: list[str]) -> StepFacts:
@@ -118,7 +94,6 @@ def facts_of(file: RolloutFile, missing: list[str]) -> StepFacts:
             groups[str(row["group"] if row["group"] is not None else row["task_id"])].append(row)
     scored = [row for rows in groups.values() for row in rows]
     cut = [row for row in scored if row["truncated"]]
-    known = any(row["truncated"] is not None for row in scored) or not scored
     several = [rows for rows in groups.values() if len(rows) > 1]
     same = [rows for rows in several if len({row["value"] for row in rows}) == 1]
     values = [float(row["value"]) for row in scored]
@@ -129,17 +104,17 @@ def facts_of(file: RolloutFile, missing: list[str]) -> StepFacts:
         examples=examples,
         overlong=overlong,
         scored=len(scored),
-        right=sum(map(_right, scored)),
+        right=sum(map(is_correct, scored)),
         silent=sum(row["calls"] == 0 for row in scored),
         untrained=sum(row["triplets"] == 0 and row["calls"] != 0 for row in scored),
-        cut=len(cut) if known else None,
+        cut=len(cut),
         cut_reward=sum(float(row["value"]) for row in cut),
         reward=sum(values),
         squares=sum(v * v for v in values),
         groups=len(several),
         same=len(same),
-        same_right=sum(all(map(_right, rows)) for rows in same),
-        same_wrong=sum(not any(map(_right, rows)) for rows in same),
+        same_right=sum(all(map(is_correct, rows)) for rows in same),
+        same_wrong=sum(not any(map(is_correct, rows)) for rows in same),
         same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in several),
         group_means=[sum(float(row["value"]) for row in rows) / len(rows) for rows in groups.values()],
     )
@@ -149,15 +124,10 @@ def measured_of(file: RolloutFile, missing: list[str]) -> Measured:
     """Return the measurement that a file of rollouts holds."""
     rows = rollout_rows([file], ("task_id", "failure", "value", "correct", "answer"), missing=missing, decode=False)
     return {
-        str(row["task_id"]): (float(row["value"]), _right(row), str(row["answer"]))
+        str(row["task_id"]): (float(row["value"]), is_correct(row), str(row["answer"]))
         for row in rows
         if not row["failure"] and number(row["value"]) is not None
     }
-
-
-def _right(row: Mapping[str, Any]) -> bool:
-    stated = row["correct"]
-    return bool(stated) if stated is not None else (number(row["value"]) or 0.0) >= CORRECT_AT
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -224,5 +194,5 @@ class Evidence:
 
 
 def total(steps: Iterable[StepFacts], key: str) -> int:
-    """Return the sum of a count over steps; steps that have not recorded it count as 0."""
-    return sum(getattr(facts, key) or 0 for facts in steps)
+    """Return the sum of a count over steps."""
+    return sum(getattr(facts, key) for facts in steps)

@@ -110,7 +110,7 @@ def overlong_prompts(evidence: Evidence) -> Iterator[Finding]:
 
 def truncated_answers(evidence: Evidence) -> Iterator[Finding]:
     """Answers that were cut at the token limit, where these get less reward."""
-    steps = [facts for facts in evidence.steps if facts.cut is not None]
+    steps = evidence.steps
     scored, cut = total(steps, "scored"), total(steps, "cut")
     late = steps[-quarter(steps) :]
     if at_least(total(late, "cut"), total(late, "scored")) <= CUT_LIMIT:  # also if it stopped by itself

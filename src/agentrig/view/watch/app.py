@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import attrs
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -24,11 +23,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrig.errors import AgentrigError
 from agentrig.view.calls import calls_of
-from agentrig.view.environment import templates
 from agentrig.view.gold import Gold
-from agentrig.view.links import Links
+from agentrig.view.html import Addresses, Links, templates
 from agentrig.view.page import of_diagnosis
-from agentrig.view.readable import differences, readable, text_of
+from agentrig.view.rollout import differences, readable, text_of
 from agentrig.view.tokens import Tokenizers
 from agentrig.view.watch import views
 from agentrig.view.watch.rollouts import Filter
@@ -169,7 +167,7 @@ class Pages:
         """Show a step's groups, or the rollouts that a filter lets through."""
         run, wanted = self._run(request), _filter(request.query_params)
         page = max(1, _whole(request.query_params.get("page")) or 1)
-        error, batches = "", run.rollouts.batches()
+        error, batches = "", [(file.mode, file.step) for file in run.rollouts.files()]
         if not wanted.narrow and not wanted.mode and wanted.step is None and batches:
             trained = [batch for batch in batches if batch[0] == "train"]
             mode, step = (trained or batches)[-1]
@@ -188,8 +186,8 @@ class Pages:
                 "found": n,
                 "pages": max(1, -(-n // views.PAGE)),
                 "nodes": run.rollouts.nodes(),
-                "kinds": sorted(run.rollouts.table()["failure"].drop_nulls().unique().to_list()),
-                "unreadable": dict(run.rollouts.unreadable),
+                "kinds": run.rollouts.values("failure"),
+                "unreadable": list(dict.fromkeys(run.rollouts.unreadable)),
             }
 
         values = await run_in_threadpool(read)
@@ -287,21 +285,6 @@ class Pages:
         to = Addresses(f"{base}/run/{quote(str(values['key']), safe='')}") if "key" in values else Links()
         text = template.render(base=base, here=here, events=events, single=self._runs.single, to=to, **values)
         return HTMLResponse(text)
-
-
-@attrs.frozen
-class Addresses(Links):
-    """Links of a run's pages; `place` is the address of the run."""
-
-    place: str
-
-    def rollout(self, id: str) -> str:
-        """Return a rollout's address."""
-        return f"{self.place}/rollout/{quote(str(id), safe='')}"
-
-    def task(self, id: str) -> str:
-        """Return the address of a task's rollouts."""
-        return f"{self.place}/traces?task={quote(str(id), safe='')}"
 
 
 def _filter(given: Mapping[str, str]) -> Filter:

@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from agentrig.correctness import CORRECT_AT
-from agentrig.view.reading import RolloutFile, first_line, rollout_files
+from agentrig.view.reading import RolloutFile, Seen, columns_of, one_of, rollout_files, rollout_rows
+from agentrig.view.rollout import COLUMNS
 
 if TYPE_CHECKING:
-    import polars as pl
+    import pyarrow as pa
+    from pyarrow.compute import Expression
 
-LIGHT = {
-    "id": "String", "task_id": "String", "group": "String", "failure": "String", "status": "String",
-    "value": "Float64", "correct": "Boolean", "start": "Float64", "duration_s": "Float64", "version": "Int64",
-    "calls": "Int64", "triplets": "Int64", "prompt_tokens": "Int64", "response_tokens": "Int64", "nodes": "String",
-}  # fmt: skip
-"""The columns that are held in memory, and their types: a few hundred bytes a rollout."""
+FIGURES = ("id", "task_id", "group", "failure", "value", "correct", "calls", "response_tokens", "nodes")
+"""The columns that are held in memory: a few hundred bytes a rollout."""
 
 TEXTS = ("input", "answer", "message", "details", "replies")
 """The columns that are searched for a text; they are read when somebody searches."""
@@ -63,231 +60,148 @@ class Filter:
         """Whether it asks for more than a mode and a step."""
         return attrs.evolve(self, mode="", step=None) != Filter()
 
+    def conditions(self) -> Iterator[Expression]:
+        """Yield what it asks of the columns in memory.
+
+        Raises:
+            ValueError: The score is neither a verdict nor a range.
+        """
+        import pyarrow.compute as pc
+
+        for column, value in (("mode", self.mode), ("failure", self.failure), ("task_id", self.task)):
+            if value:
+                yield pc.field(column) == value
+        if self.step is not None:
+            yield pc.field("step") == self.step
+        if self.score:
+            yield _scored(self.score)
+        if self.shortest is not None:
+            yield pc.field("response_tokens") >= self.shortest
+        if self.longest is not None:
+            yield pc.field("response_tokens") <= self.longest
+        if self.node:
+            yield pc.match_substring(pc.field("nodes"), json.dumps(self.node, ensure_ascii=False))
+
 
 class Rollouts:
     """The rollouts of one run; files that appear are read when somebody asks.
 
     Args:
         directory: The run directory.
+
+    Attributes:
+        unreadable: Which files cannot be read, one sentence each.
     """
 
     def __init__(self, directory: Path) -> None:
         self._folder = directory / "rollouts"
         self._lock = threading.Lock()
-        self._frames: dict[Path, tuple[tuple[int, int], pl.DataFrame]] = {}
-        self._all: pl.DataFrame | None = None
-        self._texts: dict[Path, tuple[tuple[int, int], pl.DataFrame]] = {}
-        self.unreadable: dict[str, str] = {}
+        self._seen = Seen()
+        self._texts: dict[Path, tuple[int, pa.Table]] = {}
+        self.unreadable: list[str] = []
 
     def files(self) -> list[RolloutFile]:
         """Return the files that are there, in the order in which they were made."""
         order = {"report": 0, "validation": 1, "train": 2, "dev": 3}
         return sorted(rollout_files(self._folder), key=lambda f: (f.step, order.get(f.mode, 4)))
 
-    def batches(self) -> list[tuple[str, int]]:
-        """Return the modes and steps that have rollouts."""
-        return [(file.mode, file.step) for file in self.files()]
-
-    def table(self) -> pl.DataFrame:
-        """Return all rollouts with the columns of `LIGHT`, `mode`, `step` and `place` (their row in the file)."""
-        import polars as pl
+    def table(self) -> pa.Table:
+        """Return all rollouts with the columns of `FIGURES`, `mode`, `step` and `place` (their row in the file)."""
+        import pyarrow as pa
 
         with self._lock:
-            there, changed = set(), self._all is None
-            for file in self.files():
-                there.add(file.path)
-                try:
-                    found = file.path.stat()
-                except OSError:
-                    continue
-                stamp = (found.st_mtime_ns, found.st_size)
-                if file.path in self._frames and self._frames[file.path][0] == stamp:
-                    continue
-                changed = True
-                try:
-                    self._frames[file.path] = stamp, _read(file)
-                    self.unreadable.pop(file.path.name, None)
-                except (OSError, pl.exceptions.PolarsError) as error:
-                    self.unreadable[file.path.name] = first_line(error)
-            for gone in self._frames.keys() - there:
-                del self._frames[gone]
-                changed = True
-            if changed or self._all is None:
-                frames = [frame for _, frame in sorted(self._frames.values(), key=lambda kept: _order(kept[1]))]
-                self._all = pl.concat(frames) if frames else _empty()
-            return self._all
+            missing: list[str] = []
+            tables = [self._seen.of(file, _figures, missing) for file in self.files()]
+            self.unreadable = missing
+            text, number, count = pa.string(), pa.float64(), pa.int64()
+            types = [text, text, text, text, number, pa.bool_(), count, count, text, text, count, count]
+            none = pa.schema(zip([*FIGURES, "mode", "step", "place"], types, strict=True)).empty_table()
+            return pa.concat_tables([none, *filter(None, tables)])
 
-    def find(self, wanted: Filter) -> pl.DataFrame:
+    def find(self, wanted: Filter) -> pa.Table:
         """Return the rollouts that a filter lets through.
 
         Raises:
             ValueError: The filter's score is neither a verdict nor a range.
         """
-        import polars as pl
-
         found = self.table()
-        for column, value in (("mode", wanted.mode), ("failure", wanted.failure), ("task_id", wanted.task)):
-            if value:
-                found = found.filter(pl.col(column) == value)
-        if wanted.step is not None:
-            found = found.filter(pl.col("step") == wanted.step)
-        if wanted.score:
-            found = found.filter(_scored(wanted.score))
-        if wanted.shortest is not None:
-            found = found.filter(pl.col("response_tokens") >= wanted.shortest)
-        if wanted.longest is not None:
-            found = found.filter(pl.col("response_tokens") <= wanted.longest)
-        if wanted.node:
-            known = pl.col("nodes").str.contains(json.dumps(wanted.node), literal=True)
-            ids = self._with_span(found.filter(pl.col("nodes").is_null()), wanted.node)
-            found = found.filter(known.fill_null(False) | pl.col("id").is_in(ids))
-        if wanted.text:
-            found = found.filter(pl.col("id").is_in(self._with_text(found, wanted.text)))
-        return found
+        for condition in wanted.conditions():
+            found = found.filter(condition)
+        return found.filter(one_of("id", self._with_text(found, wanted.text))) if wanted.text else found
+
+    def values(self, column: str) -> list[str]:
+        """Return the different values of a column of `table`, in order."""
+        return sorted(value for value in self.table()[column].unique().to_pylist() if value)
 
     def nodes(self) -> list[str]:
-        """Return the names of the graph nodes that made calls; empty for runs of earlier versions."""
-        texts = self.table()["nodes"].drop_nulls().unique().to_list()
-        return sorted({str(name) for text in texts for name in _list(text)})
+        """Return the names of the graph nodes that made calls."""
+        return sorted({name for text in self.values("nodes") for name in json.loads(text)})
 
     def row(self, id: str) -> dict[str, Any] | None:
-        """Return a whole rollout, its JSON columns decoded; None if there is none."""
-        import polars as pl
-
-        file = self._file_of(id)
-        if file is None:
-            return None
-        found = pl.scan_parquet(file.path).filter(pl.col("id") == id).collect().to_dicts()
-        if not found:
-            return None
-        columns = ("components", "details", "second_rewards", "input", "answer", "spans")
-        return {**found[0], **{key: _json(found[0].get(key)) for key in columns}, "mode": file.mode, "step": file.step}
+        """Return a whole rollout; None if there is none."""
+        files = self._files_of(self.table(), [id])
+        return next(rollout_rows(files, COLUMNS, ids=[id], missing=self.unreadable), None)
 
     def inputs(self, ids: Sequence[str]) -> dict[str, Any]:
         """Return the task's input of some rollouts, by id."""
-        import polars as pl
+        files = self._files_of(self.table(), ids)
+        return {row["id"]: row["input"] for row in rollout_rows(files, ("id", "input"), ids=ids)}
 
-        table = self.table().filter(pl.col("id").is_in(ids))
-        found: dict[str, Any] = {}
-        for file in self._files_of(table):
-            rows = pl.scan_parquet(file.path).filter(pl.col("id").is_in(ids)).select("id", "input").collect()
-            found.update({id: _json(text) for id, text in rows.iter_rows()})
-        return found
+    def _files_of(self, table: pa.Table, ids: Sequence[str] | None = None) -> list[RolloutFile]:
+        some = table if ids is None else table.filter(one_of("id", ids))
+        there = {(row["mode"], row["step"]) for row in some.group_by(["mode", "step"]).aggregate([]).to_pylist()}
+        return [file for file in self.files() if (file.mode, file.step) in there]
 
-    def _file_of(self, id: str) -> RolloutFile | None:
-        import polars as pl
+    def _with_text(self, table: pa.Table, text: str) -> list[str]:
+        """Return the ids of rollouts with a text, of the files of a table; some of the texts are kept."""
+        import pyarrow.compute as pc
 
-        return next(self._files_of(self.table().filter(pl.col("id") == id)), None)
-
-    def _files_of(self, table: pl.DataFrame) -> Iterator[RolloutFile]:
-        wanted = set(table.select("mode", "step").unique().iter_rows())
-        return (file for file in self.files() if (file.mode, file.step) in wanted)
-
-    def _with_text(self, table: pl.DataFrame, text: str) -> list[str]:
-        import polars as pl
-
-        pattern = f"(?i){re.escape(text)}"
-        some = pl.any_horizontal([pl.col(column).str.contains(pattern) for column in TEXTS])
+        kept = {path: texts for path, texts in self._texts.items() if path.exists()}
+        size = sum(texts.nbytes for _, texts in kept.values())
         found: list[str] = []
-        waiting: list[pl.DataFrame] = []
-        for frame in (*self._texts_of(table), None):
-            if frame is not None:
-                waiting.append(frame)
-            if waiting and (frame is None or len(waiting) == 64):  # one search costs as much as a file's reading
-                found += pl.concat(waiting).filter(some)["id"].to_list()
-                waiting.clear()
-        return found
-
-    def _texts_of(self, table: pl.DataFrame) -> Iterator[pl.DataFrame]:
-        """Yield the texts of each file that has these rollouts; some are kept for the next search."""
-        import pyarrow
-
-        with self._lock:
-            kept = self._texts = {path: held for path, held in self._texts.items() if path in self._frames}
-            size = sum(frame.estimated_size() for _, frame in kept.values())
         for file in self._files_of(table):
-            known = self._frames.get(file.path)
-            if known is None:  # it has gone since
-                continue
-            stamp = known[0]
-            if file.path in kept and kept[file.path][0] == stamp:
-                yield kept[file.path][1]
-                continue
-            try:
-                frame = _read_texts(file)
-            except (OSError, pyarrow.ArrowException) as error:
-                self.unreadable[file.path.name] = first_line(error)
-                continue
-            size += frame.estimated_size()
+            version = file.version
+            if file.path not in kept or kept[file.path][0] != version:
+                texts = columns_of(file, ("id", *TEXTS), self.unreadable)
+                if texts is None:
+                    continue
+                size += texts.nbytes
+            else:
+                texts = kept[file.path][1]
             if size <= MOST_TEXT:
-                with self._lock:
-                    kept[file.path] = stamp, frame
-            yield frame
-
-    def _with_span(self, table: pl.DataFrame, node: str) -> list[str]:
-        """Search the spans of rollouts of earlier versions, whose nodes are written nowhere else."""
-        import polars as pl
-
-        name = re.escape(json.dumps(node))
-        pattern = rf'"(langchain\.chain\.type|agent\.name)": ?{name}'
-        found: list[str] = []
-        for file in self._files_of(table):
-            scan = pl.scan_parquet(file.path).filter(pl.col("spans").str.contains(pattern))
-            found += scan.select("id").collect()["id"].to_list()
+                kept[file.path] = version, texts
+            for column in TEXTS:
+                with_it = texts.filter(pc.match_substring(pc.field(column), text, ignore_case=True))
+                found += with_it["id"].to_pylist()
+        self._texts = kept
         return found
 
 
-def _read(file: RolloutFile) -> pl.DataFrame:
-    import polars as pl
+def _figures(file: RolloutFile, missing: list[str]) -> pa.Table | None:
+    import pyarrow as pa
 
-    scan = pl.scan_parquet(file.path)
-    there = scan.collect_schema().names()
-    types = {name: getattr(pl, kind) for name, kind in LIGHT.items()}
-    columns = [
-        (pl.col(name) if name in there else pl.lit(None)).cast(kind, strict=False).alias(name)
-        for name, kind in types.items()
-    ]
-    frame = scan.select(columns).collect()
-    return frame.with_columns(
-        mode=pl.lit(file.mode), step=pl.lit(file.step, dtype=pl.Int64), place=pl.int_range(pl.len(), dtype=pl.Int64)
-    )
+    table = columns_of(file, FIGURES, missing)
+    if table is None:
+        return None
+    n = len(table)
+    own = {"mode": pa.array([file.mode] * n, pa.string()), "step": pa.array([file.step] * n, pa.int64())}
+    for name, values in (own | {"place": pa.array(range(n), pa.int64())}).items():
+        table = table.append_column(name, values)
+    return table
 
 
-def _read_texts(file: RolloutFile) -> pl.DataFrame:
-    """Return the ids and `TEXTS` of a file, which pyarrow reads in a third of the time that a scan takes."""
-    import polars as pl
-    import pyarrow.parquet
+def _scored(score: str) -> Expression:
+    """Return what a verdict or a range asks of a rollout; `agentrig.view.reading.verdict` has the same rules."""
+    import pyarrow.compute as pc
 
-    with pyarrow.parquet.ParquetFile(file.path) as parquet:
-        there = [column for column in ("id", *TEXTS) if column in parquet.schema_arrow.names]
-        frame = pl.DataFrame(parquet.read(columns=there, use_threads=False))
-    return frame.select(
-        pl.col("id").cast(pl.String),
-        *((pl.col(c).cast(pl.String).fill_null("") if c in there else pl.lit("")).alias(c) for c in TEXTS),
-    )
-
-
-def _empty() -> pl.DataFrame:
-    import polars as pl
-
-    types = {name: getattr(pl, kind) for name, kind in LIGHT.items()}
-    return pl.DataFrame(schema={**types, "mode": pl.String, "step": pl.Int64, "place": pl.Int64})
-
-
-def _order(frame: pl.DataFrame) -> tuple[int, str]:
-    return (frame["step"][0], frame["mode"][0]) if len(frame) else (0, "")
-
-
-def _scored(score: str) -> pl.Expr:
-    import polars as pl
-
-    right = pl.col("correct").fill_null(pl.col("value") >= CORRECT_AT).fill_null(False) & pl.col("failure").is_null()
-    failed = pl.col("failure").is_not_null() | pl.col("value").is_null()
+    value = pc.field("value")
+    scored = pc.field("failure").is_null() & value.is_valid()
+    right = pc.coalesce(pc.field("correct"), False)
     verdicts = {
-        "right": right,
-        "failed": failed,
-        "wrong": ~right & ~failed & (pl.col("value") <= 0),
-        "part": ~right & ~failed & (pl.col("value") > 0),
+        "right": scored & right,
+        "failed": ~scored,
+        "wrong": scored & ~right & (value <= 0),
+        "part": scored & ~right & (value > 0),
     }
     if score in verdicts:
         return verdicts[score]
@@ -298,21 +212,6 @@ def _scored(score: str) -> pl.Expr:
         low, high = (float(text) if text else None for text in numbers.groups())
     except ValueError:
         raise ValueError(f"{score!r} is no range of scores: write two numbers, such as 0.2..0.8") from None
-    found = ~failed
     if low is not None:
-        found = found & (pl.col("value") >= low)
-    return found & (pl.col("value") <= high) if high is not None else found
-
-
-def _json(text: Any) -> Any:
-    if not isinstance(text, str):
-        return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _list(text: str) -> Sequence[Any]:
-    found = _json(text)
-    return found if isinstance(found, list) else []
+        scored = scored & (value >= low)
+    return scored & (value <= high) if high is not None else scored

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentrig.errors import AgentrigError
-from agentrig.view.causes.evidence import Seen
 from agentrig.view.diagnosis import Diagnosis, diagnose
-from agentrig.view.reading import RunData, read_run
+from agentrig.view.reading import RunData, Seen, read_run
 from agentrig.view.watch.rollouts import Rollouts
 
 STATE = ("config.toml", "manifest.json", "metrics.jsonl", "progress.json", "summary.json", "error.json", "log.jsonl")
