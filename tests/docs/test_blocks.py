@@ -53,7 +53,7 @@ SHOWN = (
         r"^(retry|short)_sql\.py has|^agent retry_sql\.py|^reward short_sql\.py|^agentrig-shop-assistant is",
         "what the commands of the other tutorials print; test_tutorials.py compares it",
     ),
-    (r"^queries-cut: finished", "what agentrig why prints; tests/report/test_recorded_runs.py compares it"),
+    (r"^queries-cut: finished", "what agentrig why prints; tests/view/test_recorded_runs.py compares it"),
     (r"^\$ agentrig new", "the transcripts of docs/tutorials/every-kind.md, as they were"),
     (r"^src/agentrig/ |^algorithm\.py ", "a list of files"),
     (r"^agent\(task_input, endpoint\) ->", "the form of a call"),
