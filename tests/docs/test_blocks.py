@@ -76,8 +76,11 @@ NOT_PAGES = {
         f"src/agentrig/templates/{kind}/README.md": "it goes into a package; test_templates.py compares its commands"
         for kind in TEMPLATES
     },
-    "tests/benchmarks/audited.md": "a dated record of measurements; the files that it names are checked below",
-    "tests/benchmarks/several_gpus.md": "a dated record of measurements; the files that it names are checked below",
+    **{
+        str(file.relative_to(ROOT)): "a dated record of measurements; the files that it names are checked below"
+        for file in ROOT.glob("tests/benchmarks/**/*.md")
+        if file.name != "README.md"
+    },
     "plugins/agentrig-grpo/training/README.md": "an hour on a GPU; the files that its commands name are checked below",
     "tests/benchmarks/verl_spider/README.md": "needs Spider and a GPU; files that its commands name are checked below",
 }

@@ -73,3 +73,9 @@ def test_ci_runs_lint_and_the_readmes_test_command() -> None:
     assert made == {"setup", "lint", "test"}  # tests/docs/test_site.py builds the site
     assert made <= set(re.findall(r"^([a-z]+):", makefile, re.M))
     assert "\nmake test " in (ROOT / "README.md").read_text()
+
+
+def test_the_benchmarks_page_names_every_record() -> None:
+    folder = ROOT / "tests" / "benchmarks"
+    named = set(re.findall(r"`([\w/]+\.md)`", (ROOT / "docs" / "benchmarks.md").read_text()))
+    assert named == {str(f.relative_to(folder)) for f in folder.rglob("*.md") if f.name != "README.md"}
