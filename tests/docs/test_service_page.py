@@ -104,6 +104,6 @@ def test_a_second_answer_gets_the_statuses_of_the_page() -> None:
         headers = {"Authorization": f"Bearer {unanswered.key}"}
     late = httpx.post(unanswered.url, json={"answer": 1}, headers=headers).status_code
     assert [*statuses, *after, late] == [200, 200, 409, 200, 409, 410]
-    text = PAGE.read_text("utf-8").replace("\n", " ")
+    text = " ".join(PAGE.read_text("utf-8").split())
     assert "The same answer again gets 200, also when the rollout has ended; another one gets 409." in text
     assert "If there was no answer until the rollout's end, the address answers 410." in text
