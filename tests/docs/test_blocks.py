@@ -43,7 +43,7 @@ SHOWN = (
     (r"^tasks → agent", "a drawing of the data flow"),
     (r"^#!/usr/bin/env bash", "the program of examples/programs/bash; tests/programs/test_examples.py compares it"),
     (
-        r"^agentrig-brief-sql is|^16 passed|^reward brief-sql|^└── score|^measuring held-out|^Successfully built",
+        r"^agentrig-runs-sql is|^16 passed|^└── score|^measuring held-out|^Successfully built",
         "what the commands of docs/tutorials/publish-it.md print; test_tutorials.py compares it",
     ),
     (

@@ -42,7 +42,7 @@ NOT_RUN = (
     (r"\b(train|doctor) npu\b|Ascend|torch_npu|vllm", "it needs an NPU and CANN"),
     (r"^pip install (\. |\./plugins)|^pip check", "it is part of an installation on an NPU"),
     (
-        r"brief-sql|one-query|shop-assistant|^pip install -e|^pytest$|^cd \.\.$",
+        r"runs-sql|one-query|shop-assistant|^pip install -e|^pytest$|^cd \.\.$",
         "tests/docs/test_tutorials.py runs the page",
     ),
     (r"^python -m build", "tests/docs/test_tutorials.py runs it"),
@@ -112,7 +112,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with chdir(folder):
         for kind, name in (
             ("reward", "my-reward"),
-            ("reward", "brief-sql"),
+            ("reward", "runs-sql"),
             ("agent", "one-query"),
             ("domain", "shop-assistant"),
         ):
