@@ -138,20 +138,21 @@ class Trainer:
         self.hooks = components.make_hooks(hooks)
         self.llm_proxy = components.make_proxy(llm_proxy)
         served = port if port is not None else components.port_of(strategy)
-        self.settings = (*((f'runners.store="127.0.0.1:{served}"',) if served is not None else ()), *settings)
+        store = ("runners.use=lightning", f'runners.store="127.0.0.1:{served}"') if served is not None else ()
+        self.settings = (*store, *settings)
         self.directory: Path | None = None
-        self._store: Any = None
+        self.run_store: Any = None
 
     @property
     def store(self) -> Any:
         """The store of the run, while it runs and after it.
 
         Raises:
-            ConfigError: There was no run yet.
+            ConfigError: There was no run yet, or its algorithm is one of agentrig's, which uses no store.
         """
-        if self._store is None:
-            raise ConfigError("trainer.store: the store is the run's; call fit or dev first")
-        return self._store
+        if self.run_store is None:
+            raise ConfigError("trainer.store: the store is that of a run of the script's own algorithm; call fit first")
+        return self.run_store
 
     def fit(self, agent: Any, train_dataset: Any = None, *, val_dataset: Any = None) -> None:
         """Run the algorithm with the agent until it ends.
@@ -246,7 +247,7 @@ class Trainer:
 
     def joined(self, session: Any) -> None:
         """Keep what the run has and its script may read; called when the run starts."""
-        self._store, self.directory = session.runtime.store, Path(session.directory)
+        self.directory = Path(session.directory)
 
 
 class _Spans:

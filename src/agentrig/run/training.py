@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import attrs
 
 from agentrig.algorithms import Algorithm
 from agentrig.errors import CheckpointDamaged, RunFileError
@@ -35,7 +32,6 @@ from agentrig.run.setup import (
     second_scorers,
 )
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
-from agentrig.runners.roles import with_roles
 
 if TYPE_CHECKING:
     pass
@@ -70,7 +66,6 @@ def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = Non
 
 def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitStack) -> dict[str, Any]:
     start = time.perf_counter()
-    plan = attrs.evolve(plan, runners=with_roles(plan.runners, os.environ))
 
     # Lock the directory of a resumed run.
     run, past = None, Past()
@@ -105,7 +100,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     splits = load_splits(plan)
     warnings = [*gold_warnings(plan), *split_warnings(splits, tasks)]
 
-    from agentrig.run.session import RunSession  # imports Agent Lightning, which takes seconds
+    from agentrig.run.session import RunSession
 
     # The run directory: new, or changed by `begin_run` once the run has started.
     facts = manifest(plan, hardware, splits)
@@ -127,9 +122,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
 
     # The engine that runs the algorithm's rollouts.
     gateway = ending.enter_context(gateway_of(plan))
-    engine, runtime = make_engine(
-        plan, scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, serves=True, gateway=gateway
-    )
+    engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, gateway=gateway)
 
     def begin_run() -> None:
         if resume:
