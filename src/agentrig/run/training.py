@@ -8,11 +8,10 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
-from agentrig.algorithms import Algorithm
 from agentrig.errors import CheckpointDamaged, RunFileError
 from agentrig.observers import RunEnd, RunError
 from agentrig.plan import Plan
@@ -22,6 +21,7 @@ from agentrig.processes.scratch import temporary_files
 from agentrig.run.damage import reading
 from agentrig.run.directory import RunDirectory, run_name
 from agentrig.run.log_file import warnings_in
+from agentrig.run.loop import looped
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
 from agentrig.run.setup import (
@@ -36,10 +36,6 @@ from agentrig.run.setup import (
 )
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
 from agentrig.runners.roles import with_roles
-
-if TYPE_CHECKING:
-    pass
-
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +93,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         ending.callback(each.close)
     adapter = plan.build("adapter")
     pool = ending.enter_context(first_runner(plan, trains=True))
-    algorithm: Algorithm = plan.build("algorithm")
+    algorithm = looped(plan.build("algorithm"))
     if plan.components["server"].spec.name != OWN:
         plan.build("server")
 

@@ -13,6 +13,7 @@ import attrs
 from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, CheckpointDamaged, place_of
 from agentrig.run.checkpoints import verify
+from agentrig.run.loop import looped
 from agentrig.testing.algorithm_bench import TABLE, AlgorithmBench, Run
 from agentrig.testing.bandit import OPTIMUM, pull
 from agentrig.testing.checks import CheckFailed, CheckSkipped, Report
@@ -229,7 +230,7 @@ def names_no_model(bench: AlgorithmBench) -> None:
 def serves(bench: AlgorithmBench) -> None:
     """`serve` answers with the checkpoint; if that is a model of transformers, with its likeliest tokens."""
     plan = bench.plan("served")
-    algorithm, folder = plan.build("algorithm"), _checkpoint(bench.whole)
+    algorithm, folder = looped(plan.build("algorithm")), _checkpoint(bench.whole)
     more: Mapping[str, Any] = {}
     if getattr(plan.components["algorithm"].spec, "server", False):
         from agentrig.run.setup import make_server

@@ -15,6 +15,7 @@ import attrs
 from agentrig.errors import AgentrigError
 from agentrig.plan import Plan, resolve
 from agentrig.run.checkpoints import Checkpoints
+from agentrig.run.loop import looped
 from agentrig.testing import bandit
 from agentrig.testing.checks import CheckSkipped
 from agentrig.testing.table import Bench, Table
@@ -130,7 +131,7 @@ class AlgorithmBench(Bench):
         spec: Any = component.spec
 
         def build(config: Any) -> WatchedAlgorithm:
-            return WatchedAlgorithm(spec.build(watched(config, self.read)), stop_after)
+            return WatchedAlgorithm(looped(spec.build(watched(config, self.read))), stop_after)
 
         mine = attrs.evolve(component, spec=attrs.evolve(spec, build=build))
         components = {kind: mine if kind == "algorithm" else plan.components[kind] for kind in plan.components}
