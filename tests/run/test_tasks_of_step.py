@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from agentrig_grpo.naming import model_directory
-from agentrig_grpo.sampler import tasks_of_step
 
-from agentrig.errors import ConfigError
+from agentrig.run.loop import tasks_of_step
 
 
 def test_each_epoch_takes_every_task_once_and_in_another_order():
@@ -20,9 +18,3 @@ def test_a_step_larger_than_the_split_takes_tasks_again():
     assert len(tasks_of_step(["a", "b"], n=5, step=1, seed=0)) == 5
     with pytest.raises(ValueError, match="no training tasks"):
         tasks_of_step([], n=5, step=1, seed=0)
-
-
-def test_a_model_is_a_directory_or_a_shipped_name(model_dir):
-    assert model_directory(str(model_dir)) == model_dir.resolve()
-    with pytest.raises(ConfigError, match="there is no such directory"):
-        model_directory("no-such-model")
