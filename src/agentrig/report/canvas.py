@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from agentrig.errors import extra
 from agentrig.report.reading import RunData
 
 if TYPE_CHECKING:
@@ -53,9 +54,10 @@ def render(draw: Draw, runs: Sequence[RunData], height: float) -> bytes | None:
         runs: The runs to draw.
         height: In inches.
     """
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with extra("plots", "an image needs matplotlib"):
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
     options: Any = {"font.size": 10.0, "text.parse_math": False}  # a run may have a `$` in its name
     with matplotlib.rc_context(options), warnings.catch_warnings():

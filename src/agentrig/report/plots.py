@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,8 @@ from agentrig.report.reading import SECOND, RunData, mapping, number
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+log = logging.getLogger(__name__)
 
 
 def accuracy(figure: Figure, runs: Sequence[RunData], colors: Colors) -> bool:
@@ -191,8 +195,12 @@ def draw_all(runs: Sequence[RunData], folder: Path) -> dict[str, Path]:
     """Write every plot as `folder/NAME.png`.
 
     Returns:
-        Name to file; plots with nothing to draw are left out, and their old file is removed.
+        Name to file; plots with nothing to draw are left out, and their old file is removed. Without matplotlib there
+        are none.
     """
+    if find_spec("matplotlib") is None:
+        log.warning("%s has no images, because matplotlib is not installed: pip install 'agentrig[plots]'", folder)
+        return {}
     folder.mkdir(parents=True, exist_ok=True)
     written = {}
     for name, (draw, height) in PLOTS.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment
 from jinja2.ext import Extension
 
-from agentrig.errors import ConfigError
+from agentrig.errors import ConfigError, extra
 from agentrig.scaffold.templates import FOLDER, TEMPLATES, Template, snake, source_of
 
 
@@ -65,8 +65,9 @@ def make_file(template: Template, name: str, target: Path) -> None:
 @contextmanager
 def _copied(template: Template, name: str, parent: Path) -> Iterator[Path]:
     """Yield a copy of the package in a temporary folder below `parent`, so that one rename completes it."""
-    import copier
-    from copier import Settings
+    with extra("new", "`agentrig new` needs copier"):
+        import copier
+        from copier import Settings
 
     values = {"name": name, "module": snake(name)}
     try:
