@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 
@@ -25,36 +25,6 @@ EARLY = 8
 
 MODES: Mapping[str, Mode] = {"train": "train", "val": "validation", "test": "report"}
 """Agent Lightning's modes; a rollout without a mode is trained on."""
-
-
-class Files(Protocol):
-    """What the books need of a run's session; see `agentrig.run.session.RunSession`."""
-
-    def file(
-        self,
-        rollouts: Sequence[Rollout],
-        *,
-        mode: Mode,
-        step: int,
-        sampling: Mapping[str, Any],
-        wall_s: float,
-        expected: int,
-        learns: bool,
-    ) -> None:
-        """Store and check a step's rollouts of one mode."""
-        ...
-
-    def store_rollouts(self, rollouts: Sequence[Rollout], *, mode: Mode, step: int) -> None:
-        """Write a step's rollouts of one mode, unchecked."""
-        ...
-
-    def step_seconds(self) -> float:
-        """Return the seconds since the last step ended."""
-        ...
-
-    def end_foreign_step(self, step: int, *, validated: Sequence[Rollout]) -> None:
-        """Write a step's line."""
-        ...
 
 
 @attrs.define
@@ -72,7 +42,7 @@ class ForeignBooks:
     they are.
 
     Args:
-        session: The run's session.
+        session: The run's `agentrig.run.session.RunSession`.
         failure_limit: Largest share of a step's rollouts that may fail.
         learns: Whether the algorithm has asked for triplets so far.
         sampling: Returns the sampling fields of resources, which the agent must pass with every call.
@@ -81,7 +51,7 @@ class ForeignBooks:
 
     def __init__(
         self,
-        session: Files,
+        session: Any,
         *,
         failure_limit: float,
         learns: Callable[[], bool],

@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakValueDictionary
 
+from agentlightning import Span as LightningSpan
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+
 from agentrig.tracing.recorder import Recorder, current
-from agentrig_lightning.imports import import_lightning
-
-import_lightning()  # before the imports below, which would bring litellm and its network calls
-
-from agentlightning import Span as LightningSpan  # noqa: E402, TID253  (this module is itself imported lazily)
-from opentelemetry import trace  # noqa: E402
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider  # noqa: E402
-
-from agentrig_lightning.spans import from_lightning  # noqa: E402
+from agentrig_lightning.spans import from_lightning
 
 _installed = False
 

@@ -8,25 +8,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from agentlightning import Span as LightningSpan
+from agentlightning import Triplet
+from agentlightning.adapter import TraceAdapter
+from agentlightning.adapter.triplet import RewardMatchPolicy, TraceTree
+from agentlightning.tracer import Tracer
+from agentlightning.tracer.dummy import DummySpanRecordingContext
+from agentlightning.types import SpanCoreFields, TraceStatus
+from opentelemetry.sdk.trace import ReadableSpan
+
 from agentrig.adapters import Adapter, identified
 from agentrig.adapters import Triplet as OwnTriplet
 from agentrig.tracing.recorder import current
-from agentrig_lightning.imports import import_lightning
-
-import_lightning()  # before the imports below, which would bring litellm and its network calls
-
-from agentlightning import Span as LightningSpan  # noqa: E402, TID253  (this module is itself imported lazily)
-from agentlightning import Triplet  # noqa: E402, TID253
-from agentlightning.adapter import TraceAdapter  # noqa: E402, TID253
-from agentlightning.adapter.triplet import RewardMatchPolicy, TraceTree  # noqa: E402, TID253
-from agentlightning.tracer import Tracer  # noqa: E402, TID253
-from agentlightning.tracer.dummy import DummySpanRecordingContext  # noqa: E402, TID253
-from agentlightning.types import SpanCoreFields, TraceStatus  # noqa: E402, TID253
-from opentelemetry.sdk.trace import ReadableSpan  # noqa: E402
-
-from agentrig_lightning import otel  # noqa: E402
-from agentrig_lightning.results import run_score, so_far  # noqa: E402
-from agentrig_lightning.spans import error_of, from_lightning  # noqa: E402
+from agentrig_lightning import otel
+from agentrig_lightning.results import run_score, so_far
+from agentrig_lightning.spans import error_of, from_lightning
 
 
 class RecorderTracer(Tracer):

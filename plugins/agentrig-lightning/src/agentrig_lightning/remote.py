@@ -24,7 +24,6 @@ from agentrig.processes.ends import Interrupted, name_of
 from agentrig.runners.jobs import Job, Result
 from agentrig.runners.processes import Pool
 from agentrig.text import mask
-from agentrig_lightning.imports import import_lightning
 from agentrig_lightning.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, TOKEN_VARIABLE
 
 log = logging.getLogger(__name__)
@@ -184,7 +183,6 @@ class RemoteRunner:
             self._pool.close()
 
     async def _run(self) -> None:
-        import_lightning()
         from agentlightning import LightningStoreClient
 
         store = LightningStoreClient(

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from agentrig.endpoints import Endpoint, GatewayAddress
-from agentrig.runners.jobs import Job
-from agentrig_lightning.imports import import_lightning
-
-import_lightning()  # before the imports below, which would bring litellm and its network calls
-
-from agentlightning import (  # noqa: E402, TID253  (this module is itself imported lazily)
+from agentlightning import (
     LLM,
     Attempt,
     AttemptedRollout,
     NamedResources,
     RolloutConfig,
 )
+from pydantic import TypeAdapter
+
+from agentrig.endpoints import Endpoint, GatewayAddress
+from agentrig.runners.jobs import Job
 
 OURS = "agentrig"
 """The key of an LLM's sampling parameters that has what Agent Lightning's resource has no field for."""

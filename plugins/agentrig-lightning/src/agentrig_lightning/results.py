@@ -6,18 +6,14 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from agentlightning import Span as LightningSpan
+from agentlightning.emitter import emit_reward
+from agentlightning.types import SpanCoreFields
+from opentelemetry.sdk.trace import ReadableSpan
+
 from agentrig.traces import Trace
 from agentrig.tracing.recorder import Recorder
-from agentrig_lightning.imports import import_lightning
-
-import_lightning()  # before the imports below, which would bring litellm and its network calls
-
-from agentlightning import Span as LightningSpan  # noqa: E402, TID253  (this module is itself imported lazily)
-from agentlightning.emitter import emit_reward  # noqa: E402, TID253
-from agentlightning.types import SpanCoreFields  # noqa: E402, TID253
-from opentelemetry.sdk.trace import ReadableSpan  # noqa: E402
-
-from agentrig_lightning.spans import final_reward, from_lightning, to_lightning  # noqa: E402
+from agentrig_lightning.spans import final_reward, from_lightning, to_lightning
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
@@ -18,19 +18,6 @@ from agentrig_lightning.sources import is_fast
 from agentrig_lightning.verl import is_verl, keys_for
 
 log = logging.getLogger(__name__)
-
-
-class Trainer(Protocol):
-    """What a run needs of `agentrig_lightning.Trainer`."""
-
-    adapter: Any
-    llm_proxy: Any
-    initial_resources: Any
-    run_store: Any
-
-    def joined(self, session: Any) -> None:
-        """Take what the run has and its script may read."""
-        ...
 
 
 @attrs.frozen
@@ -93,7 +80,7 @@ def other_algorithm(use: str, inner: Any, datasets: Datasets) -> tuple[Algorithm
 
 
 def script_specs(
-    trainer: Trainer, name: str, inner: Any, datasets: Datasets, other: AlgorithmSpec | None = None
+    trainer: Any, name: str, inner: Any, datasets: Datasets, other: AlgorithmSpec | None = None
 ) -> Sequence[Spec]:
     """Return the specs of a script's tasks, adapter and algorithm; the names of all begin with `name`.
 
@@ -138,7 +125,7 @@ def adapter_spec(theirs: Any, name: str) -> AdapterSpec:
 class _Joined:
     """An algorithm that tells the script's trainer of its run."""
 
-    def __init__(self, inner: Any, trainer: Trainer) -> None:
+    def __init__(self, inner: Any, trainer: Any) -> None:
         self._inner, self._trainer = inner, trainer
 
     def run(self, session: Any) -> None:
@@ -150,7 +137,7 @@ class _Joined:
         return getattr(self._inner, name)
 
 
-def scripted(trainer: Trainer, inner: Any, datasets: Datasets) -> Any:
+def scripted(trainer: Any, inner: Any, datasets: Datasets) -> Any:
     """Return an `Algorithm` that runs a script's own with the script's own adapter, resources, proxy and datasets."""
     from agentlightning.algorithm import Algorithm, FastAlgorithm
 

@@ -8,15 +8,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from agentlightning import Span as LightningSpan
+from agentlightning.emitter import find_final_reward
+from agentlightning.types import OtelResource, TraceStatus
+
 from agentrig.traces import LLM_CALL, SERVER, Span, Trace
 from agentrig.tracing.gen_ai import TOOL_CALL, flat, logprobs_of, request_of, response_of, tool_calls
-from agentrig_lightning.imports import import_lightning
-
-import_lightning()  # before the imports below, which would bring litellm and its network calls
-
-from agentlightning import Span as LightningSpan  # noqa: E402, TID253  (this module is itself imported lazily)
-from agentlightning.emitter import find_final_reward  # noqa: E402, TID253
-from agentlightning.types import OtelResource, TraceStatus  # noqa: E402, TID253
 
 log = logging.getLogger(__name__)
 

@@ -11,18 +11,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import attrs
-
-from agentrig.endpoints import is_loopback
-from agentrig.runners.jobs import Result
-from agentrig_lightning.imports import import_lightning
-from agentrig_lightning.leases import Leases
-
-import_lightning()  # before the imports below, which would bring litellm and its network calls
-
-from agentlightning import InMemoryLightningStore  # noqa: E402, TID253  (this module is itself imported lazily)
-from agentlightning.store.base import UNSET  # noqa: E402, TID253
-from agentlightning.store.utils import rollout_status_from_attempt  # noqa: E402, TID253
-from agentlightning.types import (  # noqa: E402, TID253
+from agentlightning import InMemoryLightningStore
+from agentlightning.store.base import UNSET
+from agentlightning.store.utils import rollout_status_from_attempt
+from agentlightning.types import (
     Attempt,
     AttemptedRollout,
     AttemptStatus,
@@ -33,9 +25,13 @@ from agentlightning.types import (  # noqa: E402, TID253
     Worker,
 )
 
-from agentrig_lightning.resources import endpoint_of  # noqa: E402
+from agentrig.endpoints import is_loopback
+from agentrig.runners.jobs import Result
+from agentrig_lightning.leases import Leases
+from agentrig_lightning.resources import endpoint_of
 
 log = logging.getLogger(__name__)
+logging.getLogger("agentlightning").setLevel(logging.WARNING)
 
 FINISHED = ("succeeded", "failed", "cancelled")
 """The statuses in which a rollout stays."""

@@ -10,18 +10,14 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from agentlightning import SharedMemoryExecutionStrategy
+from agentlightning import Trainer as LightningTrainer
+
 from agentrig.pools import Job, Result
 from agentrig.runners.runtime import Runtime
-from agentrig_lightning.imports import import_lightning
-
-import_lightning()  # before the imports below, which would bring litellm and its network calls
-
-from agentlightning import SharedMemoryExecutionStrategy  # noqa: E402, TID253  (this module is itself imported lazily)
-from agentlightning import Trainer as LightningTrainer  # noqa: E402, TID253
-
-from agentrig_lightning.recorder_tracer import RecorderTracer  # noqa: E402
-from agentrig_lightning.store import Store  # noqa: E402
-from agentrig_lightning.store_runner import StoreRunner  # noqa: E402
+from agentrig_lightning.recorder_tracer import RecorderTracer
+from agentrig_lightning.store import Store
+from agentrig_lightning.store_runner import StoreRunner
 
 T = TypeVar("T")
 

@@ -5,27 +5,22 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
+from agentlightning import Span as LightningSpan
+from agentlightning.types import AttemptedRollout
 
 from agentrig.agents import Outcome
 from agentrig.errors import AgentrigError, place_of
 from agentrig.gateway.process import Gateway
 from agentrig.pools import Job, Result, RunnerPool
 from agentrig.text import words_of
-from agentrig_lightning.imports import import_lightning
-
-import_lightning()  # before the imports below, which would bring litellm and its network calls
-
-from agentlightning import Span as LightningSpan  # noqa: E402, TID253  (this module is itself imported lazily)
-from agentlightning.types import AttemptedRollout  # noqa: E402, TID253
-
-from agentrig_lightning.resources import NOWHERE, job_of  # noqa: E402
-from agentrig_lightning.results import score_span  # noqa: E402
-from agentrig_lightning.spans import final_reward, from_lightning, to_lightning  # noqa: E402
-from agentrig_lightning.store import OWN_RUNNER, Arrival, Store  # noqa: E402
+from agentrig_lightning.resources import NOWHERE, job_of
+from agentrig_lightning.results import score_span
+from agentrig_lightning.spans import final_reward, from_lightning, to_lightning
+from agentrig_lightning.store import OWN_RUNNER, Arrival, Store
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +74,8 @@ class StoreRunner:
         self._silent_s = silent_s
         self._lost: dict[str, int] = {}
         self._next_check = 0.0
-        self._waiting, self._still = Waiting(pool.n, how), still
+        self._next_said = 0.0
+        self._how, self._still = how, still
         store.arrived = pool.wake
 
     def end(self) -> None:
@@ -202,9 +198,12 @@ class StoreRunner:
             job = job_of(attempted, None)
             result = job.failed("runner-died", f"{why}, {lost} times", lease.taken)
             await self._conclude(attempted, "failed", result, recorded=True)
-        self._waiting.check(
-            queued=len(self._store.open) - self._pool.pending, workers=self._store.leases.workers(self._silent_s)
-        )
+        queued = len(self._store.open) - self._pool.pending
+        if self._pool.n or queued <= 0 or self._store.leases.workers(self._silent_s):
+            return
+        if time.monotonic() >= self._next_said:
+            self._next_said = time.monotonic() + SAY_S
+            log.warning("%d rollouts wait for a runner, the run has none itself (runners.n=0): %s", queued, self._how())
 
 
 def reported(attempted: AttemptedRollout, status: str, spans: list[LightningSpan]) -> Result:
@@ -227,23 +226,3 @@ def reported(attempted: AttemptedRollout, status: str, spans: list[LightningSpan
         start=attempt.start_time,
         duration_s=max(0.0, time.time() - attempt.start_time),
     )
-
-
-class Waiting:
-    """Says that rollouts wait for a runner: a run may have none of its own.
-
-    Args:
-        own: How many runners the run has itself.
-        how: Returns how another runner joins, for the message.
-    """
-
-    def __init__(self, own: int, how: Callable[[], str]) -> None:
-        self._own, self._how = own, how
-        self._next = 0.0
-
-    def check(self, *, queued: int, workers: Sequence[str]) -> None:
-        """Log it, at most once in `SAY_S`."""
-        if self._own or workers or queued <= 0 or time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + SAY_S
-        log.warning("%d rollouts wait for a runner, the run has none itself (runners.n=0): %s", queued, self._how())

@@ -12,6 +12,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from agentlightning import LightningStoreServer
+from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
 from agentrig import __version__
 from agentrig.endpoints import is_loopback
 from agentrig.errors import AgentrigError
@@ -19,19 +25,9 @@ from agentrig.http_server import ServerThread
 from agentrig.pools import RESULT_BYTES
 from agentrig.runners.jobs import Result
 from agentrig.text import cut, storable, words_of
-from agentrig_lightning.imports import import_lightning
 from agentrig_lightning.joining import ALIVE, ENDED, JOIN, LEAVE, REPORT, RUNNING, TOKEN_VARIABLE, Joining
+from agentrig_lightning.store import Store
 from agentrig_lightning.store_door import StoreDoor, client
-
-import_lightning()  # before the imports below, which would bring litellm and its network calls
-
-from agentlightning import LightningStoreServer  # noqa: E402, TID253  (this module is itself imported lazily)
-from agentlightning.utils.server_launcher import PythonServerLauncherArgs  # noqa: E402, TID253
-from fastapi import Request  # noqa: E402
-from fastapi.exceptions import RequestValidationError  # noqa: E402
-from fastapi.responses import JSONResponse  # noqa: E402
-
-from agentrig_lightning.store import Store  # noqa: E402
 
 log = logging.getLogger(__name__)
 

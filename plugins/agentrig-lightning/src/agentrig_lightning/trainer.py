@@ -106,9 +106,6 @@ class Trainer:
         hooks: Any = None,
         settings: Sequence[str] = (),
     ) -> None:
-        from agentrig_lightning.imports import import_lightning
-
-        import_lightning()
         from agentrig_lightning import components
 
         given = {"store": store, "runner": runner}
