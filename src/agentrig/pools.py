@@ -191,7 +191,7 @@ class AgentSource(Protocol):
 class RunnerPool(Protocol):
     """Runners with a queue in front, as the run uses them: from one thread, except `submit` and `wake`.
 
-    What a pool promises, and `agentrig.testing.check_runners` checks:
+    What a pool promises, and the checks `runners.…` of `agentrig.testing` check:
 
     - every submitted job comes back from `poll` exactly once, as a `Result` with its id: an agent that raises, a result
       that cannot be sent and a dead runner are failures with a kind, never exceptions of `poll`;

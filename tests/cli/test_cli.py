@@ -443,11 +443,6 @@ def without(package: str, *words: str) -> subprocess.CompletedProcess[str]:
             "agentrig run needs agentrig-lightning: pip install agentrig-ligh",
         ),
         ("agentrig_lightning", ["runner", "--store", "x"], "agentrig runner needs agentrig-lightning: pip install"),
-        (
-            "copier",
-            ["new", "reward", "mine"],
-            "`agentrig new` needs copier, which is not installed: pip install 'agentr",
-        ),
         ("opentelemetry.sdk", ["train", "mini", "--otlp", "http://127.0.0.1:1"], "pip install 'agentrig[otlp]'"),
     ],
 )

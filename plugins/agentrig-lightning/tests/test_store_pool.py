@@ -10,12 +10,12 @@ from agentrig_lightning.joining import check_gateway
 
 from agentrig.errors import ConfigError
 from agentrig.plan import resolve
-from agentrig.testing import check_runners
+from agentrig.testing import check
 
 
 @pytest.mark.slow
 def test_the_kit_finds_nothing() -> None:
-    report = check_runners("lightning", settings={"store": "127.0.0.1:0"}, ends_s=40.0)
+    report = check("runners", "lightning", settings={"store": "127.0.0.1:0"}, ends_s=40.0)
     assert [r.check for r in report.results if r.status != "passed"] == [], report
 
 

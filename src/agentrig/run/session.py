@@ -112,6 +112,7 @@ class RunSession:
             engine.adapter,
             adapter_name=plan.components["adapter"].spec.name,
             algorithm_name=plan.components["algorithm"].spec.name,
+            negative_scale=getattr(plan.configs["algorithm"], "negative_scale", 1.0),
         )
         self._guards = Guards.after(past.lines, ended=past.ended)
         self.solved = self._guards.solved

@@ -7,9 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agentrig.algorithms import Algorithm
 from agentrig.errors import CheckpointDamaged, RunFileError
 from agentrig.observers import RunEnd, RunError
 from agentrig.plan import Plan
@@ -19,6 +18,7 @@ from agentrig.processes.scratch import temporary_files
 from agentrig.run.damage import reading
 from agentrig.run.directory import RunDirectory, run_name
 from agentrig.run.log_file import warnings_in
+from agentrig.run.loop import looped
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
 from agentrig.run.setup import (
@@ -32,10 +32,6 @@ from agentrig.run.setup import (
     second_scorers,
 )
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
-
-if TYPE_CHECKING:
-    pass
-
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +88,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         ending.callback(each.close)
     adapter = plan.build("adapter")
     pool = ending.enter_context(first_runner(plan, trains=True))
-    algorithm: Algorithm = plan.build("algorithm")
+    algorithm = looped(plan.build("algorithm"))
     if plan.components["server"].spec.name != OWN:
         plan.build("server")
 

@@ -206,9 +206,9 @@ class Trainer:
         raise ConfigError("fit_v0, the client of Agent Lightning 0.1, is not available here: write fit(agent, rows)")
 
     def _run(self, agent: Any, algorithm: Any, datasets: Datasets, display: Any = None) -> None:
-        from agentrig.display import LiveDisplay
         from agentrig.plan import resolve, to_toml
         from agentrig.run.training import train
+        from agentrig.view.live import LiveDisplay
 
         name = re.sub(r"[^a-z0-9]+", "-", Path(sys.argv[0]).stem.lower()).strip("-") or "script"
         parts = AgentParts(
@@ -255,7 +255,7 @@ class _Spans:
         """Print the rollout."""
         from rich.console import Console
 
-        from agentrig.display import span_tree
+        from agentrig.view.terminal import span_tree
 
         Console().print(span_tree(rollout))
 

@@ -81,7 +81,7 @@ def train(
         options["observers"] = [*options["observers"], *senders]
         plan = make_plan(words, options)
     if not as_json:
-        from agentrig.display import LiveDisplay
+        from agentrig.view.live import LiveDisplay
 
         plan.registry.add_observer(LiveDisplay(), "display")
     folder = resume.parent if resume is not None else Path(plan.run.directory)
