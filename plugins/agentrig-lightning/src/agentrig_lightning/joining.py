@@ -55,7 +55,7 @@ class Joining:
     Attributes:
         host: Address to listen on.
         port: Port to listen on; 0 for a free one.
-        token: What every request has to bring; None for a random one.
+        token: What every request has to bring.
         silent_s: Seconds without a sign of life after which a runner's rollouts start again.
         deadline_s: Time limit of a rollout in seconds.
         retries: How often a rollout is restarted when its runner died.
@@ -64,7 +64,7 @@ class Joining:
 
     host: str
     port: int
-    token: str = attrs.field(factory=lambda: secrets.token_urlsafe(24), repr=False)
+    token: str = attrs.field(repr=False)
     silent_s: float
     deadline_s: float
     retries: int
@@ -97,14 +97,14 @@ def address_of(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def checked_token(given: Secret | None) -> str | None:
-    """Return a token that the user gave.
+def checked_token(given: Secret | None) -> str:
+    """Return the token that the user gave, or a random one.
 
     Raises:
         ConfigError: It is too short to keep anybody out.
     """
     if given is None:
-        return None
+        return secrets.token_urlsafe(24)
     token = given.reveal()
     if len(token) < 16:
         raise ConfigError("runners.store_token is shorter than 16 characters: leave it out for a random one")

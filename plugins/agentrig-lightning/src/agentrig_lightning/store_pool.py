@@ -58,11 +58,10 @@ class StorePool:
         self._inner = Pool(plan, n=settings.n, threads=threads, preload=preload, **limits)
         self.store = Store()
         host, port = address_of(settings.store)
-        token = checked_token(settings.store_token)
         joining = Joining(
             host=host,
             port=port,
-            **({"token": token} if token is not None else {}),
+            token=checked_token(settings.store_token),
             silent_s=settings.lease_s,
             agent={
                 "name": plan.name,
