@@ -55,7 +55,7 @@ def test_dev_runs_the_first_ten_rows_of_each_dataset_once(ran: tuple[dict[str, A
 def test_dev_prints_every_span(ran: tuple[dict[str, Any], Path]) -> None:
     trees = ran[0]["printed"].split("rollout ro-")[1:]
     assert len(trees) == 11
-    assert all("[no-ids]" in tree and "agentlightning.reward.0.value: 1.0" in tree for tree in trees)
+    assert all("[no-ids]" in tree and "agentlightning.reward.0.value: 1" in tree for tree in trees)
 
 
 def test_dev_takes_its_rows_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
