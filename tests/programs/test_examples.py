@@ -13,7 +13,6 @@ import attrs
 import pytest
 
 from agentrig import Endpoint, Task
-from agentrig.display import span_text
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job, Result
@@ -23,6 +22,7 @@ from agentrig.rollouts import Rollout
 from agentrig.runners.attempt import run_agent
 from agentrig.testing import check
 from agentrig.testing.scripted import Reply, ScriptedServer, scripted_server
+from agentrig.view.terminal import span_text
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "examples" / "programs"
@@ -87,9 +87,9 @@ def test_an_example_plays_through_the_gateway(play: Callable[..., Result], serve
     (program,) = [s for s in found.trace.spans if s.name == "program"]
     assert "rolled" in program.attributes["stderr"]
     shown = span_text(rollout_of(found)).splitlines()  # as `agentrig dev` prints it
-    (calls,) = [line for line in shown if "tool call:" in line]
+    (calls,) = [line for line in shown if "reply:" in line]
     assert 'roll({"sides": 12})' in calls
-    assert [line for line in shown if "tools: roll" in line]
+    assert [line for line in shown if "tools roll" in line]
     assert [line for line in shown if "rolled " in line]
     assert play(name, Reply(text="none")).outcome.answer == {"sides": 0}
     refused = play(name, Reply(status=400, text="too long")).outcome

@@ -208,8 +208,8 @@ def kit() -> str:
         "# Checks of the kit",
         "",
         "Every check of `agentrig.testing`, why it matters, and what to do if it fails. A failure says the same, and",
-        "what was seen. [Test a plugin](../how-to/test-a-plugin.md) says how to run them. This page is made from the",
-        "code.",
+        "what was seen. [Publish a plugin](../tutorials/publish-it.md#the-kit) says how to run them. This",
+        "page is made from the code.",
         "",
     ]
     for kind in (*CHECKED, TRIAL):

@@ -17,6 +17,7 @@ from agentrig.endpoints import Endpoint
 from agentrig.errors import AgentrigError, CheckpointDamaged, place_of
 from agentrig.plan import Plan, resolve
 from agentrig.run.checkpoints import Checkpoints, verify
+from agentrig.run.loop import looped
 from agentrig.testing import bandit
 from agentrig.testing.bandit import OPTIMUM, pull
 from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
@@ -365,7 +366,7 @@ def check_serves(subject: AlgorithmSubject) -> None:
     Cure: Serve the checkpoint that is given, or the starting model, until the block ends.
     """
     plan = subject.plan("served")
-    algorithm, folder = plan.build("algorithm"), _checkpoint(subject.whole)
+    algorithm, folder = looped(plan.build("algorithm")), _checkpoint(subject.whole)
     more: Mapping[str, Any] = {}
     if getattr(plan.components["algorithm"].spec, "server", False):
         from agentrig.run.setup import make_server

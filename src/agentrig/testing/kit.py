@@ -280,7 +280,7 @@ def checks(
         subject: The name of an installed component, `FILE.py:name`, its spec, or the component itself.
         settings: Its keys, as in a run file.
         only: Names of checks, with or without the kind, or patterns (`same-*`); None for all.
-        options: The options of this kind's checks (docs/reference/checks.md).
+        options: The options of this kind's checks (docs/tutorials/publish-it.md).
 
     Raises:
         ConfigError: There is no such kind, check or option.
