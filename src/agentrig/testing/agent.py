@@ -79,15 +79,11 @@ class Play:
 
     def differs(self, other: Play) -> str:
         """Return what differs when the task is played again, or ''; the order of calls does not count."""
-        seen = [
-            {
-                "failure": play.failure,
-                "calls": sorted(play.asked, key=lambda body: json.dumps(body, sort_keys=True)),
-                "answer": play.result.outcome.answer,
-            }
-            for play in (self, other)
-        ]
-        return difference(*seen)
+        mine, others = (sorted(p.asked, key=lambda body: json.dumps(body, sort_keys=True)) for p in (self, other))
+        return difference(
+            {"failure": self.failure, "calls": mine, "answer": self.result.outcome.answer},
+            {"failure": other.failure, "calls": others, "answer": other.result.outcome.answer},
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -254,7 +254,7 @@ def declared(kind: str) -> list[Check]:
     if kind not in (*CHECKED, TRIAL):
         raise ConfigError(f'there are no checks of a "{kind}".{nearest(kind, CHECKED)} Kinds: {", ".join(CHECKED)}')
     module = import_module(f"agentrig.testing.{kind}")
-    own = [f for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
+    own: list[Any] = [f for f in vars(module).values() if inspect.isfunction(f) and f.__module__ == module.__name__]
     return [Check(kind=kind, function=f) for f in (check_loads, *own) if f.__name__.startswith("check_")]
 
 

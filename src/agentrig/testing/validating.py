@@ -109,7 +109,7 @@ def validated(
             failed = {r.check for r in report.failed}
         if kind != "agent" or not parts["reward"][0] or chosen(TRIAL) == [] or failed & UNPLAYABLE:
             continue
-        more = {"limit": limit, "script": script, "endpoint": endpoint}
+        more: dict[str, Any] = {"limit": limit, "script": script, "endpoint": endpoint}
         for part in ("reward", "adapter"):
             more |= {part: parts[part][0], f"{part}_settings": parts[part][1]}
         trial = PlaySubject(kind=kind, given=target.given, settings=keys, **{**options, **more})
