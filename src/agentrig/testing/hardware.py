@@ -101,7 +101,7 @@ def imports(subject: HardwareSubject) -> dict[str, list[str]]:
 def environments(subject: HardwareSubject) -> dict[str, Any]:
     """Return the environment of each role, and of no context (''); fail if a call changes `os.environ`."""
     kept = dict(os.environ)
-    found = {role: subject.made.environment(Context(role=role) if role else None) for role in ROLES}
+    found: dict[str, Any] = {role: subject.made.environment(Context(role=role) if role else None) for role in ROLES}
     changed = sorted(k for k in {*kept, *os.environ} if kept.get(k) != os.environ.get(k))
     if changed:
         raise CheckFailed(
