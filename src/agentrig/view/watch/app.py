@@ -200,7 +200,9 @@ class Pages:
             mode, step = ([batch for batch in batches if batch[0] == "train"] or batches)[-1]
             wanted = Filter(mode=mode, step=step)
         whole = not wanted.narrow and wanted.mode and wanted.step is not None
-        groups, rows, found, error = [], [], 0, ""
+        groups: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
+        found, error = 0, ""
         try:
             if whole:
                 groups = views.groups(run, wanted)
