@@ -122,7 +122,7 @@ def samples_of_an_earlier_step_are_trained_again(patch: Patch) -> None:
     f"{WHERE} \\(its reward is 0, those of its group are 0, 1, 0, 1\\)"
 )
 def all_advantages_are_zero(patch: Patch) -> None:
-    around(patch, algorithm, "group_advantages", lambda found, *_: [v and 0.0 for v in found])
+    around(patch, algorithm, "group_relative", lambda found, *_: [[v and 0.0 for v in group] for group in found])
 
 
 # --- learner ---

@@ -113,7 +113,7 @@ def tasks(bench: RecipeBench) -> None:
         made = task_set(bench.plan)
     except ConfigError as error:
         raise CheckSkipped(f"its data is not here: {str(error).partition(chr(10))[0]}") from None
-    split = split_of(bench.plan, made, "train")
+    split = split_of(bench.plan.run, made, "train")
     if split not in made.splits:
         raise CheckFailed(f'its training split is "{split}"; its task set has {", ".join(made.splits)}')
 
