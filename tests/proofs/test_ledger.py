@@ -283,7 +283,7 @@ def test_a_credit_that_returns_something_else_is_named(tmp_path: Path, worth: An
 
 
 def test_negative_advantages_without_weight_have_their_own_reason(tmp_path: Path) -> None:
-    line = run_steps(session_in(tmp_path), steps=1, negative_scale=0.0)[0]
+    line = run_steps(session_in(tmp_path, negative_scale=0.0), steps=1, negative_scale=0.0)[0]
     assert line["calls"]["trained"] == 10
     assert line["calls"]["dropped"] == {**DROPPED, "zero-variance-group": 8, "negative-scale-zero": 12}
 
