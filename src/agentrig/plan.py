@@ -300,12 +300,11 @@ def resolve(
     composing.parts_of(selected.components["reward"], selected.configs["reward"], registry)
 
     # Check what only makes sense together.
-    runners: RunnerSettings = selected.configs["runners"]
-    _check_together(runners, gateway, selected.components["agent"].spec)
+    _check_gateway(gateway, selected.components["agent"].spec)
     return Plan(
         recipe=_plain_name(Path(name).stem if _is_file(name) else name),
         run=run,
-        runners=runners,
+        runners=selected.configs["runners"],
         components=selected.components,
         configs=selected.configs,
         registry=registry,
@@ -368,7 +367,7 @@ def _select(merged: Mapping[str, Mapping[str, Any]], registry: Registry, elsewhe
             auto.check_server(components["algorithm"], use, keys)
             use = use if getattr(components["algorithm"].spec, "server", False) else auto.OWN
         if kind == "runners":
-            use = auto.runners_of(components["algorithm"], use)
+            use = auto.runners_of(registry, components["algorithm"], use)
         if kind in ("hardware", "server") and use == "auto":
             auto_keys[kind] = keys
         else:
@@ -397,12 +396,8 @@ def _select(merged: Mapping[str, Mapping[str, Any]], registry: Registry, elsewhe
     return found
 
 
-def _check_together(runners: RunnerSettings, gateway: GatewaySettings, agent: Any) -> None:
-    """Raise for settings that exclude each other."""
-    if runners.n == 0 and not runners.store:
-        raise ConfigError(
-            "runners.n = 0 leaves nobody to run the agent: set runners.store (--store HOST:PORT), so that runners join"
-        )
+def _check_gateway(gateway: GatewaySettings, agent: Any) -> None:
+    """Raise if the gateway is off, and something needs it."""
     if gateway.use == "off" and gateway.models:
         raise ConfigError('[gateway] use = "off", but [gateway.models] names models that only the gateway can reach')
     if gateway.use == "off" and getattr(agent, "calls", "tap") == "gateway":

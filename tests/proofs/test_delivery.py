@@ -29,9 +29,9 @@ from safetensors.torch import load_file, save_file
 from agentrig.cli import main
 from agentrig.delivery import Delivery
 from agentrig.errors import RunStopped
-from agentrig.report.findings import findings
-from agentrig.report.reading import read_run
 from agentrig.run.loop import Loop
+from agentrig.view.findings import findings
+from agentrig.view.reading import read_run
 
 MODELS = tiny()
 QUICK = ("the swap is skipped, the version is not", "the adapter is merged twice", "the prefix cache is stale",

@@ -17,12 +17,12 @@ from agentrig.adapters import identified, triplet_of
 from agentrig.errors import RunStopped
 from agentrig.ledger import Call, Entry, Ledger
 from agentrig.plan import resolve
-from agentrig.report.calls import rows
-from agentrig.report.causes.calls import line
-from agentrig.report.reading import read_run
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.traces import LLM_CALL
+from agentrig.view.calls import rows
+from agentrig.view.causes.calls import line
+from agentrig.view.reading import read_run
 
 SUPPORT = Path(__file__).parents[1] / "support"
 

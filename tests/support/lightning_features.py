@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAD = """# What of Agent Lightning 0.3 works
 
 This page is made by `tests/support/lightning_features.py` from the tests that prove each row; a test fails when a proof
-is missing. How to use it: [Bring code from Agent Lightning](../lightning.md).
+is missing. How to use it: [Bring code from Agent Lightning](../lightning.md), which has
+[Agent Lightning 1.x](../lightning.md#agents-of-1x) too.
 
 "Same as upstream" means: the files of Agent Lightning's tag v0.3.0, unmodified, run on agentrig and on Agent
 Lightning's own Trainer, in one environment, against one scripted model server. Every request to a model, every rollout
@@ -187,7 +188,7 @@ FEATURES: Mapping[str, Sequence[Row]] = {
         Row("`hooks`", "works", [f"{TRAINER}::test_hooks_see_every_rollout"]),
         Row(
             "`port`, and a strategy's `server_port`",
-            "works with the run's token; see [Runners on other machines](../how-to/late-runners.md)",
+            "works with the run's token; see [Runners that join a run](../how-to/machines.md#runners-that-join-a-run)",
             [f"{TRAINER}::test_a_port_serves_the_runs_store"],
         ),
         Row(

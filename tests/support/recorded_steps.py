@@ -110,9 +110,7 @@ def mini() -> Any:
     return checkpoint.load_model(model_directory("mini"))
 
 
-def session_in(
-    folder: Path, *, logprobs: bool = False, adapter: Any = None, negative_scale: float = 1.0
-) -> RunSession:
+def session_in(folder: Path, *, logprobs: bool = False, adapter: Any = None, negative_scale: float = 1.0) -> RunSession:
     """Return a run's session over recorded rollouts."""
     # No audit: these rollouts were made up.
     own = ["run.failure_limit=0.5", "run.audit=false", f"algorithm.negative_scale={negative_scale}"]

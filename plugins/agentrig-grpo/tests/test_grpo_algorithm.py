@@ -24,7 +24,7 @@ from agentrig.hardware import Cpu, CpuConfig
 from agentrig.processes.servers import ServerError
 from agentrig.rollouts import Rollout
 from agentrig.run.loop import Loop
-from agentrig.testing import check_algorithm, checks
+from agentrig.testing import check, checks
 
 TARGET = 42
 CPU = Cpu(config=CpuConfig(threads=1))
@@ -188,7 +188,7 @@ COSTLY = ("keys-read", "serves", "solves")
 def test_the_kit():
     names = [check.name for check in checks("algorithm", "grpo")]
     only = [name for name in names if name.partition(".")[2] not in COSTLY]
-    report = check_algorithm("grpo", settings=BANDIT, only=only, overrides=["hardware.threads=1"])
+    report = check("algorithm", "grpo", settings=BANDIT, only=only, overrides=["hardware.threads=1"])
     assert {r.status for r in report.results} == {"passed"}, report
 
 
@@ -196,7 +196,7 @@ def test_the_kit():
 def test_the_whole_kit_with_adapters_and_the_bandit_to_its_optimum():
     settings = {**BANDIT, "tasks_per_step": 6, "group_size": 8}
     more = {"learns": 16, "variants": [{"lora_rank": 4}], "overrides": ["hardware.threads=1"]}
-    report = check_algorithm("grpo", settings=settings, only=COSTLY, **more)
+    report = check("algorithm", "grpo", settings=settings, only=COSTLY, **more)
     assert {r.status for r in report.results} == {"passed"}, report
 
 

@@ -258,7 +258,7 @@ class RunSession:
         """Stop the rollouts that `begin_rollouts` started and nobody waited for; the run calls this at its end."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            self.runtime.results.put(AgentrigError("the run has ended before its rollouts"))
+            self.runtime.end_results(AgentrigError("the run has ended before its rollouts"))
             ahead.end()
 
     def file(

@@ -7,8 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -24,17 +23,12 @@ from agentrig.plugins.auto import OWN, PROCESSES, auto_server, refusal
 from agentrig.plugins.building import built
 from agentrig.plugins.registry import Component
 from agentrig.pools import MakePool, RunnerPool
+from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.jobs import AgentPlan
-from agentrig.runners.joining import Joining, address_of, checked_token
 from agentrig.runners.processes import Pool
+from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import RewardPlan, Scorer
-from agentrig.secrets import sources
 from agentrig.servers import MakeServer
-
-if TYPE_CHECKING:
-    from agentrig.runners.engine import RolloutEngine
-    from agentrig.runners.runtime import Runtime
-
 
 log = logging.getLogger(__name__)
 
@@ -127,22 +121,17 @@ class Setup:
         adapter: Adapter,
         algorithm: Algorithm | None = None,
         pool: RunnerPool | None = None,
-        serves: bool = False,
         gateway: Gateway | None = None,
     ) -> tuple[RolloutEngine, Runtime]:
-        """Return the rollout engine and its runtime; imports Agent Lightning.
+        """Return the rollout engine and its runtime.
 
         Args:
             scorer: The reward.
             adapter: Converts traces to triplets.
             algorithm: May bring its own pool (see `Algorithm`).
             pool: The pool from `first_runner`; closed if the algorithm has its own.
-            serves: Whether runners of other machines may join, if the plan says so.
-            gateway: The run's gateway, from `gateway_of`; None for none.
+            gateway: The run's gateway, from `gateway`; None for none.
         """
-        from agentrig.runners.engine import RolloutEngine
-        from agentrig.runners.runtime import Runtime
-
         own = self.own_pool(algorithm)
         if own is not None and pool is not None:
             pool.close()
@@ -150,7 +139,7 @@ class Setup:
             pool = self.pool(own)
         elif pool is None:
             pool = self.pool()
-        runtime = Runtime(pool, self.joining() if self.plan.runners.store and serves else None, gateway)
+        runtime = Runtime(pool, gateway)
         engine = RolloutEngine(
             runtime,
             scorer=scorer,
@@ -201,7 +190,7 @@ class Setup:
 
     @contextmanager
     def first_runner(self, *, trains: bool = False) -> Iterator[RunnerPool]:
-        """Start one runner, which builds the agent, before Agent Lightning, the algorithm and its server start.
+        """Start one runner, which builds the agent, before the algorithm and its server start.
 
         The agent is built in a runner and never in this process: its imports take seconds and hundreds of MB, it may
         start threads, and its side effects would reach the reward. The run keeps this runner, so finding out early that
@@ -225,30 +214,6 @@ class Setup:
             yield pool
         finally:
             pool.close()
-
-    def joining(self) -> Joining:
-        """Return how runners of other machines join a run of this plan.
-
-        Raises:
-            ConfigError: The address or the token is wrong.
-        """
-        host, port = address_of(self.plan.runners.store)
-        token = checked_token(self.plan.runners.store_token)
-        agent = {
-            "name": self.plan.registry.reference(self.plan.components["agent"]),
-            "config": sources(attrs.asdict(self.plan.configs["agent"])),
-            "plugins": [Path(f).name for f in self.plan.run.plugins],
-        }
-        return Joining(
-            host=host,
-            port=port,
-            **({"token": token} if token is not None else {}),
-            silent_s=self.plan.runners.lease_s,
-            deadline_s=self.plan.runners.deadline_s,
-            retries=self.plan.runners.retries,
-            agent=agent,
-            run=self.plan.run.name or self.plan.recipe,
-        )
 
     def scorer(self) -> Scorer:
         """Return a scorer for the plan's reward, built anew, with the plan's correctness rules."""

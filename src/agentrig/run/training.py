@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import attrs
 
 from agentrig.errors import CheckpointDamaged, RunFileError
 from agentrig.observers import RunEnd, RunError
@@ -24,13 +21,12 @@ from agentrig.run.log_file import warnings_in
 from agentrig.run.loop import looped
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
+from agentrig.run.session import RunSession
 from agentrig.run.setup import Setup
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
-from agentrig.runners.roles import with_roles
 
 if TYPE_CHECKING:
     from agentrig.plugins.registry import Registry
-    from agentrig.run.session import RunSession
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +57,6 @@ def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = Non
 
 def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitStack) -> dict[str, Any]:
     start = time.perf_counter()
-    plan = attrs.evolve(plan, runners=with_roles(plan.runners, os.environ))
 
     # Lock the directory of a resumed run.
     run, past = None, Past()
@@ -106,12 +101,8 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         run.write_json("manifest.json", facts)
 
     # The engine that runs the algorithm's rollouts, and the session that the algorithm trains with.
-    from agentrig.run.session import RunSession  # imports Agent Lightning, which takes seconds
-
     gateway = ending.enter_context(setup.gateway())
-    engine, runtime = setup.engine(
-        scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, serves=True, gateway=gateway
-    )
+    engine, runtime = setup.engine(scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, gateway=gateway)
 
     def begin_run() -> None:
         """Called by the session once the run has actually started."""
