@@ -214,7 +214,7 @@ def test_broken_hardware_under_auto_does_not_end_a_command(
     from agentrig.doctor.devices import check_hardware
     from agentrig.hardware import HardwareError
     from agentrig.plan import resolve
-    from agentrig.run.setup import ready_hardware
+    from agentrig.run.setup import Setup
 
     (here / "faulty.py").write_text(FAULTY)
     more = ["--plugin", toy_file, "--plugin", "faulty.py"]
@@ -228,7 +228,7 @@ def test_broken_hardware_under_auto_does_not_end_a_command(
     assert (unmade.exit_code, "(faulty.py:12 in <lambda>)" in unmade.stderr) == (1, True), unmade.output
     plan = resolve("toy", overrides=["hardware.use=faulty"], files=[toy_file, str(here / "faulty.py")])
     with pytest.raises(HardwareError, match=r"faulty\.py:7 in probe"):
-        ready_hardware(plan)
+        Setup(plan).hardware()
     monkeypatch.setattr("agentrig.doctor.examination.CHECKS", (check_hardware,))
     looked = invoke("doctor", "toy", *more, "--hardware", "cpu", "--json")
     lines = {f["check"]: f for f in json.loads(looked.stdout)["findings"]}
