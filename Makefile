@@ -39,7 +39,7 @@ test-slow: setup
 # The live page in a real browser: Playwright from here, Chromium from the system (Debian: apt install chromium).
 test-browser: setup
 	$(BIN)/uv pip install -q --python $(BIN)/python playwright==1.65.2
-	$(BIN)/python -m pytest -q tests/watch/test_browser.py
+	$(BIN)/python -m pytest -q tests/view/test_browser.py
 
 lint: setup
 	$(BIN)/ruff check .

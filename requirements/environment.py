@@ -23,7 +23,7 @@ UV = "uv==0.13.8"
 KEPT = 3  # entries; each takes about 3 GB
 # Half of what is installed: pip has compiled it already, or no run imports it.
 UNCOMPILED = (
-    r"/(torch|sympy|networkx|mpmath|pip)/|/(pandas|matplotlib|fontTools|verl|ray|polars|sqlalchemy|azure)/"
+    r"/(torch|sympy|networkx|mpmath|pip)/|/(pandas|matplotlib|fontTools|verl|ray|sqlalchemy|azure)/"
     r"|/(litellm|langchain_community|langchain_classic|mypy|mypyc)/|/transformers/models/(?!auto/|qwen2/)|/tests?/"
 )
 

@@ -44,7 +44,7 @@ def store() -> Iterator[Door]:
     from agentrig.runners.store_server import ServedStore
 
     token = "a-token-of-this-test-0123"
-    known = {"silent_s": 5.0, "deadline_s": 9.0, "retries": 1, "agent": {"name": "toy"}, "run": "r", "token": token}
+    known = {"silent_s": 5.0, "deadline_s": 9.0, "retries": 1, "agent": {"name": "toy"}, "token": token}
     served = ServedStore(Store(), Joining(host="127.0.0.1", port=0, **known))  # type: ignore[arg-type]
     served.start()
     try:
@@ -66,7 +66,7 @@ def callbacks() -> Iterator[Door]:
 
 @contextmanager
 def watch(place: Path) -> Iterator[Door]:
-    from agentrig.watch.serving import serving
+    from agentrig.view.watch.serving import serving
 
     with serving(place) as link:
         parts = urlsplit(link)

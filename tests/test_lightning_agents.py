@@ -294,7 +294,7 @@ def test_an_attempt_after_a_runner_died_has_its_number(tmp_path: Path) -> None:
     file = tmp_path / "dying.py"
     file.write_text(DYING)
     plan = AgentPlan(name="dying", config={}, files=(str(file),))
-    pool = Pool(plan, n=1, threads=1, deadline_s=60.0, retries=2, preload=("agentrig.runners.runtime",))
+    pool = Pool(plan, n=1, threads=1, deadline_s=60.0, retries=2, preload=("agentrig.runners.lightning_tracer",))
     try:
         pool.start()
         pool.submit(job(1))

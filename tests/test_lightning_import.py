@@ -56,10 +56,10 @@ def test_agentrig_alone_does_not_import_it(python: object) -> None:
 def test_every_import_skips_litellm(python: object) -> None:
     source = (
         "import sys, agentrig.lightning, agentlightning\n"
-        "import agentrig.runners.runtime\n"
-        "from agentlightning import LitAgent, Trainer, TracerTraceToTriplet\n"
+        "import agentrig.lightning.store_run\n"
+        "from agentlightning import Trainer, TracerTraceToTriplet\n"
         "heavy = [m for m in sys.modules if m.split('.')[0] == 'litellm']\n"
-        "print(agentrig.runners.runtime.LitAgent is LitAgent, heavy)\n"
+        "print(agentrig.lightning.store_run.LightningTrainer is Trainer, heavy)\n"
         "print(any(type(f).__module__ == 'agentrig.lightning_import' for f in sys.meta_path))\n"
         "try:\n    agentlightning.no_such_name\nexcept AttributeError as e:\n    print(e)\n"
     )

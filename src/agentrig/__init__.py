@@ -32,7 +32,7 @@ from agentrig.tracing.recorder import span
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agentrig.report.notebook import LoadedRun
+    from agentrig.view.notebook import LoadedRun
 
 __version__ = "0.2.0.dev0"
 
@@ -59,7 +59,7 @@ def load_run(path: Path | str) -> LoadedRun:
         run.rollouts("report", step=0)
         ```
     """
-    from agentrig.report.notebook import load_run as load
+    from agentrig.view.notebook import load_run as load
 
     return load(path)
 

@@ -1,4 +1,4 @@
-"""Algorithms: from triplets to new weights, and the session that a run passes to them."""
+"""Algorithms: from triplets to new weights. Most are a credit and a learner; others bring a loop of their own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any, Literal, Protocol
 import attrs
 
 from agentrig.audit.sketch import Sketch
+from agentrig.credit import Worth
 from agentrig.delivery import Delivery
 from agentrig.endpoints import Endpoint
 from agentrig.hardware import Hardware
+from agentrig.learners import Learner, LoopSettings
 from agentrig.ledger import Entry
 from agentrig.rollouts import Mode, OnGroups, Rollout
 from agentrig.servers import Server, ServerPlan
@@ -257,8 +259,44 @@ class Session(Protocol):
         ...
 
 
+class LoopAlgorithm(Protocol):
+    """What `AlgorithmSpec.build` returns for an algorithm in the run's own loop, `agentrig.run.loop`.
+
+    Attributes:
+        config: Its settings, with those of the loop.
+        zero_advantage: The ledger's reason for a call that the credit gives 0. With `zero-advantage`, the ledger checks
+            that the rewards of the call's group explain it.
+    """
+
+    @property
+    def config(self) -> LoopSettings:
+        """See above."""
+        ...
+
+    @property
+    def zero_advantage(self) -> str:
+        """See above."""
+        ...
+
+    def credit(self, groups: Sequence[Sequence[Rollout]]) -> Iterable[Sequence[Worth]]:
+        """Yield, for each group of a step, what each of its rollouts is worth, or each of their calls."""
+        ...
+
+    def serving(self, hardware: Hardware, checkpoint: Path | None) -> ServerPlan:
+        """Return how to serve a checkpoint, or the starting model; `dtype` is what the learner computes in.
+
+        Raises:
+            agentrig.errors.ConfigError: There is no such model, or settings and hardware do not go with it.
+        """
+        ...
+
+    def learner(self, session: Session) -> Learner:
+        """Return the learner with the starting weights, on `session.hardware`; a resumed run calls its `load` then."""
+        ...
+
+
 class Algorithm(Protocol):
-    """What `AlgorithmSpec.build` returns.
+    """What `AlgorithmSpec.build` returns for an algorithm with a loop of its own.
 
     It may also have an attribute `pool`, an `agentrig.pools.MakePool`: its runners are then used instead of those of
     `[runners] use`. If its spec has `runners=True`, `pool` gets one more argument, `make`: the `MakePool` of the

@@ -1,19 +1,32 @@
-"""Credit: how much better a rollout did than the other rollouts of its task; the group advantages of GRPO."""
+"""Credit: what the calls of a step are worth. GRPO's: how much better a rollout did than the others of its task."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 from agentrig.errors import AgentrigError
+from agentrig.rollouts import Rollout
 
 EPSILON = 1e-6
 """Added to the standard deviation, as verl does."""
 
 LARGEST = 1e12
 """Largest reward, without its sign, that is learned from: the squares of such numbers still fit into fp32."""
+
+Worth = float | None | Sequence[float | None]
+"""What the calls of a rollout are worth: one number for all of them, or one for each of its triplets.
+
+A positive number makes what was sampled more likely, a negative one less likely. None leaves it out.
+"""
+
+Credit = Callable[[Sequence[Sequence[Rollout]], Any], Iterable[Sequence[Worth]]]
+"""`credit(groups, config)`: for each group of a step, the worth of each of its rollouts.
+
+A group is all rollouts of a task, failures included (their `value` is None); `config` has the algorithm's settings.
+"""
 
 Weighting = Literal["rollout", "call"]
 

@@ -32,7 +32,7 @@ ZERO_VARIANCE = "zero-variance-group"
 ALONE = "alone-in-group"
 ZERO_ADVANTAGE = "zero-advantage"
 NEGATIVE_SCALE = "negative-scale-zero"
-LEFT_OUT_BY_SAMPLES = "left-out-by-samples"
+LEFT_OUT_BY_CREDIT = "left-out-by-credit"
 NOT_FINITE = "gradient-not-finite"
 CRITIC_WARMUP = "critic-warmup"
 
@@ -49,7 +49,7 @@ REASONS: Mapping[str, str] = {
     ALONE: "its group has no other rollout to compare with: the advantage is 0",
     ZERO_ADVANTAGE: "its rollout's reward equals the baseline of its group: the advantage is 0",
     NEGATIVE_SCALE: "its rollout's reward is below the baseline of its group, and `negative_scale` is 0",
-    LEFT_OUT_BY_SAMPLES: "the algorithm's own method `samples` left it out",
+    LEFT_OUT_BY_CREDIT: "the algorithm's credit leaves it out, or gives it 0",
     NOT_FINITE: "the gradient was NaN or infinite, and the update was skipped",
     CRITIC_WARMUP: "only the critic was trained in this step",
 }
@@ -75,7 +75,8 @@ class Entry:
         place: `trained`: the tokens are in a loss that changed the weights. `masked`: they were in a sequence as
             context, without loss. `dropped`: they were left out.
         tokens: Number of response tokens.
-        reason: Why it was dropped (see `REASONS`); empty for the other places.
+        reason: Why it was dropped (see `REASONS`); empty for the other places. Of `zero-advantage`, the ledger finds
+            the closer reason from the rewards of the group.
         advantage: The advantage that the tokens were trained with; None if it is not one number, or not known. It is
             only shown.
     """
@@ -85,23 +86,6 @@ class Entry:
     tokens: int
     reason: str = ""
     advantage: float | None = None
-
-
-def without_gradient(values: Sequence[float | None], value: float | None, *, negative_scale: float = 1.0) -> str:
-    """Return why a rollout has the advantage 0 in its group.
-
-    Args:
-        values: The values of the group's rollouts that count in its baseline; None for a failure.
-        value: The rollout's own value.
-        negative_scale: The factor of negative advantages.
-    """
-    valid = [v for v in values if v is not None]
-    if len(valid) < 2:
-        return ALONE
-    if min(valid) == max(valid):
-        return ZERO_VARIANCE
-    worse = value is not None and value < sum(valid) / len(valid)
-    return NEGATIVE_SCALE if worse and not negative_scale else ZERO_ADVANTAGE
 
 
 SHOWN = 3
@@ -166,11 +150,14 @@ class Ledger:
         adapter: The run's adapter, which may say why it leaves a call out.
         adapter_name: Its name, for messages.
         algorithm_name: The algorithm's name, for messages.
+        negative_scale: The factor of negative advantages.
     """
 
-    def __init__(self, adapter: Adapter, *, adapter_name: str, algorithm_name: str) -> None:
+    def __init__(
+        self, adapter: Adapter, *, adapter_name: str, algorithm_name: str, negative_scale: float = 1.0
+    ) -> None:
         self._left_out = getattr(adapter, "left_out", None)
-        self._adapter, self._algorithm = adapter_name, algorithm_name
+        self._adapter, self._algorithm, self._negative_scale = adapter_name, algorithm_name, negative_scale
         self._open()
 
     def _open(self) -> None:
@@ -252,6 +239,15 @@ class Ledger:
             return self._left_out(rollout.trace, call) or ""
         return DUPLICATE if any(_same(call, other) for other in calls) else LEFT_OUT_BY_ADAPTER
 
+    def _without_gradient(self, value: float | None, group: Sequence[float]) -> str:
+        """Return why a rollout with this value has the advantage 0 in its group."""
+        if len(group) < 2:
+            return ALONE
+        if min(group) == max(group):
+            return ZERO_VARIANCE
+        worse = value is not None and value < sum(group) / len(group)
+        return NEGATIVE_SCALE if worse and not self._negative_scale else ZERO_ADVANTAGE
+
     def close(self, entries: Iterable[Entry] | None, *, step: int) -> Books:
         """Close a step's books.
 
@@ -280,10 +276,13 @@ class Ledger:
                 rows.append(r.row("handed_over", r.tokens))
             elif told[call] and tokens == r.tokens:
                 for entry in sorted(told[call], key=lambda e: ("trained", "masked", "dropped").index(e.place)):
-                    rows.append(r.row(entry.place, entry.tokens, entry.reason, entry.advantage))
-                    if entry.place == "dropped" and (wrong := _contradiction(r, entry.reason, values[r.group])):
-                        what = f"a call was dropped for a reason that its group's rewards contradict, {entry.reason}"
-                        faults[what if entry.reason else "a call was dropped without a reason"].append(f"{r} ({wrong})")
+                    reason = entry.reason
+                    if reason == ZERO_ADVANTAGE:
+                        reason = self._without_gradient(r.value, [value for value, _ in values[r.group]])
+                    rows.append(r.row(entry.place, entry.tokens, reason, entry.advantage))
+                    if entry.place == "dropped" and (wrong := _contradiction(r, reason, values[r.group])):
+                        what = f"a call was dropped for a reason that its group's rewards contradict, {reason}"
+                        faults[what if reason else "a call was dropped without a reason"].append(f"{r} ({wrong})")
             else:
                 rows.append(r.row("unaccounted", r.tokens))
                 if not told[call]:
@@ -394,4 +393,4 @@ def totals(lines: Iterable[Mapping[str, Any]], key: str) -> dict[str, Any]:
     return {**sums, "dropped": dict(dropped)}
 
 
-__all__ = ["REASONS", "Call", "Entry", "Place", "without_gradient"]
+__all__ = ["REASONS", "Call", "Entry", "Place"]

@@ -320,17 +320,13 @@ def resolve(
             auto.check_server(algorithm, use, keys)
             use = use if getattr(algorithm.spec, "server", False) else auto.OWN
         if kind == "runners":
-            use = auto.runners_of(selected["algorithm"][0], use)
+            use = auto.runners_of(registry, selected["algorithm"][0], use)
         if kind in ("hardware", "server") and use == "auto":
             auto_keys[kind] = keys
         else:
             selected[kind] = select(kind, use, keys)
     composing.parts_of(*selected["reward"], registry)
     runners: RunnerSettings = selected["runners"][1]
-    if runners.n == 0 and not runners.store:
-        raise ConfigError(
-            "runners.n = 0 leaves nobody to run the agent: set runners.store (--store HOST:PORT), so that runners join"
-        )
     spec: Any = selected["agent"][0].spec
     if gateway.use == "off" and gateway.models:
         raise ConfigError('[gateway] use = "off", but [gateway.models] names models that only the gateway can reach')

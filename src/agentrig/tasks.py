@@ -37,6 +37,10 @@ class Task:
             return self.input
         return {**self.private, **self.input} if self.row is None else self.row
 
+    def input_text(self) -> str:
+        """Return the input as JSON text: about the least that an agent tells the model."""
+        return json.dumps(dict(self.input), ensure_ascii=False, default=str)
+
 
 class Tasks(Protocol):
     """A set of tasks with named splits; what `TasksSpec.build` returns.

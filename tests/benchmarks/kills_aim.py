@@ -21,7 +21,7 @@ MOMENTS = {
     "update": ("agentrig_grpo.learner", "Learner.update"),
     "transfer": ("agentrig_grpo.server.handle", "LLMServer.swap"),
     "checkpoint": ("agentrig.run.checkpoints", "Checkpoints.save"),
-    "report": ("agentrig.report.observer", "write_page"),
+    "report": ("agentrig.view.observer", "write_page"),
     "rename": ("os", "replace"),
     "flush": ("os", "fsync"),
     "begin": ("agentrig.run.training", "begin"),

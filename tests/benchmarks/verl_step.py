@@ -301,6 +301,13 @@ def main() -> None:
 
         delivery_blocks.install_verl()
     lines = run_plain(work, keys, poll_s=arguments.poll) if plain else run_agentrig(work, keys, engine=arguments.engine)
+    tasks, n, _, _ = parsed(arguments.rows)
+    wanted = tasks * n * (prompt + response)
+    less = [line for line in lines if line.get("perf/total_num_tokens", 0.0) < 0.95 * wanted]
+    if not lines or less:
+        raise SystemExit(
+            f"not the work that was asked for: {len(less)} of {len(lines)} steps have under {wanted} tokens"
+        )
     names = sorted({k for line in lines for k in line if k.startswith("timing_s/") or k in KEPT})
     later = lines[2:] or lines
     medians = {

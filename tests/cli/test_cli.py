@@ -419,7 +419,7 @@ def test_a_command_ends_without_a_last_search_for_cycles() -> None:
 
 def test_predictions_of_a_measurement_that_did_not_begin_leave_no_file(tmp_path: Path) -> None:
     file = tmp_path / "predictions.jsonl"
-    words = ["eval", "mini", "runners.n=0", "runners.store=127.0.0.1:4747", "--limit", "2", "--save", str(file)]
+    words = ["eval", "mini", "runners.use=lightning", "runners.n=0", "--limit", "2", "--save", str(file)]
     done = CliRunner().invoke(main, words)
     assert "a measurement runs the agent on this machine" in done.output, done.output
     assert not file.exists()

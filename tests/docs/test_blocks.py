@@ -13,7 +13,6 @@ from pages import PAGES, ROOT, Block, blocks
 
 from agentrig.plan import resolve
 from agentrig.plugins.loading import load
-from agentrig.scaffold.templates import TEMPLATES
 
 PYTHON = [b for b in blocks() if b.language == "python"]
 PLUGINS = [b for b in PYTHON if "@hookimpl" in b.text]
@@ -50,7 +49,7 @@ SHOWN = (
         r"^(retry|short)_sql\.py has|^agent retry_sql\.py|^reward short_sql\.py|^agentrig-shop-assistant is",
         "what the commands of the other tutorials print; test_tutorials.py compares it",
     ),
-    (r"^queries-cut: finished", "what agentrig why prints; tests/report/test_recorded_runs.py compares it"),
+    (r"^queries-cut: finished", "what agentrig why prints; tests/view/test_recorded_runs.py compares it"),
     (r"^algorithm\.py ", "a list of files"),
     (r"^agent\(task_input, endpoint\) ->", "the form of a call"),
     (r"^sampling   rollouts 1", "a drawing of what runs at the same time"),
@@ -67,10 +66,6 @@ NOT_PAGES = {
     "CHANGELOG.md": "made by towncrier",
     "CONTRIBUTING.md": "for contributors; the files that its commands name are checked below",
     "README.zh.md": "its blocks are those of README.md, which test_translations.py compares",
-    **{
-        f"src/agentrig/templates/{kind}/README.md": "it goes into a package; test_templates.py compares its commands"
-        for kind in TEMPLATES
-    },
     **{
         str(file.relative_to(ROOT)): "a dated record of measurements; the files that it names are checked below"
         for file in ROOT.glob("tests/benchmarks/**/*.md")

@@ -16,13 +16,13 @@ import pytest
 
 from agentrig import Endpoint, Score, Task
 from agentrig.plan import resolve
-from agentrig.report import build_report, compare
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.directory import RunDirectory
 from agentrig.run.manifest import manifest
 from agentrig.run.session import RunSession
 from agentrig.runners.scorer import Scorer
 from agentrig.testing.run_directory import rollout_of
+from agentrig.view import build_report, compare
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text("utf-8")
 
@@ -115,7 +115,7 @@ def test_the_report_reads_the_files_of_a_session(directory: Path):
 
 def test_report_and_display_import_nothing_heavy():
     code = (
-        "import sys, agentrig.report, agentrig.display; "
+        "import sys, agentrig.view, agentrig.view.live, agentrig.view.terminal; "
         "heavy = {'matplotlib', 'pyarrow', 'jinja2', 'numpy', 'torch', 'agentlightning'} & set(sys.modules); "
         "sys.exit(', '.join(sorted(heavy)) or 0)"
     )

@@ -13,7 +13,6 @@ import attrs
 import pytest
 
 from agentrig import Endpoint, Task
-from agentrig.display import span_text
 from agentrig.gateway.process import Gateway
 from agentrig.gateway.settings import GatewaySettings
 from agentrig.pools import Job, Result
@@ -21,8 +20,9 @@ from agentrig.programs.agent import CommandAgent
 from agentrig.programs.config import CommandConfig
 from agentrig.rollouts import Rollout
 from agentrig.runners.attempt import run_agent
-from agentrig.testing import check_agent
+from agentrig.testing import check
 from agentrig.testing.scripted import Reply, ScriptedServer, scripted_server
+from agentrig.view.terminal import span_text
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "examples" / "programs"
@@ -87,9 +87,9 @@ def test_an_example_plays_through_the_gateway(play: Callable[..., Result], serve
     (program,) = [s for s in found.trace.spans if s.name == "program"]
     assert "rolled" in program.attributes["stderr"]
     shown = span_text(rollout_of(found)).splitlines()  # as `agentrig dev` prints it
-    (calls,) = [line for line in shown if "tool call:" in line]
+    (calls,) = [line for line in shown if "reply:" in line]
     assert 'roll({"sides": 12})' in calls
-    assert [line for line in shown if "tools: roll" in line]
+    assert [line for line in shown if "tools roll" in line]
     assert [line for line in shown if "rolled " in line]
     assert play(name, Reply(text="none")).outcome.answer == {"sides": 0}
     refused = play(name, Reply(status=400, text="too long")).outcome
@@ -114,7 +114,7 @@ def test_in_bubblewrap_the_gateway_is_reached_and_the_rest_is_hidden(play: Calla
 def test_the_bash_agent_passes_the_kit() -> None:
     settings = {"command": COMMANDS["bash"], "folder": str(PROGRAMS), "exit_codes": {"22": "llm-error"}}
     tasks = [Task(id=f"t{i}", input={"question": f"round {i}"}) for i in range(2)]
-    report = check_agent("command", settings=settings, tasks=tasks, slow_s=0.2, raise_failed=False)
+    report = check("agent", "command", settings=settings, tasks=tasks, slow_s=0.2, raise_failed=False)
     assert {result.check: result.status for result in report.results} == {
         result.check: "passed" for result in report.results
     }

@@ -1,8 +1,7 @@
-"""Tasks in, scored and adapted rollouts out, over the real store, runners and model server."""
+"""Tasks in, scored and adapted rollouts out, over the real runners and model server."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -78,31 +77,12 @@ def test_complete_groups_are_handed_over_while_others_run(model: ModelServer, ro
     assert 2 in told[-1]
 
 
-def test_spans_stay_out_of_a_store_that_nobody_reads(model: ModelServer, roll: Roll) -> None:
-    """The algorithm gets them with each result; only algorithms of Agent Lightning read them in the store."""
-    added: list[Any] = []
-
-    def check(engine: Any, runtime: Any) -> None:
-        add = runtime.store.add_many_spans
-
-        async def watched(spans: Any) -> Any:
-            added.extend(spans)
-            return await add(spans)
-
-        runtime.store.add_many_spans = watched
-        rollouts = engine.run(tasks_of("", ""), n=2, endpoint=endpoint(model), step=4, mode="train")
-        assert all(rollout.trace.spans for rollout in rollouts)
-
-    roll(tasks_of(""), check=check)
-    assert added == []
-
-
 def test_groups_are_adjacent_scored_and_adapted(model: ModelServer, roll: Roll) -> None:
     tasks = tasks_of(*[""] * 6)
     left: list[int] = []
 
     def check(engine: Any, runtime: Any) -> None:
-        left.append(len(asyncio.run(runtime.store.query_rollouts())))
+        left.append(len(runtime._waiting))
         left.append(runtime.pool.pending)
 
     rollouts = roll(tasks, n=3, check=check)
@@ -122,7 +102,7 @@ def test_groups_are_adjacent_scored_and_adapted(model: ModelServer, roll: Roll) 
         assert triplet.node == "write_query"
         assert r.duration_s > 0
         assert r.reward_s >= 0
-    assert left == [0, 0]  # the store has deleted them
+    assert left == [0, 0]
 
 
 def test_failures_are_data(roll: Roll) -> None:

@@ -129,7 +129,12 @@ def test_one_joins_late_one_is_killed_and_one_leaves(
 
     train(plan("alone"))
     port = free_port()
-    shared = [f"runners.store=127.0.0.1:{port}", 'runners.store_token={env="STORE_TOKEN"}', "runners.n=0"]
+    shared = [
+        "runners.use=lightning",
+        f"runners.store=127.0.0.1:{port}",
+        'runners.store_token={env="STORE_TOKEN"}',
+        "runners.n=0",
+    ]
     run = Run(plan("shared", *shared, "runners.lease_s=5"), port)
     run.start()
     first, second = join(joined, run, toy_file), join(joined, run, toy_file)
@@ -161,7 +166,12 @@ def test_agent_lightnings_own_runner_joins_by_hand(
     monkeypatch.setenv("STORE_TOKEN", TOKEN)
     port = free_port()
     own = [f"algorithm.endpoint={model.url}", f"run.directory={tmp_path}", "run.name=r", "run.train_tasks=8"]
-    own += [f"runners.store=127.0.0.1:{port}", 'runners.store_token={env="STORE_TOKEN"}', "runners.n=0"]
+    own += [
+        "runners.use=lightning",
+        f"runners.store=127.0.0.1:{port}",
+        'runners.store_token={env="STORE_TOKEN"}',
+        "runners.n=0",
+    ]
     uses = {"algorithm": "alg-waits", "reward": "own"}
     plugins = [toy_file, str(SUPPORT / "lightning_faults.py")]
     run = Run(resolve("toy", overrides=own, uses=uses, files=plugins), port)

@@ -24,7 +24,7 @@ TOKEN = "a-token-of-this-test-0123"
 
 def joining(**more: object) -> Joining:
     agent = {"name": "toy", "config": {}, "plugins": ["toy_plugin.py"]}
-    known = {"silent_s": 5.0, "deadline_s": 9.0, "retries": 1, "agent": agent, "run": "r", "token": TOKEN}
+    known = {"silent_s": 5.0, "deadline_s": 9.0, "retries": 1, "agent": agent, "token": TOKEN}
     return Joining(**{"host": "127.0.0.1", "port": 0, **known, **more})  # type: ignore[arg-type]
 
 
@@ -173,7 +173,7 @@ def test_what_is_no_address_or_token_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def _fields() -> dict[str, object]:
-    known = {"silent_s": 5.0, "deadline_s": 9.0, "retries": 1, "agent": {}, "run": "r"}
+    known = {"silent_s": 5.0, "deadline_s": 9.0, "retries": 1, "agent": {}}
     return {"host": "127.0.0.1", "port": 0, **known}
 
 
@@ -197,7 +197,7 @@ def test_a_runner_says_that_its_store_is_dead(served: ServedStore, toy_file: str
     assert (refused.returncode, "refuses the token" in refused.stderr) == (1, True), refused.stderr
     with subprocess.Popen([*words, served.url], env=environment, stderr=subprocess.PIPE, text=True) as runner:
         assert runner.stderr is not None
-        assert "joined the run r" in runner.stderr.readline()
+        assert "joined the run" in runner.stderr.readline()
         served._server.stop()  # type: ignore[union-attr]
         served._server = None
         said = runner.communicate(timeout=60)[1]

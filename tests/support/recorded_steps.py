@@ -25,6 +25,7 @@ from agentrig import Endpoint, Outcome, Score, Span, Task, Trace
 from agentrig.hardware import Cpu, CpuConfig
 from agentrig.plan import resolve
 from agentrig.run.directory import RunDirectory
+from agentrig.run.loop import Loop
 from agentrig.run.session import RunSession
 from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.jobs import Result
@@ -130,14 +131,14 @@ def session_in(folder: Path, *, logprobs: bool = False, adapter: Any = None) -> 
     )
 
 
-def run_steps(session: RunSession, *, steps: int = 2, algorithm: type[Grpo] = Grpo, **settings: Any) -> list[Any]:
-    """Train for some steps, as `Grpo.run` does; return the lines of metrics."""
+def run_steps(session: RunSession, *, steps: int = 2, credit: Any = None, **settings: Any) -> list[Any]:
+    """Train for some steps, as `Loop.run` does; return the lines of metrics."""
     config = GrpoConfig(model="mini", **{"lr": 1e-4, "tokens_per_batch": 64, **settings})
-    grpo = algorithm(config)
-    learner = Learner(copy.deepcopy(mini()), config, dtype="float32", seed=0)
+    loop = Loop(Grpo(config, credit))
+    loop.learner = learner = Learner(copy.deepcopy(mini()), config, dtype="float32", seed=0)
     for step in range(1, steps + 1):
         rollouts = session.rollouts(TASKS, n=4, endpoint=ENDPOINT, step=step)
-        samples = grpo.samples(rollouts)
+        samples, left_out = loop._samples(rollouts)
         metrics = learner.update(samples, step=step)
-        session.end_step(step, metrics=metrics, time_s={}, calls=grpo.entries(rollouts, samples, learner))
+        session.end_step(step, metrics=metrics, time_s={}, calls=[*loop._entries(samples), *left_out])
     return session.lines

@@ -202,8 +202,7 @@ def kit() -> str:
     """Return the page of the kit's checks."""
     from reference import described
 
-    from agentrig.testing.kit import CHECKED, table_of
-    from agentrig.testing.play import TABLE as PLAY
+    from agentrig.testing.kit import CHECKED, TRIAL, declared, options_of, subject_class
 
     lines = [
         "# Checks of the kit",
@@ -213,13 +212,16 @@ def kit() -> str:
         "page is made from the code.",
         "",
     ]
-    for table in (*(table_of(kind) for kind in CHECKED), PLAY):
-        own = table.kind in CHECKED
-        how = f"check_{table.kind}(subject, settings=..., only=..., OPTION=...)" if own else "agentrig validate"
-        lines += [f"## {table.kind}", "", f"`{how}`", ""]
-        lines += rows(("check", "why it matters", "what to do"), [(f"`{c.name}`", c.why, c.cure) for c in table])
-        options = [(f"`{name}`", text) for name, text in described(table.bench).items()]
-        lines += rows(("option", "meaning"), options) if own and options else []
+    for kind in (*CHECKED, TRIAL):
+        own = kind in CHECKED
+        how = f'check("{kind}", subject, settings=..., only=..., OPTION=...)' if own else "agentrig validate"
+        lines += [f"## {kind}", "", f"`{how}`", ""]
+        lines += rows(
+            ("check", "why it matters", "what to do"), [(f"`{c.name}`", c.why, c.cure) for c in declared(kind)]
+        )
+        options = {n: t for cls in reversed(subject_class(kind).__mro__) for n, t in described(cls).items()}
+        named = [(f"`{name}`", options[name]) for name in options_of(kind)]
+        lines += rows(("option", "meaning"), named) if own and named else []
     return "\n".join(lines)
 
 

@@ -18,12 +18,12 @@ from agentrig.background import Background, late
 from agentrig.cli.entry import main
 from agentrig.errors import ConfigError, LookupFailed
 from agentrig.plan import Plan, resolve, to_toml
-from agentrig.report.findings import findings
-from agentrig.report.reading import read_run
 from agentrig.run.resume import resume_plan
 from agentrig.run.training import train
 from agentrig.trackers.figures import flat_config, of_step
 from agentrig.trackers.tracking import best_checkpoint
+from agentrig.view.findings import findings
+from agentrig.view.reading import read_run
 
 MakePlan = Callable[..., Plan]
 FILE = str(Path(__file__).parents[1] / "support" / "tracker_plugin.py")

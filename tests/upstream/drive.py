@@ -23,7 +23,7 @@ sys.path.insert(0, os.getcwd())  # the example's folder, as `python example.py` 
 
 WHICH = sys.argv[2] if len(sys.argv) > 2 else "agentrig"
 if WHICH == "agentrig":
-    import agentrig.runners.runtime  # noqa: F401  (before `script` replaces the Trainer that the runtime uses)
+    import agentrig.lightning.store_run  # noqa: F401  (before `script` replaces the Trainer that it uses)
     from agentrig.lightning import Trainer
 else:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")

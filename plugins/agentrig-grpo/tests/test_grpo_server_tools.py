@@ -16,11 +16,11 @@ from openai import BadRequestError, OpenAI
 from tool_models import ARGUMENTS, TEMPLATES, TOOL, lessons, user
 
 from agentrig import Outcome, Score, Task
-from agentrig.display import span_text
-from agentrig.report.sample_traces import steps_of
 from agentrig.rollouts import Rollout
 from agentrig.tracing.recording import recording
 from agentrig.tracing.streams import joined
+from agentrig.view.rollout import Call, readable
+from agentrig.view.terminal import span_text
 
 FORMS = list(TEMPLATES)
 CALLED, RESULT, TALK, BROKEN, TWICE = range(5)
@@ -150,16 +150,18 @@ def test_a_run_of_the_openai_client_is_recorded_with_its_ids_and_shown(models, u
         trace=trace,
     )
     lines = [line.strip("│├└─ ") for line in span_text(rollout).splitlines()]
-    assert lines.count("tools: add") == 3
-    assert lines.count(f"tool call: add({ARGUMENTS})") == 3
+    assert sum(line.endswith("tools add") for line in lines) == 3
+    assert lines.count(f"tool call: add({ARGUMENTS})") == 1
+    assert lines.count(f"reply: add({ARGUMENTS})") == 2
     assert lines.count("tool: 5") == 1
     assert "reply: it is 5" in lines
     assert "reply: null" not in lines
     spans = [{"id": s.id, "name": s.name, "start": s.start, "attributes": dict(s.attributes)} for s in trace.spans]
-    assert [step.texts for step in steps_of(spans)] == [
-        [("reply", f"add({ARGUMENTS})")],
-        [("tool results", "5"), ("reply", "it is 5")],
-        [("reply", f"add({ARGUMENTS})")],
+    calls = [part for part in readable({"spans": spans}, {}, None).parts if isinstance(part, Call)]
+    assert [([m.text for m in call.messages if m.role == "tool"], call.reply) for call in calls] == [
+        ([], f"add({ARGUMENTS})"),
+        (["5"], "it is 5"),
+        ([], f"add({ARGUMENTS})"),
     ]
 
 

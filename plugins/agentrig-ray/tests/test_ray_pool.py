@@ -23,7 +23,7 @@ from agentrig.plan import resolve
 from agentrig.pools import Job, Result
 from agentrig.run.setup import make_pool
 from agentrig.runners.jobs import AgentPlan
-from agentrig.testing import check_runners
+from agentrig.testing import check
 
 TOY = str(Path(__file__).resolve().parents[3] / "tests" / "support" / "toy_plugin.py")
 CHILDREN = str(Path(__file__).with_name("ray_children.py"))
@@ -231,7 +231,7 @@ def test_the_keys_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_kit_finds_nothing(nodes: Any) -> None:
-    report = check_runners("ray", settings={"address": nodes.address, "cpus": 0.25}, ends_s=40.0)
+    report = check("runners", "ray", settings={"address": nodes.address, "cpus": 0.25}, ends_s=40.0)
     assert [r.check for r in report.results if r.status != "passed"] == [], report
 
 

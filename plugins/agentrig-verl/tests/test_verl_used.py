@@ -64,7 +64,7 @@ def books(
 
     numbered = [(group, *talk) for group, talks in TALKS.items() for talk in talks]
     rollouts = [rollout_of(i, *what) for i, what in enumerate(numbered)]
-    ledger = Ledger(lambda trace: [], adapter_name="all", algorithm_name="verl")
+    ledger = Ledger(lambda trace: [], adapter_name="all", algorithm_name="verl", negative_scale=negative_scale)
     ledger.record(rollouts, step=1)
     laid_out: list[Trajectory] = []
     for group in TALKS:
@@ -84,11 +84,7 @@ def books(
         actor_rollout_ref=SimpleNamespace(actor=actor),
     )
     trainer._rows, trainer.global_steps = [], 1
-    trainer.agent_loop_manager = SimpleNamespace(
-        trajectories={t.key: t for t in laid_out},
-        rollouts=rollouts,
-        context=SimpleNamespace(negative_scale=negative_scale),
-    )
+    trainer.agent_loop_manager = SimpleNamespace(trajectories={t.key: t for t in laid_out})
     batch = SimpleNamespace(keys=keys, tags=tags, partition_id="train")
     queue = SimpleNamespace(kv_batch_get=lambda **_: data, kv_batch_put=lambda fields, **_: data.update(fields))
     with pytest.MonkeyPatch.context() as patch:

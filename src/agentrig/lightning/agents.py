@@ -86,7 +86,7 @@ def agent(
         summary=summary,
         config=keys,
         build=build,
-        preload=("agentrig.runners.runtime", "openai"),
+        preload=("agentrig.runners.lightning_tracer", "openai"),
         environment=(SPIDER, *environment),
         whole_rows=whole_rows,
     )

@@ -105,18 +105,19 @@ class _AlgorithmCall:
             AgentrigError: It raised an exception; the message has the file and the line.
             RunStopped: A guard stops the run.
         """
+        from agentrig.lightning.store_run import StoreRun
         from agentrig.runners.lightning_resources import sampling_of
 
-        runtime = session.runtime
+        run = StoreRun(session.runtime)
         own = session.plan.components["adapter"].spec.name if self._adapter is None else f"of {self._name}"
-        # In a variable, because an algorithm keeps a weak reference only.
+        # In a variable, because an algorithm keeps a weak reference only; so are the store and the trainer.
         watched = WatchedAdapter(
             self._adapter() if self._adapter is not None else trace_adapter(session.engine.adapter), name=own
         )
         books = session.foreign(
             learns=lambda: watched.gave_triplets and not is_fast(self._inner),
-            sampling=lambda resources_id: sampling_of(runtime.resources(resources_id)),
-            unfinished=runtime.unfinished,
+            sampling=lambda resources_id: sampling_of(run.resources(resources_id)),
+            unfinished=run.unfinished,
         )
         given = session.engine.given
         known = {_key(given(t)): t for t in (*session.train_tasks, *session.validation_tasks)}
@@ -130,21 +131,22 @@ class _AlgorithmCall:
             books.file(judged)
             return judged.value
 
-        runtime.judge = judge
         inner = self._inner
-        inner.set_store(runtime.store)
+        trainer = run.trainer(inner, watched.adapter)
+        inner.set_store(run.store)
         inner.set_adapter(watched.adapter)
-        inner.set_trainer(runtime.trainer)
+        inner.set_trainer(trainer)
         resources = self._resources()
         if resources:
             inner.set_initial_resources(resources)
         train, validation = ([given(t) for t in tasks] for tasks in (session.train_tasks, session.validation_tasks))
         datasets = datasets_for(inner.run, train, validation)
         try:
-            if inner.is_async():
-                asyncio.run(inner.run(**datasets))
-            else:
-                inner.run(**datasets)
+            with run.playing(judge):
+                if inner.is_async():
+                    asyncio.run(inner.run(**datasets))
+                else:
+                    inner.run(**datasets)
         except AgentrigError:
             books.save()
             raise

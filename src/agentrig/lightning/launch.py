@@ -28,7 +28,7 @@ def launch(script: Path, arguments: Sequence[str], *, algorithm: str = "", setti
     if not script.is_file():
         raise ConfigError(f"there is no script {script} (looked in {Path.cwd()})")
     package: Any = import_lightning()
-    import agentrig.runners.runtime  # noqa: F401  (it keeps Agent Lightning's own Trainer, which is replaced below)
+    import agentrig.lightning.store_run  # noqa: F401  (it keeps Agent Lightning's own Trainer, which is replaced below)
 
     class ScriptTrainer(Trainer):
         other, more, shows = algorithm, tuple(settings), True

@@ -26,6 +26,7 @@ class Trainer(Protocol):
     adapter: Any
     llm_proxy: Any
     initial_resources: Any
+    run_store: Any
 
     def joined(self, session: Any) -> None:
         """Take what the run has and its script may read."""
@@ -162,6 +163,7 @@ def scripted(trainer: Trainer, inner: Any, datasets: Datasets) -> Any:
         def set_store(self, store: Any) -> None:
             super().set_store(store)
             inner.set_store(store)
+            trainer.run_store = store
             if trainer.llm_proxy is not None:
                 trainer.llm_proxy.set_store(store)
                 inner.set_llm_proxy(trainer.llm_proxy)

@@ -138,20 +138,21 @@ class Trainer:
         self.hooks = components.make_hooks(hooks)
         self.llm_proxy = components.make_proxy(llm_proxy)
         served = port if port is not None else components.port_of(strategy)
-        self.settings = (*((f'runners.store="127.0.0.1:{served}"',) if served is not None else ()), *settings)
+        store = ("runners.use=lightning", f'runners.store="127.0.0.1:{served}"') if served is not None else ()
+        self.settings = (*store, *settings)
         self.directory: Path | None = None
-        self._store: Any = None
+        self.run_store: Any = None
 
     @property
     def store(self) -> Any:
         """The store of the run, while it runs and after it.
 
         Raises:
-            ConfigError: There was no run yet.
+            ConfigError: There was no run yet, or its algorithm is one of agentrig's, which uses no store.
         """
-        if self._store is None:
-            raise ConfigError("trainer.store: the store is the run's; call fit or dev first")
-        return self._store
+        if self.run_store is None:
+            raise ConfigError("trainer.store: the store is that of a run of the script's own algorithm; call fit first")
+        return self.run_store
 
     def fit(self, agent: Any, train_dataset: Any = None, *, val_dataset: Any = None) -> None:
         """Run the algorithm with the agent until it ends.
@@ -208,9 +209,9 @@ class Trainer:
         raise ConfigError("fit_v0, the client of Agent Lightning 0.1, is not available here: write fit(agent, rows)")
 
     def _run(self, agent: Any, algorithm: Any, datasets: Datasets, display: Any = None) -> None:
-        from agentrig.display import LiveDisplay
         from agentrig.plan import resolve, to_toml
         from agentrig.run.training import train
+        from agentrig.view.live import LiveDisplay
 
         name = re.sub(r"[^a-z0-9]+", "-", Path(sys.argv[0]).stem.lower()).strip("-") or "script"
         parts = AgentParts(
@@ -246,7 +247,7 @@ class Trainer:
 
     def joined(self, session: Any) -> None:
         """Keep what the run has and its script may read; called when the run starts."""
-        self._store, self.directory = session.runtime.store, Path(session.directory)
+        self.directory = Path(session.directory)
 
 
 class _Spans:
@@ -257,7 +258,7 @@ class _Spans:
         """Print the rollout."""
         from rich.console import Console
 
-        from agentrig.display import span_tree
+        from agentrig.view.terminal import span_tree
 
         Console().print(span_tree(rollout))
 

@@ -154,3 +154,22 @@ def register_runners() -> Iterable[RunnersSpec]:
 
     yield RunnersSpec(name=PROCESSES, summary="Processes of this machine.", build=processes)
     yield RunnersSpec(name=OWN, summary="Those that the algorithm brings itself.", build=build)
+
+    from agentrig.runners.joining import LightningRunners, check_gateway
+    from agentrig.runners.roles import wanted
+
+    def lightning(config: Any) -> Any:
+        from functools import partial
+
+        from agentrig.runners.store_pool import StorePool
+
+        return partial(StorePool, settings=config)
+
+    yield RunnersSpec(
+        name="lightning",
+        summary="Processes of this machine, and runners that join through Agent Lightning's store.",
+        config=LightningRunners,
+        build=lightning,
+        wanted=wanted,
+        checks=[check_gateway],
+    )

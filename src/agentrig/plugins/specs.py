@@ -232,12 +232,15 @@ class RunnersSpec(Spec):
 
     Attributes:
         config: `agentrig.pools.RunnerSettings`, or a class that extends it by keys of its own.
+        wanted: `wanted(environ)` says whether the environment asks for these runners; a run that names no others then
+            has them. None if no variable does.
     """
 
     kind: ClassVar[str] = "runners"
     hook: ClassVar[str] = "register_runners"
     build: Callable[[Any], MakePool]
     config: type = attrs.field(default=cast(type, RunnerSettings), validator=_extends_runner_settings)
+    wanted: Callable[[Mapping[str, str]], bool] | None = None
 
 
 @attrs.frozen(kw_only=True)

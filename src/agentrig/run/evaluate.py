@@ -24,6 +24,7 @@ from agentrig.processes.ends import Interrupted, handling, name_of
 from agentrig.processes.scratch import temporary_files
 from agentrig.rollouts import Mode, Rollout
 from agentrig.run.guards import warn_of_fields, warn_of_sampling, warn_of_unseen
+from agentrig.run.loop import looped
 from agentrig.run.metrics import reason_of
 from agentrig.run.setup import (
     first_runner,
@@ -131,7 +132,7 @@ def evaluate(
         if endpoint is not None:
             serving = nullcontext(endpoint)
         else:
-            algorithm: Algorithm = plan.build("algorithm")
+            algorithm = looped(plan.build("algorithm"))
             assert hardware is not None
             serving = _serving(plan, algorithm, hardware, checkpoint)
 

@@ -113,6 +113,7 @@ class RunSession:
             engine.adapter,
             adapter_name=plan.components["adapter"].spec.name,
             algorithm_name=plan.components["algorithm"].spec.name,
+            negative_scale=getattr(plan.configs["algorithm"], "negative_scale", 1.0),
         )
         self._guards = Guards.after(past.lines, ended=past.ended)
         self.solved = self._guards.solved
@@ -249,7 +250,7 @@ class RunSession:
         """Stop the rollouts that `begin_rollouts` started and nobody waited for; the run calls this at its end."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            self.runtime.results.put(AgentrigError("the run has ended before its rollouts"))
+            self.runtime.end_results(AgentrigError("the run has ended before its rollouts"))
             ahead.end()
 
     def file(

@@ -7,8 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
@@ -25,17 +24,12 @@ from agentrig.plugins.building import built
 from agentrig.plugins.registry import Component
 from agentrig.pools import MakePool, RunnerPool
 from agentrig.run.splits import sees_gold
+from agentrig.runners.engine import RolloutEngine
 from agentrig.runners.jobs import AgentPlan
-from agentrig.runners.joining import Joining, address_of, checked_token
 from agentrig.runners.processes import Pool
+from agentrig.runners.runtime import Runtime
 from agentrig.runners.scorer import RewardPlan, Scorer
-from agentrig.secrets import sources
 from agentrig.servers import MakeServer
-
-if TYPE_CHECKING:
-    from agentrig.runners.engine import RolloutEngine
-    from agentrig.runners.runtime import Runtime
-
 
 log = logging.getLogger(__name__)
 
@@ -116,10 +110,9 @@ def make_engine(
     adapter: Adapter,
     algorithm: Algorithm | None = None,
     pool: RunnerPool | None = None,
-    serves: bool = False,
     gateway: Gateway | None = None,
 ) -> tuple[RolloutEngine, Runtime]:
-    """Return the rollout engine and its runtime; imports Agent Lightning.
+    """Return the rollout engine and its runtime.
 
     Args:
         plan: The run's plan.
@@ -127,12 +120,8 @@ def make_engine(
         adapter: Converts traces to triplets.
         algorithm: May bring its own pool (see `Algorithm`).
         pool: The pool from `first_runner`; closed if the algorithm has its own.
-        serves: Whether runners of other machines may join, if the plan says so.
         gateway: The run's gateway, from `gateway_of`; None for none.
     """
-    from agentrig.runners.engine import RolloutEngine
-    from agentrig.runners.runtime import Runtime
-
     own = own_pool(plan, algorithm)
     if own is not None and pool is not None:
         pool.close()
@@ -140,7 +129,7 @@ def make_engine(
         pool = make_pool(plan, own)
     elif pool is None:
         pool = make_pool(plan)
-    runtime = Runtime(pool, joining(plan) if plan.runners.store and serves else None, gateway)
+    runtime = Runtime(pool, gateway)
     engine = RolloutEngine(
         runtime,
         scorer=scorer,
@@ -199,7 +188,7 @@ FIRST_RUNNER_S = 5.0
 
 @contextmanager
 def first_runner(plan: Plan, *, trains: bool = False) -> Iterator[RunnerPool]:
-    """Start one runner, which builds the agent, before Agent Lightning, the algorithm and its server start.
+    """Start one runner, which builds the agent, before the algorithm and its server start.
 
     The agent is built in a runner and never in this process: its imports take seconds and hundreds of MB, it may
     start threads, and its side effects would reach the reward. The run keeps this runner, so finding out early that
@@ -224,31 +213,6 @@ def first_runner(plan: Plan, *, trains: bool = False) -> Iterator[RunnerPool]:
         yield pool
     finally:
         pool.close()
-
-
-def joining(plan: Plan) -> Joining:
-    """Return how runners of other machines join a run of this plan.
-
-    Raises:
-        ConfigError: The address or the token is wrong.
-    """
-    host, port = address_of(plan.runners.store)
-    token = checked_token(plan.runners.store_token)
-    agent = {
-        "name": plan.registry.reference(plan.components["agent"]),
-        "config": sources(attrs.asdict(plan.configs["agent"])),
-        "plugins": [Path(f).name for f in plan.run.plugins],
-    }
-    return Joining(
-        host=host,
-        port=port,
-        **({"token": token} if token is not None else {}),
-        silent_s=plan.runners.lease_s,
-        deadline_s=plan.runners.deadline_s,
-        retries=plan.runners.retries,
-        agent=agent,
-        run=plan.run.name or plan.recipe,
-    )
 
 
 def make_scorer(plan: Plan) -> Scorer:

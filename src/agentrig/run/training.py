@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import attrs
-
-from agentrig.algorithms import Algorithm
 from agentrig.errors import CheckpointDamaged, RunFileError
 from agentrig.observers import RunEnd, RunError
 from agentrig.plan import Plan
@@ -22,6 +18,7 @@ from agentrig.processes.scratch import temporary_files
 from agentrig.run.damage import reading
 from agentrig.run.directory import RunDirectory, run_name
 from agentrig.run.log_file import warnings_in
+from agentrig.run.loop import looped
 from agentrig.run.manifest import manifest, manifest_changes
 from agentrig.run.past import Past, begin, read_past, with_cure
 from agentrig.run.setup import (
@@ -35,11 +32,6 @@ from agentrig.run.setup import (
     second_scorers,
 )
 from agentrig.run.splits import gold_warnings, load_splits, split_warnings
-from agentrig.runners.roles import with_roles
-
-if TYPE_CHECKING:
-    pass
-
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +62,6 @@ def train(plan: Plan, *, resume: Path | None = None, from_step: int | None = Non
 
 def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitStack) -> dict[str, Any]:
     start = time.perf_counter()
-    plan = attrs.evolve(plan, runners=with_roles(plan.runners, os.environ))
 
     # Lock the directory of a resumed run.
     run, past = None, Past()
@@ -97,7 +88,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
         ending.callback(each.close)
     adapter = plan.build("adapter")
     pool = ending.enter_context(first_runner(plan, trains=True))
-    algorithm: Algorithm = plan.build("algorithm")
+    algorithm = looped(plan.build("algorithm"))
     if plan.components["server"].spec.name != OWN:
         plan.build("server")
 
@@ -105,7 +96,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
     splits = load_splits(plan)
     warnings = [*gold_warnings(plan), *split_warnings(splits, tasks)]
 
-    from agentrig.run.session import RunSession  # imports Agent Lightning, which takes seconds
+    from agentrig.run.session import RunSession
 
     # The run directory: new, or changed by `begin_run` once the run has started.
     facts = manifest(plan, hardware, splits)
@@ -127,9 +118,7 @@ def _train(plan: Plan, resume: Path | None, from_step: int | None, ending: ExitS
 
     # The engine that runs the algorithm's rollouts.
     gateway = ending.enter_context(gateway_of(plan))
-    engine, runtime = make_engine(
-        plan, scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, serves=True, gateway=gateway
-    )
+    engine, runtime = make_engine(plan, scorer=scorer, adapter=adapter, algorithm=algorithm, pool=pool, gateway=gateway)
 
     def begin_run() -> None:
         if resume:

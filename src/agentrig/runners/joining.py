@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
 
 from agentrig import __version__
+from agentrig.endpoints import is_loopback
 from agentrig.errors import ConfigError
+from agentrig.findings import Finding, Situation
+from agentrig.pools import RunnerSettings
 from agentrig.secrets import Secret
+from agentrig.settings import setting
 from agentrig.text import mask
 
 TOKEN_VARIABLE = "AGL_STORE_TOKEN"
@@ -21,6 +25,27 @@ JOIN, ALIVE, REPORT, LEAVE = (f"/v1/agentrig/{name}" for name in ("join", "alive
 
 RUNNING, ENDED = "running", "ended"
 """The states of a run, as `ALIVE` tells them."""
+
+
+@attrs.frozen(kw_only=True)
+class LightningRunners(RunnerSettings):
+    """Settings of the runners `lightning`, beside those of all runners."""
+
+    n: int = setting(
+        2,
+        help="runners of this machine, each holds the agent; 0: only others run it",
+        ge=0,
+        le=1024,
+    )
+    store: str = setting(
+        "", help="HOST:PORT at which runners of other machines join (--store); empty: AGL_SERVER_HOST and _PORT"
+    )
+    store_token: Secret | None = setting(
+        None, secret=True, help="the token that these runners bring; a random one is printed when it is not set"
+    )
+    lease_s: float = setting(
+        30.0, help="seconds without a sign of life after which such a runner's rollouts start again", ge=5
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -35,7 +60,6 @@ class Joining:
         deadline_s: Time limit of a rollout in seconds.
         retries: How often a rollout is restarted when its runner died.
         agent: The run's agent: `name`, `config` with each secret's source, and the names of the run's plugin files.
-        run: The run's name.
     """
 
     host: str
@@ -45,7 +69,6 @@ class Joining:
     deadline_s: float
     retries: int
     agent: Mapping[str, Any]
-    run: str
 
     def __attrs_post_init__(self) -> None:
         mask(self.token, f"{self.token[:3]}…")  # in whatever is stored
@@ -54,7 +77,6 @@ class Joining:
         """Return what a runner is told when it joins."""
         return {
             "version": __version__,
-            "run": self.run,
             "agent": dict(self.agent),
             "deadline_s": self.deadline_s,
             "retries": self.retries,
@@ -87,3 +109,18 @@ def checked_token(given: Secret | None) -> str | None:
     if len(token) < 16:
         raise ConfigError("runners.store_token is shorter than 16 characters: leave it out for a random one")
     return token
+
+
+def check_gateway(situation: Situation) -> Iterator[Finding]:
+    """If the run has a gateway: do runners of other machines reach it?"""
+    plan = situation.plan
+    if plan is None or not isinstance(plan.runners, LightningRunners) or not plan.uses_gateway:
+        return
+    store, host = plan.runners.store.rpartition(":")[0].strip("[]"), plan.gateway.host
+    if store and not is_loopback(store) and is_loopback(host):
+        yield Finding(
+            check="runners of other machines",
+            result="warning",
+            evidence=f"runners join from other machines at {store}, and the gateway listens on {host} only",
+            cure="let it listen where they reach it: gateway.host=0.0.0.0, in a private network",
+        )

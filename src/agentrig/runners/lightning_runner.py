@@ -1,12 +1,11 @@
-"""A `Runner` of Agent Lightning's that sends the store's rollouts to a pool of processes."""
+"""Moves the rollouts of Agent Lightning's store to a pool, and results back."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import queue
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -15,20 +14,18 @@ from agentrig.agents import Outcome
 from agentrig.errors import AgentrigError, place_of
 from agentrig.gateway.process import Gateway
 from agentrig.lightning_import import import_lightning
-from agentrig.pools import RunnerPool
-from agentrig.runners.jobs import Result
+from agentrig.pools import Job, Result, RunnerPool
 from agentrig.text import words_of
 
 import_lightning()  # before the imports below, which would bring litellm and its network calls
 
-from agentlightning import Runner  # noqa: E402, TID253  (this module is itself imported lazily)
-from agentlightning import Span as LightningSpan  # noqa: E402, TID253
+from agentlightning import Span as LightningSpan  # noqa: E402, TID253  (this module is itself imported lazily)
 from agentlightning.types import AttemptedRollout  # noqa: E402, TID253
 
 from agentrig.runners.lightning_resources import NOWHERE, job_of  # noqa: E402
 from agentrig.runners.lightning_results import score_span  # noqa: E402
 from agentrig.runners.lightning_spans import final_reward, from_lightning, to_lightning  # noqa: E402
-from agentrig.runners.lightning_store import OWN_RUNNER, Arrival  # noqa: E402
+from agentrig.runners.lightning_store import OWN_RUNNER, Arrival, Store  # noqa: E402
 
 log = logging.getLogger(__name__)
 
@@ -41,95 +38,85 @@ CHECK_S = 1.0
 SAY_S = 30.0
 """Seconds between two messages that rollouts wait for a runner."""
 
-IDLE_POLL_S = 0.02
-"""How long the runner sleeps when there is nothing to do; Agent Lightning's own polls every 5 s."""
+SILENT_S = 30.0
+"""Seconds without a sign of life after which a runner that joined by hand counts as lost, if no setting says."""
 
 
-class PoolRunner(Runner[Any]):
-    """A runner of Agent Lightning's that keeps a pool of processes busy.
+class StoreRunner:
+    """The run's own runner of a store: keeps a pool busy, and files what other runners report.
 
     Args:
+        store: The store.
         pool: Runs the agent.
-        finished: Called in the runner's thread with every result and its rollout; a number that it returns is stored
-            as the rollout's reward, as Agent Lightning's own algorithms expect it. Not called for an attempt after
-            which the rollout's own configuration lets it run again.
-        filed: Called when the store has a result; the caller may then delete the rollout.
-        broken: Awaited with the reason when the runner cannot continue.
+        finished: Called with every result and its rollout; a number that it returns is stored as the rollout's reward,
+            as Agent Lightning's own algorithms expect it. Not called for an attempt after which the rollout's own
+            configuration lets it run again.
         silent_s: Seconds without a sign of life after which another runner counts as lost.
         how: Returns how another runner joins, for messages.
         still: Called about once in `CHECK_S`; raises if other runners can't reach the store any more.
-        gateway: The run's gateway. Every job's endpoint gets it, and calls of killed runners are fetched there.
-        read: Returns whether anybody reads spans from the store; if not, spans of its own results stay out of it.
+
+    Attributes:
+        jobs: The job of each rollout that a run itself has put into the store, by its id; the others have the
+            resources that an algorithm of Agent Lightning gave them.
+        gateway: The run's gateway, for those others.
     """
 
     def __init__(
         self,
+        store: Store,
         pool: RunnerPool,
         finished: Callable[[Result, AttemptedRollout], float | None],
-        filed: Callable[[Result], None],
-        broken: Callable[[AgentrigError], Awaitable[None]],
         *,
-        silent_s: float,
-        how: Callable[[], str],
-        still: Callable[[], None],
-        gateway: Gateway | None = None,
-        read: Callable[[], bool] = lambda: True,
+        silent_s: float = SILENT_S,
+        how: Callable[[], str] = lambda: "start the run with --store HOST:PORT",
+        still: Callable[[], None] = lambda: None,
     ) -> None:
-        self._gateway, self._read = gateway, read
-        self._pool, self._finished, self._filed, self._broken = pool, finished, filed, broken
-        self._store: Any = None
+        self._store, self._pool = store, pool
+        self.finished = finished
+        self.jobs: dict[str, Job] = {}
+        self.gateway: Gateway | None = None
         self._attempts: dict[str, AttemptedRollout] = {}
         self._silent_s = silent_s
         self._lost: dict[str, int] = {}
         self._next_check = 0.0
         self._waiting, self._still = Waiting(pool.n, how), still
+        store.arrived = pool.wake
 
-    def init(self, agent: Any, **more: Any) -> None:
-        """Nothing to do: the runner processes build the agent."""
+    def end(self) -> None:
+        """Take no more reports of other runners."""
+        self._store.arrived = None
+        for arrival in self._arrivals():
+            arrival.filed.set_exception(ConnectionAbortedError("the run has ended"))
 
-    def init_worker(self, worker_id: int, store: Any, **more: Any) -> None:
-        """Keep a reference to the store."""
-        self._store = store
+    async def broke(self, error: Exception) -> AgentrigError:
+        """End the store, because `turn` has raised: an algorithm that waits for its rollouts gets the error there.
 
-    def teardown_worker(self, worker_id: int, *args: Any, **more: Any) -> None:
-        """Drop the reference to the store."""
-        self._store = None
-
-    def teardown(self, *args: Any, **more: Any) -> None:
-        """Nothing to do: the pool's owner closes it."""
-
-    async def iter(self, *, event: Any = None) -> None:
-        """Move rollouts from the store to the pool, and results back, until `event` is set."""
-        self._store.arrived = self._pool.wake
+        Returns:
+            The error for the run.
+        """
+        if not isinstance(error, AgentrigError):
+            cause = error
+            error = AgentrigError(f"the run's runner, or its store, failed: {words_of(cause)}{place_of(cause)}")
+            error.__cause__ = cause
         try:
-            while event is None or not event.is_set():
-                await self._turn()
-        except AgentrigError as error:
-            await self._broken(error)
-        except Exception as error:
-            named = AgentrigError(f"the run's runner, or its store, failed: {words_of(error)}{place_of(error)}")
-            named.__cause__ = error
-            await self._broken(named)
-        finally:
-            self._store.arrived = None
-            for arrival in self._arrivals():
-                arrival.filed.set_exception(ConnectionAbortedError("the run has ended"))
+            await self._store.end(error)
+        except Exception as second:  # the store itself may be what broke
+            log.error("the store cannot be ended: %s", words_of(second))
+        return error
 
-    async def _turn(self) -> None:
+    async def turn(self, wait_s: float) -> None:
+        """Start what waits in the store, wait at most `wait_s` seconds for events, and file what has ended."""
         room = self._pool.room
         if room > 0:
             for attempted in await self._store.dequeue_many_rollouts(limit=room, worker_id=OWN_RUNNER):
                 await self._start(attempted)
-        busy = self._pool.pending > 0
-        results = self._pool.poll(0.2 if busy else IDLE_POLL_S)
-        for result in results:
+        for result in self._pool.poll(wait_s):
             await self._finish(result)
         for arrival in self._arrivals():
             await self._file(arrival)
         if time.monotonic() >= self._next_check:
             self._next_check = time.monotonic() + CHECK_S
             await self._check_others()
-        await asyncio.sleep(0)
 
     def _arrivals(self) -> Iterator[Arrival]:
         while True:
@@ -138,13 +125,15 @@ class PoolRunner(Runner[Any]):
             except queue.Empty:
                 return
 
-    async def _start(self, attempted: Any) -> None:
-        resources = await self._store.get_resources_by_id(attempted.resources_id) if attempted.resources_id else None
-        resources = resources or await self._store.get_latest_resources()
+    async def _start(self, attempted: AttemptedRollout) -> None:
         self._attempts[attempted.rollout_id] = attempted
-        job = job_of(attempted, resources)
-        if self._gateway is not None and job.endpoint is not NOWHERE:
-            job = attrs.evolve(job, endpoint=attrs.evolve(job.endpoint, gateway=self._gateway.address))
+        job = self.jobs.get(attempted.rollout_id)
+        if job is None:
+            own = attempted.resources_id
+            resources = await self._store.get_resources_by_id(own) if own else None
+            job = job_of(attempted, resources or await self._store.get_latest_resources())
+            if self.gateway is not None and job.endpoint is not NOWHERE:
+                job = attrs.evolve(job, endpoint=attrs.evolve(job.endpoint, gateway=self.gateway.address))
         self._pool.submit(job)
 
     async def _finish(self, result: Result) -> None:
@@ -160,8 +149,7 @@ class PoolRunner(Runner[Any]):
         try:
             result = arrival.result or reported(attempted, arrival.status, await self._spans(attempted))
             if arrival.settled:
-                self._finished(result, attempted)
-                self._filed(result)
+                self.finished(result, attempted)
             elif attempted.rollout_id in self._store.open:
                 await self._conclude(attempted, arrival.status, result, recorded=arrival.result is None)
         except BaseException as error:
@@ -182,11 +170,11 @@ class PoolRunner(Runner[Any]):
             recorded: Whether the store has its spans already.
         """
         attempt_id = attempted.attempt.attempt_id
-        if self._gateway is not None and result.outcome.failure is not None and not result.trace.spans:
-            result = attrs.evolve(result, trace=self._gateway.left(result.id) or result.trace)
-        spans = [] if recorded or not self._read() else to_lightning(result.trace, result.id, attempt_id)
+        if self.gateway is not None and result.outcome.failure is not None and not result.trace.spans:
+            result = attrs.evolve(result, trace=self.gateway.left(result.id) or result.trace)
+        spans = [] if recorded else to_lightning(result.trace, result.id, attempt_id)
         again = await self._store.runs_again(attempted, status)
-        reward = None if again else self._finished(result, attempted)
+        reward = None if again else self.finished(result, attempted)
         there = await self._spans(attempted) if recorded else spans
         if reward is not None and reward != final_reward(there):  # the agent's own reward is among its spans
             number = max((span.sequence_id for span in there), default=0) + 1
@@ -196,7 +184,6 @@ class PoolRunner(Runner[Any]):
         await self._store.settle(attempted, status)
         if not again:
             self._lost.pop(result.id, None)
-            self._filed(result)
 
     async def _check_others(self) -> None:
         """Start the rollouts of runners that are gone again, and say when rollouts wait for a runner."""

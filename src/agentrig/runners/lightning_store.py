@@ -46,6 +46,9 @@ ENDED = ("succeeded", "failed", "timeout", "unresponsive")
 OWN_RUNNER = "agentrig"
 """The worker id of the run's own runner."""
 
+OWN_ID = "agentrig.id"
+"""The key of a rollout's metadata with the id that the run has given it."""
+
 
 @attrs.define(eq=False)
 class Arrival:
@@ -74,7 +77,8 @@ class Store(InMemoryLightningStore):
         ended: What ended the run; None while it goes on. An algorithm that goes on using the store gets it raised.
         leases: What other runners hold.
         arrivals: The ends of attempts of other runners, for the run's own runner to judge.
-        arrived: Called after something was put into `arrivals`; None while nobody takes it: then a report is final.
+        arrived: Called when there is something to do for the run's own runner; None while there is none: then a report
+            is final.
         foreign: How many rollouts came over HTTP, and not from the run, by the client's address.
         reached_from: Returns the address of the client whose request is handled; None for this process.
     """
@@ -108,14 +112,29 @@ class Store(InMemoryLightningStore):
         """Add a rollout to the queue; after `end`, raise its reason."""
         self._alive()
         self._count_foreign(1)
-        return await super().enqueue_rollout(*args, **named)
+        rollout = await super().enqueue_rollout(*args, **named)
+        self._tell()
+        return rollout
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
         """Add rollouts to the queue; after `end`, raise its reason."""
         self._alive()
         self._count_foreign(len(rollouts))
         added: Sequence[Rollout] = await super().enqueue_many_rollouts(rollouts)
+        self._tell()
         return added
+
+    async def _prepare_single_rollout(self, *args: Any, **named: Any) -> Rollout:
+        """Give a rollout of the run the id that it has there; `enqueue_rollout` calls this."""
+        rollout: Rollout = await super()._prepare_single_rollout(*args, **named)
+        if self.reached_from() is None and rollout.metadata:
+            rollout.rollout_id = rollout.metadata.pop(OWN_ID, rollout.rollout_id)
+        return rollout
+
+    def _tell(self) -> None:
+        """Wake the run's own runner."""
+        if self.arrived is not None:
+            self.arrived()
 
     def _count_foreign(self, n: int) -> None:
         """Note rollouts that somebody with the run's token adds over HTTP; the run itself calls the store directly."""
@@ -245,9 +264,8 @@ class Store(InMemoryLightningStore):
         return True
 
     def _put(self, arrival: Arrival) -> None:
-        assert self.arrived is not None
         self.arrivals.put(arrival)
-        self.arrived()
+        self._tell()
 
     async def give_back(self, rollout_id: str, attempt_id: str) -> bool:
         """Put a rollout back into the queue, because its runner has left or was lost; return whether it was open."""
@@ -264,6 +282,7 @@ class Store(InMemoryLightningStore):
         )
         await super().update_rollout(rollout_id, config=config)
         await super().update_attempt(rollout_id, attempt_id, "unresponsive")
+        self._tell()
         return True
 
     # --- what the run's runner calls ----------------------------------------------------------------

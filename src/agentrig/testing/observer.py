@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -17,9 +13,9 @@ from agentrig.frozen import frozen
 from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
 from agentrig.plugins.building import hooks_of
 from agentrig.plugins.observing import watchers
-from agentrig.testing.checks import CheckFailed, CheckSkipped, Report
+from agentrig.testing.kit import CheckFailed, CheckSkipped, needs
 from agentrig.testing.run_directory import rollout_of
-from agentrig.testing.table import Bench, Table
+from agentrig.testing.subject import Subject
 
 STEPS, ROLLOUTS = 2, 8
 """Of the run whose events it gets."""
@@ -49,8 +45,8 @@ EMPTY: Mapping[str, Any] = {
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
-class ObserverBench(Bench):
-    """What the checks of an observer share.
+class ObserverSubject(Subject):
+    """An observer, and the events that it gets.
 
     Attributes:
         rollout_s: Longest time that it may take for a rollout, on average, seconds.
@@ -60,20 +56,13 @@ class ObserverBench(Bench):
     rollout_s: float = 0.05
     other_s: float = 5.0
 
-    @cached_property
-    def folder(self) -> Path:
-        """The run directory that the events name."""
-        folder = Path(tempfile.mkdtemp(prefix="agentrig-kit-"))
-        self._open.callback(shutil.rmtree, folder, ignore_errors=True)
-        return folder
-
     def play(self, events: Iterator[tuple[str, dict[str, Any]]]) -> dict[str, list[float]]:
         """Notify a new observer of events; return the seconds of each call by hook.
 
         Raises:
             CheckFailed: It raised.
         """
-        observer = self.subject.build()
+        observer = self.build()
         seconds: dict[str, list[float]] = {}
         hooks = hooks_of(observer)
         for hook, arguments in events:
@@ -113,80 +102,62 @@ class ObserverBench(Bench):
         yield "on_run_error", {"event": RunError(directory=self.folder, error=KeyboardInterrupt("ended early"))}
 
 
-TABLE = Table("observer", ObserverBench)
+def check_hooks(subject: ObserverSubject) -> None:
+    """Its methods are hooks that a run can call.
 
-
-@TABLE.check(
-    "hooks",
-    why="A misspelled hook is never called, and nobody notices.",
-    cure="Name the methods as the hooks of agentrig.plugins.hookspecs: one argument each, and not async.",
-)
-def hooks(bench: ObserverBench) -> None:
-    """Its methods are hooks that a run can call."""
-    component = bench.subject.component
+    Why: A misspelled hook is never called, and nobody notices.
+    Cure: Name the methods as the hooks of agentrig.plugins.hookspecs: one argument each, and not async.
+    """
+    component = subject.component
     if component is None:
         raise CheckSkipped("it was given already built; a run takes observers from their spec")
-    watchers([(component, bench.subject.config)])
+    watchers([(component, subject.config)])
 
 
-@TABLE.check(
-    "whole-run",
-    why="What raises is logged and counted in the report, and its figures are missing.",
-    cure="Read fields with `.get`, and catch what your tracker or file raises.",
-    needs=("hooks",),
-)
-def whole_run(bench: ObserverBench) -> None:
-    """It gets the events of a run that ends well, and raises nothing."""
-    bench.play(bench.whole())
+@needs(check_hooks)
+def check_whole_run(subject: ObserverSubject) -> None:
+    """It gets the events of a run that ends well, and raises nothing.
+
+    Why: What raises is logged and counted in the report, and its figures are missing.
+    Cure: Read fields with `.get`, and catch what your tracker or file raises.
+    """
+    subject.play(subject.whole())
 
 
-@TABLE.check(
-    "failing-run",
-    why="The runs that fail are those that somebody will look at.",
-    cure="Expect None where a step has no figure, failures without a score, a resumed run, and a run that ends early.",
-    needs=("whole-run",),
-)
-def failing_run(bench: ObserverBench) -> None:
-    """It gets the events of a resumed run in which everything fails, and raises nothing."""
-    bench.play(bench.failing())
+@needs(check_whole_run)
+def check_failing_run(subject: ObserverSubject) -> None:
+    """It gets the events of a resumed run in which everything fails, and raises nothing.
+
+    Why: The runs that fail are those that somebody will look at.
+    Cure: Expect None where a step has no figure, failures without a score, a resumed run, and a run that ends early.
+    """
+    subject.play(subject.failing())
 
 
-@TABLE.check(
-    "fast",
-    why="A run waits for its observers: a second for each rollout doubles the time of a step.",
-    cure="Collect in on_rollout_end, and write or send in on_step_end, or in a thread of your own.",
-    needs=("whole-run",),
-)
-def fast(bench: ObserverBench) -> None:
-    """It does not hold a run up."""
-    for hook, seconds in bench.play(bench.whole()).items():
-        took, most = sum(seconds) / len(seconds), bench.rollout_s if hook == "on_rollout_end" else bench.other_s
+@needs(check_whole_run)
+def check_fast(subject: ObserverSubject) -> None:
+    """It does not hold a run up.
+
+    Why: A run waits for its observers: a second for each rollout doubles the time of a step.
+    Cure: Collect in on_rollout_end, and write or send in on_step_end, or in a thread of your own.
+    """
+    for hook, seconds in subject.play(subject.whole()).items():
+        took, most = sum(seconds) / len(seconds), subject.rollout_s if hook == "on_rollout_end" else subject.other_s
         if took > most:
             raise CheckFailed(f"{hook} takes {took:.2f} s on average; {most:g} s are allowed")
 
 
-@TABLE.check(
-    "leaves-the-run",
-    why="A resume, the report and `agentrig audit` read these files.",
-    cure="Write files of your own beside them; never change those of the run.",
-    needs=("whole-run",),
-)
-def leaves_the_run(bench: ObserverBench) -> None:
-    """It does not change the run's own files."""
-    files = {bench.folder / name: f"{name} of the run\n" for name in FILES}
+@needs(check_whole_run)
+def check_leaves_the_run(subject: ObserverSubject) -> None:
+    """It does not change the run's own files.
+
+    Why: A resume, the report and `agentrig audit` read these files.
+    Cure: Write files of your own beside them; never change those of the run.
+    """
+    files = {subject.folder / name: f"{name} of the run\n" for name in FILES}
     for file, text in files.items():
         file.write_text(text)
-    bench.play(bench.whole())
+    subject.play(subject.whole())
     changed = [file.name for file, text in files.items() if not file.is_file() or file.read_text() != text]
     if changed:
         raise CheckFailed(f"it changes {', '.join(changed)} of the run directory")
-
-
-def check_observer(
-    subject: Any, *, settings: Any = None, only: Sequence[str] | None = None, raise_failed: bool = True, **options: Any
-) -> Report:
-    """Run the checks of an observer; see `agentrig.testing.check`.
-
-    Its options: `rollout_s` and `other_s`, the seconds that an event may take.
-    """
-    return TABLE.check_all(subject, settings, only, raise_failed, options)

@@ -204,6 +204,7 @@ def write_run(
             "step": step,
             "time": time.time(),
             "reward": reward,
+            "accuracy": reward,
             "reward_std": 0.4,
             "rollouts": len(rollouts),
             "failures": {"llm-error": 1} if step % 7 == 3 else {},

@@ -163,7 +163,7 @@ def credit(settings: Settings) -> list[float]:
         )
         for i, value in enumerate((0.0, 0.0, 0.0, 4.0))
     ]
-    return [s.advantage for s in Grpo(config_of(PLACE, settings)).samples(rollouts)]
+    return list(Grpo(config_of(PLACE, settings)).credit([rollouts])[0])
 
 
 def uneven(settings: Settings) -> float:

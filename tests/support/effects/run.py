@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from agentrig_grpo.sampler import tasks_of_step
 from model_server import ModelServer, model_server
 
 from agentrig import Outcome, Task, Trace
 from agentrig.errors import RunStopped
 from agentrig.plan import Plan, resolve
 from agentrig.run.directory import RunDirectory
+from agentrig.run.loop import tasks_of_step
 from agentrig.run.setup import make_scorer
 from agentrig.run.splits import load_splits
 from agentrig.run.training import train

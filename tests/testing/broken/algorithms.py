@@ -1,4 +1,4 @@
-"""Algorithms with one fault each: `breaks-X` is caught by the check `algorithm.X` and by no other.
+"""Algorithms with one fault each: the one called X is caught by the check `algorithm.X` and by no other.
 
 The policy is a table of eight answers. REINFORCE trains it, and a server in a thread answers with it.
 """
@@ -187,11 +187,11 @@ def read(checkpoint: Path) -> Any:
 @hookimpl
 def register_algorithms() -> Iterable[AlgorithmSpec]:
     """Bring one for each check, and one without a fault."""
-    yield AlgorithmSpec(name="breaks-loads", summary="Broken.", build=lambda config: 1 / 0)
+    yield AlgorithmSpec(name="loads", summary="Broken.", build=lambda config: 1 / 0)
     special = {"keys-declared": BareConfig, "keys-read": IdleConfig}
     for fault in ("", *FAULTS):
         yield AlgorithmSpec(
-            name=f"breaks-{fault}" if fault else "fine",
+            name=f"{fault}" if fault else "fine",
             summary="Broken." if fault else "REINFORCE on a table.",
             config=special.get(fault, Config),
             build=lambda config, fault=fault: Broken(config, fault),

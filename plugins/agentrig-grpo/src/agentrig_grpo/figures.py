@@ -9,8 +9,8 @@ import attrs
 import numpy as np
 import torch  # noqa: TID253  (imported with the learner only)
 
+from agentrig.learners import TrainSample
 from agentrig_grpo.loss import TokenLoss
-from agentrig_grpo.samples import TrainSample
 
 SUSPECTS = 8
 """Samples of a step that may differ from what was sampled, and are scored again if the policy has moved since."""

@@ -64,7 +64,7 @@ def dev(
     else:
         from rich.console import Console
 
-        from agentrig.display import span_tree
+        from agentrig.view.terminal import span_tree
 
         console = Console()
         for rollout in found.rollouts:

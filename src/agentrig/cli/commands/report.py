@@ -22,7 +22,7 @@ def report(runs: Sequence[Path], out: Path | None, gold: bool, binned: bool, as_
     agentrig report runs/mini-20260101-120000
     agentrig report runs/one runs/other --out comparison.html
     """
-    from agentrig.report import build_report, compare, compare_text
+    from agentrig.view import build_report, compare, compare_text
 
     page = build_report(list(runs), out, gold=gold, binned=binned)
     if as_json:

@@ -59,7 +59,7 @@ def runner(
         retries=int(offer["retries"]),
         preload=preload,
     )
-    click.echo(f"agentrig: {worker} joined the run {offer['run']} at {address.url} with agent {plan.name}", err=True)
+    click.echo(f"agentrig: {worker} joined the run at {address.url} with agent {plan.name}", err=True)
     remote = RemoteRunner(address, pool, worker)
     with temporary_files(), handling(remote.leave):
         remote.run()

@@ -30,8 +30,8 @@ def why(context: click.Context, run: Path, as_json: bool) -> None:
     agentrig why runs/mini-20260101-120000 --json
     """
     from agentrig.errors import AgentrigError
-    from agentrig.report.diagnosis import diagnose, words
     from agentrig.text import storable
+    from agentrig.view.diagnosis import diagnose, words
 
     try:
         found = diagnose(run)

@@ -1,0 +1,58 @@
+"""The report: an HTML page about one run, or a comparison of several runs.
+
+It reads only run directories (docs/report.md), so it can be built at any time, also for a run that is
+still running or was interrupted; the page lists what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from agentrig.run.damage import writing
+from agentrig.text import storable
+from agentrig.view.reading import read_run
+from agentrig.view.table import compare, compare_text
+
+__all__ = ["build_report", "compare", "compare_text"]
+
+
+def build_report(
+    run_dirs: Sequence[Path], out: Path | None = None, *, gold: bool = False, binned: bool = False
+) -> Path:
+    """Write the report of a run, or one that compares several, and its plots.
+
+    Args:
+        run_dirs: At least one run directory.
+        out: The page's path; `report.html` in the run's directory by default, and
+            `comparison/report.html` beside the first of several. The plots go to `plots/` beside it.
+        gold: Whether the rollouts on the page come with the private part of their tasks, gold answers included;
+            the runs' task sets are loaded for it.
+        binned: Whether training curves are the mean of each 16 steps instead of a moving mean.
+
+    Returns:
+        The page's path: one HTML file that needs no other.
+
+    Raises:
+        AgentrigError: One of them is no run directory, or the page cannot be written.
+    """
+    from agentrig.view.page import render
+    from agentrig.view.png import draw_all
+
+    if not run_dirs:
+        raise ValueError("build_report needs at least one run directory")
+    runs = [attrs.evolve(read_run(Path(d)), binned=binned) for d in run_dirs]
+    if out is None:
+        first = runs[0].directory
+        out = (first if len(runs) == 1 else first.parent / "comparison") / "report.html"
+    with writing(out, "--out FILE"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draw_all(runs, out.parent / "plots")
+        page = render(runs, gold=gold)
+        part = out.with_name(f".{out.name}.part")
+        part.write_text(storable(page), "utf-8")
+        os.replace(part, out)
+    return out

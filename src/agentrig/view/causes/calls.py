@@ -1,0 +1,206 @@
+"""Calls to the model that were not trained on: not recorded, without token ids, not matched, lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from agentrig.ledger import CALL_ERROR, LEFT_OUT_BY_ADAPTER, NO_TOKEN_IDS, OTHER_SERVER, UNMATCHED_NODE
+from agentrig.view import calls
+from agentrig.view.causes.evidence import Evidence
+from agentrig.view.causes.finding import Finding, problem
+from agentrig.view.causes.rollouts import PART_LIMIT
+from agentrig.view.causes.trend import at_least, gained
+from agentrig.view.figures import totals
+from agentrig.view.reading import RunData, mapping, number
+from agentrig.view.text import count
+
+MOST = 0.6
+"""If an adapter leaves out more than this share of the calls and the run does not get better, it is named."""
+
+REASONS: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
+    UNMATCHED_NODE: (
+        "unmatched-calls",
+        "the adapter trains other graph nodes than those that made the calls",
+        ("adapter.match",),
+        "Set the adapter to one of the nodes that the report lists under agent names, or leave it empty to train every "
+        "call.",
+    ),
+    LEFT_OUT_BY_ADAPTER: (
+        "unmatched-calls",
+        "the adapter left the calls out",
+        ("adapter.use",),
+        "Look at the adapter.",
+    ),
+    NO_TOKEN_IDS: (
+        "no-token-ids",
+        "the server returned no token ids",
+        ("server.use",),
+        "Use vLLM 0.10.2 or later, or agentrig's own server.",
+    ),
+    OTHER_SERVER: (
+        "other-server",
+        "another server than the run's answered",
+        ("agent.use",),
+        "The agent must call exactly endpoint.base_url.",
+    ),
+    CALL_ERROR: (
+        "call-errors",
+        "calls failed, or their streams broke off",
+        ("server.use", "runners.threads"),
+        "Look at server.log; fewer rollouts at once ask less of the server.",
+    ),
+}
+"""Reason of the ledger to the cause, its words, settings and advice."""
+
+
+def ledger(evidence: Evidence) -> Iterator[Finding]:
+    """The ledger's line; calls in no place are a problem."""
+    yield from line(evidence.run)
+    books = calls.books(evidence.run, "calls")
+    if books.get("unaccounted"):
+        steps = [int(s["step"]) for s in evidence.run.steps if number(mapping(s.get("calls")).get("unaccounted"))]
+        yield problem(
+            "lost-calls",
+            f"{count(books['unaccounted'])} of {count(books['recorded'])} calls are neither trained, masked nor "
+            "dropped",
+            count=books["unaccounted"],
+            of=books["recorded"],
+            unit="calls",
+            since=min(steps, default=None),
+            settings=("algorithm.use", "adapter.use"),
+            advice="This is a fault of the algorithm or the adapter, not of your settings: docs/proofs.md lists what "
+            "the ledger finds.",
+            lost=books["unaccounted"] / max(1, books["recorded"]),
+        )
+
+
+def line(run: RunData) -> list[Finding]:
+    """Return the ledger's line: `20 114 calls: 19 968 trained, 146 dropped: 146 failed-rollout`."""
+    found = calls.books(run, "calls")
+    if not found.get("recorded"):
+        return []
+    parts = [f"{count(found.get('trained'))} trained"] if found.get("trained") or not found.get("handed_over") else []
+    if found.get("masked"):
+        parts.append(f"{count(found['masked'])} masked")
+    if found.get("handed_over"):
+        algorithm = mapping(mapping(run.manifest.get("components")).get("algorithm")).get("name") or "(unknown)"
+        parts.append(
+            f"{count(found['handed_over'])} handed over to the algorithm {algorithm}, which does not say what it did "
+            "with them"
+        )
+    if found.get("unaccounted"):
+        parts.append(f"{count(found['unaccounted'])} not accounted for")
+    if found.get("dropped"):
+        reasons = {k.removeprefix("dropped: "): n for k, n in found.items() if k.startswith("dropped: ") and n}
+        listed = ", ".join(f"{count(n)} {reason}" for reason, n in sorted(reasons.items(), key=lambda r: -r[1]))
+        parts.append(f"{count(found['dropped'])} dropped: {listed}")
+    text = f"{count(found['recorded'])} calls: {', '.join(parts)}"
+    return [Finding("warn" if found.get("unaccounted") else "ok", text)]
+
+
+def trained(evidence: Evidence) -> Iterator[Finding]:
+    """Whether every step had calls to train on, and every scored rollout one."""
+    run = evidence.run
+    kept = totals(run, "nodes", "trained")
+    if run.steps and not sum(kept.values()):
+        # A run whose algorithm learns from calls ends before its first line: this one learns in another way.
+        yield Finding("warn", "nothing was trained: no step logged a triplet")
+        return
+    empty = [int(each["step"]) for each in run.steps if number(each.get("transitions_per_rollout")) == 0]
+    if empty:
+        yield Finding("warn", f"{len(empty)} steps had nothing to train on, the first is step {empty[0]}")
+    elif run.steps:
+        names = ", ".join(sorted(kept))
+        yield Finding("ok", f"every step had calls to train on, {count(sum(kept.values()))} in all ({names})")
+    yield from _silent(evidence)
+    yield from _unused(evidence)
+
+
+def _silent(evidence: Evidence) -> Iterator[Finding]:
+    scored, silent = evidence.total("scored"), evidence.total("silent")
+    if at_least(silent, scored) <= PART_LIMIT:
+        return
+    yield problem(
+        "calls-not-recorded",
+        f"{count(silent)} of {count(scored)} scored rollouts have no recorded call to the model",
+        count=silent,
+        of=scored,
+        unit="rollouts",
+        since=evidence.since("silent"),
+        settings=("agent.use",),
+        advice="Call the model at endpoint.base_url through httpx, the openai or anthropic package, or LangChain; or "
+        "the agent answered without asking the model.",
+        lost=silent / scored,
+        explains=("unmatched-calls", "zero-variance-groups", "constant-reward", "weights-unchanged"),
+    )
+
+
+def _unused(evidence: Evidence) -> Iterator[Finding]:
+    """Scored rollouts whose calls were all left out, and calls that broke."""
+    scored, unused = evidence.total("scored"), evidence.total("untrained")
+    books = calls.books(evidence.run, "calls")
+    reasons = {reason: books.get(f"dropped: {reason}", 0) for reason in REASONS}
+    ended = str(evidence.run.error.get("cause") or "")
+    if at_least(unused, scored) > PART_LIMIT:
+        named = next((reason for reason, about in REASONS.items() if about[0] == ended), None)
+        # the ledger's reasons are of steps that ended; other calls of the agent may be left out on purpose
+        reason = named or max(reasons, key=lambda r: (reasons[r], r == UNMATCHED_NODE))
+        cause, why, settings, advice = REASONS[reason]
+        yield problem(
+            cause,
+            f"{count(unused)} of {count(scored)} scored rollouts had no call that was trained: {why}",
+            count=unused,
+            of=scored,
+            unit="rollouts",
+            since=evidence.since("untrained"),
+            settings=settings,
+            advice=advice,
+            lost=unused / scored,
+            explains=("weights-unchanged",),
+        )
+        return
+    recorded = books.get("recorded", 0)
+    for reason in (UNMATCHED_NODE, LEFT_OUT_BY_ADAPTER):
+        if at_least(reasons[reason], recorded) > MOST and not gained(evidence):
+            yield _left_out(evidence, reason, reasons[reason], recorded)
+    for reason in (CALL_ERROR, NO_TOKEN_IDS):
+        if at_least(reasons[reason], recorded) > PART_LIMIT:
+            cause, why, settings, advice = REASONS[reason]
+            yield problem(
+                cause,
+                f"{count(reasons[reason])} of {count(recorded)} calls were not trained on: {why}",
+                count=reasons[reason],
+                of=recorded,
+                unit="calls",
+                since=_first(evidence, reason),
+                settings=settings,
+                advice=advice,
+                lost=reasons[reason] / recorded,
+            )
+
+
+def _left_out(evidence: Evidence, reason: str, left: int, recorded: int) -> Finding:
+    """Name an adapter that leaves out most calls of a run that did not get better: these may decide the answer."""
+    cause, _, settings, _ = REASONS[reason]
+    kept = totals(evidence.run, "nodes", "trained")
+    others = sorted(totals(evidence.run, "nodes", "seen").keys() - kept.keys())
+    text = (
+        f"the adapter trains {', '.join(sorted(kept)) or 'some calls'}, and left out {left / recorded:.0%} of the calls"
+    )
+    return problem(
+        cause,
+        f"{text}{': ' + ', '.join(others) if others else ''}",
+        count=left,
+        of=recorded,
+        unit="calls",
+        since=_first(evidence, reason),
+        settings=settings,
+        advice="If these calls decide the answer, training the others cannot change the reward. Train these too.",
+        lost=left / recorded,
+        explains=("learning-rate-too-large", "learning-rate-too-small", "zero-variance-groups", "low-entropy"),
+    )
+
+
+def _first(evidence: Evidence, reason: str) -> int | None:
+    books = ((int(s["step"]), mapping(mapping(s.get("calls")).get("dropped"))) for s in evidence.run.steps)
+    return next((step for step, dropped in books if dropped.get(reason)), None)

@@ -1,0 +1,198 @@
+"""The evidence that the rules look at: a run's metrics, and counts from its files of rollouts.
+
+Each file is read once; `Seen` keeps the counts, so that a run that goes on can be asked again and again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import attrs
+
+from agentrig.view.reading import RolloutFile, RunData, Seen, is_correct, mapping, number, rollout_rows
+
+OVERLONG = re.compile(
+    "max(imum)? (context|input|model) len(gth)?|context.length|max_model_len|model's context is", re.IGNORECASE
+)
+"""Matches a server's error for a prompt that leaves no room for an answer."""
+
+COLUMNS = (
+    "task_id", "group", "failure", "message", "details", "value", "correct", "calls", "truncated", "triplets", "answer",
+)  # fmt: skip
+
+
+@attrs.frozen(kw_only=True)
+class StepFacts:
+    """Counts of a step's training rollouts.
+
+    Attributes:
+        step: The step.
+        rollouts: All of them.
+        failures: How many failed, by kind.
+        examples: A message of each kind.
+        overlong: Of the failed ones, those whose message says that a prompt was longer than the model's context.
+        scored: Those with a reward.
+        right: Of these, the correct ones.
+        silent: Scored ones without a call to the model.
+        untrained: Scored ones with calls, but without a trained one.
+        cut: Scored ones with an answer that was cut at the token limit.
+        cut_reward: The sum of their rewards.
+        reward: The sum of all rewards.
+        squares: The sum of the squares of all rewards.
+        groups: Groups of at least two scored rollouts.
+        same: Of these, those with a single reward.
+        same_right: Those with a single reward, all correct.
+        same_wrong: Those with a single reward, none correct.
+        same_answer: Those with a single answer.
+        group_means: The mean reward of each group, also of one rollout.
+    """
+
+    step: int
+    rollouts: int = 0
+    failures: Mapping[str, int] = attrs.field(factory=dict)
+    examples: Mapping[str, str] = attrs.field(factory=dict)
+    overlong: int = 0
+    scored: int = 0
+    right: int = 0
+    silent: int = 0
+    untrained: int = 0
+    cut: int = 0
+    cut_reward: float = 0.0
+    reward: float = 0.0
+    squares: float = 0.0
+    groups: int = 0
+    same: int = 0
+    same_right: int = 0
+    same_wrong: int = 0
+    same_answer: int = 0
+    group_means: Sequence[float] = ()
+
+
+Measured = Mapping[str, tuple[float, bool, str]]
+"""A measurement: task to reward, whether it is correct, and the answer, of the rollouts that were scored."""
+
+
+def facts_of(file: RolloutFile, missing: list[str]) -> StepFacts:
+    """Return the counts of a file of training rollouts."""
+    failures: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    rollouts = overlong = 0
+    for row in rollout_rows([file], COLUMNS, missing=missing, decode=False):
+        rollouts += 1
+        if row["failure"]:
+            kind = str(row["failure"])
+            text = str(row["message"] or row["details"] or "")
+            failures[kind] += 1
+            examples.setdefault(kind, text)
+            overlong += bool(OVERLONG.search(text))
+        elif number(row["value"]) is not None:
+            groups[str(row["group"] if row["group"] is not None else row["task_id"])].append(row)
+    scored = [row for rows in groups.values() for row in rows]
+    cut = [row for row in scored if row["truncated"]]
+    several = [rows for rows in groups.values() if len(rows) > 1]
+    same = [rows for rows in several if len({row["value"] for row in rows}) == 1]
+    values = [float(row["value"]) for row in scored]
+    return StepFacts(
+        step=file.step,
+        rollouts=rollouts,
+        failures=dict(failures),
+        examples=examples,
+        overlong=overlong,
+        scored=len(scored),
+        right=sum(map(is_correct, scored)),
+        silent=sum(row["calls"] == 0 for row in scored),
+        untrained=sum(row["triplets"] == 0 and row["calls"] != 0 for row in scored),
+        cut=len(cut),
+        cut_reward=sum(float(row["value"]) for row in cut),
+        reward=sum(values),
+        squares=sum(v * v for v in values),
+        groups=len(several),
+        same=len(same),
+        same_right=sum(all(map(is_correct, rows)) for rows in same),
+        same_wrong=sum(not any(map(is_correct, rows)) for rows in same),
+        same_answer=sum(len({row["answer"] for row in rows}) == 1 for rows in several),
+        group_means=[sum(float(row["value"]) for row in rows) / len(rows) for rows in groups.values()],
+    )
+
+
+def measured_of(file: RolloutFile, missing: list[str]) -> Measured:
+    """Return the measurement that a file of rollouts holds."""
+    rows = rollout_rows([file], ("task_id", "failure", "value", "correct", "answer"), missing=missing, decode=False)
+    return {
+        str(row["task_id"]): (float(row["value"]), is_correct(row), str(row["answer"]))
+        for row in rows
+        if not row["failure"] and number(row["value"]) is not None
+    }
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class Evidence:
+    """A run, and the counts of its rollouts.
+
+    Attributes:
+        run: Its files.
+        steps: The counts of each step that has training rollouts; also of a step that the run ended in.
+        ends: The first and the last measurement of the same split, held out if there are two, and their steps.
+        where: The name of that split, and the two steps; empty without two measurements.
+        missing: What cannot be read.
+    """
+
+    run: RunData
+    steps: Sequence[StepFacts]
+    ends: tuple[Measured, Measured] | None
+    where: str
+    missing: Sequence[str]
+
+    @classmethod
+    def of(cls, run: RunData, seen: Seen | None = None) -> Evidence:
+        """Read a run's rollouts; `seen` has what was read before."""
+        seen, missing = seen or Seen(), list[str]()
+        steps = [seen.of(file, facts_of, missing) for file in run.of_mode("train")]
+        for mode, split in (("report", "held-out"), ("validation", "validation")):
+            files = run.of_mode(mode)
+            if len(files) > 1:
+                ends = seen.of(files[0], measured_of, missing), seen.of(files[-1], measured_of, missing)
+                where = f"{split} split, step {files[0].step} and step {files[-1].step}"
+                return cls(run=run, steps=steps, ends=ends, where=where, missing=missing)
+        return cls(run=run, steps=steps, ends=None, where="", missing=missing)
+
+    def total(self, key: str) -> int:
+        """Return the sum of a count over all steps."""
+        return total(self.steps, key)
+
+    def since(self, key: str) -> int | None:
+        """Return the first step in which a count is not 0."""
+        return next((facts.step for facts in self.steps if getattr(facts, key)), None)
+
+    def setting(self, *keys: str) -> tuple[str, ...]:
+        """Return those of these dotted keys that the run's configuration has; the first if it has none of them."""
+        there = tuple(key for key in keys if self.value(key) is not None)
+        return there or keys[:1]
+
+    def value(self, key: str) -> Any:
+        """Return a dotted key of the configuration, or None."""
+        found: Any = self.run.config
+        for part in key.split("."):
+            found = mapping(found).get(part)
+        return found
+
+    @cached_property
+    def changed(self) -> tuple[int, int, int, int]:
+        """Of the tasks measured at both ends: how many got right, wrong, another answer; and how many there are."""
+        if self.ends is None:
+            return 0, 0, 0, 0
+        first, last = self.ends
+        both = [(first[task], last[task]) for task in first.keys() & last.keys()]
+        better = sum(b[1] and not a[1] for a, b in both)
+        worse = sum(a[1] and not b[1] for a, b in both)
+        return better, worse, sum(a[2] != b[2] for a, b in both), len(both)
+
+
+def total(steps: Iterable[StepFacts], key: str) -> int:
+    """Return the sum of a count over steps."""
+    return sum(getattr(facts, key) for facts in steps)

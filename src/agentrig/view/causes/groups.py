@@ -1,0 +1,145 @@
+"""Groups whose rollouts all got the same reward: there is nothing to compare, so nothing to learn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from agentrig.figures import mean
+from agentrig.view import figures
+from agentrig.view.causes.evidence import Evidence, StepFacts, total
+from agentrig.view.causes.finding import Finding, problem
+from agentrig.view.causes.trend import LIKELY, at_least, at_most, difference, gained, quarter, rewards_of
+from agentrig.view.text import figure
+
+ZERO_VARIANCE_LIMIT = 0.8
+"""If a larger share of groups has zero variance in the reward, there is little to learn from."""
+
+ENTROPY_LEFT = 0.3
+"""An entropy below this share of the first steps' has collapsed."""
+
+
+def zero_variance(evidence: Evidence) -> Iterator[Finding]:
+    """The share of groups with a single reward, and why they have it."""
+    yield from _of_the_last_steps(evidence)
+    steps, width = evidence.steps, quarter(evidence.steps)
+    groups, same = total(steps, "groups"), total(steps, "same")
+    late = steps[-width:]
+    if not groups or total(late, "same") <= ZERO_VARIANCE_LIMIT * total(late, "groups"):
+        return
+    if (found := _collapsed(evidence)) is not None:
+        yield found
+    elif at_least(same, groups) > ZERO_VARIANCE_LIMIT and not gained(evidence):
+        yield _constant(evidence, groups, same)
+
+
+def _of_the_last_steps(evidence: Evidence) -> Iterator[Finding]:
+    _, values = figures.series(evidence.run, "zero_variance_groups")
+    alone = min(values, default=0) == 1 and not evidence.total("groups")  # of one rollout each: nothing compares them
+    if values and not alone:
+        last = mean(values[-figures.SMOOTHING :]) or 0.0
+        n = min(len(values), figures.SMOOTHING)
+        text = f"{last:.0%} of the groups had one and the same reward in the last {n} steps"
+        much = last > ZERO_VARIANCE_LIMIT
+        yield Finding("warn" if much else "ok", f"{text}: little was left to learn from" if much else text)
+
+
+def _constant(evidence: Evidence, groups: int, same: int) -> Finding:
+    """Say why most groups of the whole run have a single reward."""
+    right, wrong, answers = (evidence.total(key) for key in ("same_right", "same_wrong", "same_answer"))
+    text = f"in {same} of {groups} groups all rollouts got the same reward"
+    size = evidence.setting("algorithm.group_size", "algorithm.verl.actor_rollout_ref.rollout.n")
+    cause, settings, advice = "zero-variance-groups", (*size, "tasks.use"), ""
+    rewards = set(rewards_of(evidence.steps))
+    if len(rewards) == 1 and 0.0 not in rewards and not right and answers <= 0.9 * same:
+        cause, settings = "constant-reward", ("reward.use",)
+        text += f", {figure(rewards.pop())} in all of them, for different answers"
+        advice = "Does the reward depend on the answer?"
+    elif right > 0.9 * same:
+        cause, settings = "tasks-too-easy", ("tasks.use", *size)
+        text += f", and in {right} of these every answer was correct"
+        advice = "Use harder tasks: these teach nothing. Or does the reward ignore the answer?"
+    elif wrong > 0.9 * same:
+        cause, settings = "tasks-too-hard", ("tasks.use", "algorithm.model", *size, "algorithm.temperature")
+        text += f", and in {wrong} of these no answer was correct; in {answers} all rollouts gave the same answer"
+        advice = (
+            "Use easier tasks, more rollouts a task, or a model that is sometimes right: agentrig warmup makes one "
+            "from a few right answers (docs/how-to/laptop.md)."
+        )
+    elif answers > 0.9 * same:
+        cause, settings = "no-exploration", ("algorithm.temperature", *size)
+        text += f", and in {answers} all rollouts gave one and the same answer"
+        advice = (
+            "Sample with a higher temperature, so that the rollouts of a task differ. Or does the agent ignore "
+            "endpoint.sampling, or set a seed?"
+        )
+    else:
+        advice = "Use more rollouts a task, tasks that the model gets right sometimes, or a reward with finer values."
+    return problem(
+        cause,
+        text,
+        count=same,
+        of=groups,
+        unit="groups",
+        since=evidence.since("same"),
+        settings=settings,
+        advice=advice,
+        lost=same / groups,
+        explains=(
+            *("learning-rate-too-small", "weights-unchanged"),
+            *("constant-reward", "zero-variance-groups", "low-entropy"),
+        ),
+    )
+
+
+def _collapsed(evidence: Evidence) -> Finding | None:
+    """Find a policy that stopped to explore before the tasks were solved."""
+    steps, width = evidence.steps, quarter(evidence.steps)
+    if len(steps) < 4:
+        return None
+    early, late, before = steps[:width], steps[-width:], steps[-2 * width : -width]
+    if at_least(total(late, "same"), total(late, "groups")) <= ZERO_VARIANCE_LIMIT:
+        return None
+    if at_most(total(early, "same"), total(early, "groups")) >= ZERO_VARIANCE_LIMIT:
+        return None
+    wrong = total(late, "same") - total(late, "same_right")
+    solved = at_least(wrong, total(late, "groups")) < 0.05
+    if solved or difference(rewards_of(before), rewards_of(late)) > LIKELY:
+        return None
+    _, entropy = figures.series(evidence.run, "algorithm", "entropy")
+    if entropy:
+        first, last = mean(entropy[:width]) or 0.0, mean(entropy[-width:]) or 0.0
+        words = f"the entropy fell from {figure(first)} to {figure(last)} nats a token"
+        collapsed = last < ENTROPY_LEFT * first
+    else:
+        words = f"in {total(late, 'same_answer')} of the last {total(late, 'groups')} groups all answers are the same"
+        collapsed = at_least(total(late, "same_answer"), total(late, "groups")) > ZERO_VARIANCE_LIMIT
+    if not collapsed:
+        return None
+    return problem(
+        "entropy-collapse",
+        f"the policy stopped to explore before the tasks were solved: {words}; {total(late, 'same')} of the last "
+        f"{total(late, 'groups')} groups had a single reward, {wrong} of them with wrong answers",
+        count=total(late, "same"),
+        of=total(late, "groups"),
+        unit="groups",
+        since=_since(steps),
+        settings=(
+            *evidence.setting("algorithm.lr", "algorithm.verl.actor_rollout_ref.actor.optim.lr"),
+            "algorithm.temperature",
+            "algorithm.clip_high",
+            "algorithm.kl_loss_coef",
+        ),
+        advice="Lower the learning rate; a higher temperature or clip_high, or a KL loss, keeps answers different.",
+        lost=total(late, "same") / total(late, "groups"),
+        explains=("zero-variance-groups", "learning-rate-too-small", "weights-unchanged"),
+    )
+
+
+def _since(steps: Sequence[StepFacts]) -> int | None:
+    """Return the first step from which on most groups had a single reward."""
+    since = None
+    for facts in reversed(steps):
+        if facts.groups and facts.same <= ZERO_VARIANCE_LIMIT * facts.groups:
+            break
+        since = facts.step
+    return since

@@ -1,0 +1,161 @@
+"""How the run ended, and what became better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agentrig.view import figures
+from agentrig.view.causes.evidence import Evidence
+from agentrig.view.causes.finding import Finding, problem
+from agentrig.view.reading import number
+from agentrig.view.text import count
+
+FEW = 10
+"""A run of fewer steps is too short to say that it does not learn."""
+
+EXPLAINS: Mapping[str, tuple[str, ...]] = {
+    "other-sampling": ("zero-variance-groups",),
+    "weights-not-arriving": ("learning-rate-too-large", "weights-unchanged", "learning-rate-too-small"),
+    "sampled-differently": ("learning-rate-too-large", "weights-unchanged"),
+    "server-failed": ("failures", "call-errors"),
+}
+"""What follows from a cause that only the run itself can see."""
+
+SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "failures": ("run.failure_limit",),
+    "unmatched-calls": ("adapter.match",),
+    "no-token-ids": ("server.use",),
+    "other-server": ("agent.use",),
+    "calls-not-recorded": ("agent.use",),
+    "several-choices": ("agent.use",),
+    "other-sampling": ("agent.use", "algorithm.temperature", "adapter.match"),
+    "tasks-too-easy": ("tasks.use",),
+    "tasks-too-hard": ("tasks.use", "algorithm.model"),
+    "constant-reward": ("reward.use",),
+    "zero-variance-groups": ("algorithm.group_size", "tasks.use"),
+    "weights-unchanged": ("algorithm.lr",),
+    "diverged": ("algorithm.lr", "algorithm.max_grad_norm"),
+    "lost-calls": ("adapter.use", "algorithm.use"),
+    "weights-not-arriving": ("server.use",),
+    "sampled-differently": ("server.use", "adapter.use"),
+    "server-failed": ("server.use",),
+    "stale-rollouts": ("algorithm.max_staleness",),
+    "out-of-memory": ("algorithm.tokens_per_batch",),
+    "audit": ("algorithm.use", "server.use", "adapter.use"),
+}
+"""The settings of each cause that ends a run."""
+
+
+def ended(evidence: Evidence) -> Iterator[Finding]:
+    """The error that ended the run; Ctrl-C and signals are none."""
+    run = evidence.run
+    error = run.error
+    if not error:
+        return
+    kind, message = str(error.get("error") or "error"), str(error.get("message") or "").strip()
+    if kind in ("KeyboardInterrupt", "Interrupted"):
+        yield Finding("warn", f"{kind}: {message}")
+        return
+    cause = str(error.get("cause") or "error")
+    first, _, rest = message.partition("\n")
+    steps = [facts.step for facts in evidence.steps] or [int(line["step"]) for line in run.steps]
+    yield problem(
+        cause,
+        f"{kind}: {first}",
+        count=1,
+        of=max(1, len(steps)),
+        unit="steps",
+        since=max(steps, default=0),
+        settings=SETTINGS.get(cause, ()),
+        advice="\n".join(line.strip() for line in rest.splitlines()),
+        lost=1.0,
+        explains=EXPLAINS.get(cause, ()),
+        ended=True,
+    )
+
+
+def contradicted(evidence: Evidence) -> Iterator[Finding]:
+    """Steps whose reward in `metrics.jsonl` is not the mean of their rollouts' rewards."""
+    lines = {line["step"]: line for line in evidence.run.steps}
+    for facts in evidence.steps:
+        line = lines.get(facts.step, {})
+        told, found = number(line.get("reward")), facts.reward / max(1, facts.scored)
+        if (
+            told is not None
+            and line.get("rollouts") == facts.rollouts
+            and abs(told - found) > 1e-9 * max(1, abs(found))
+        ):
+            yield Finding(
+                "warn",
+                f"the record contradicts itself: step {facts.step} has the reward {told:.6g} in metrics.jsonl, and its "
+                f"{facts.scored} rollouts in rollouts/train-{facts.step:05d}.parquet have the mean {found:.6g}: one of "
+                "the two files was changed",
+            )
+
+
+def told(evidence: Evidence) -> Iterator[Finding]:
+    """What the run itself has to say: warnings, notes, observers that failed, tasks that are solved."""
+    run = evidence.run
+    warnings = [*_strings(run.manifest.get("warnings")), *_strings(run.summary.get("warnings"))]
+    yield from (Finding("warn", text) for text in dict.fromkeys(warnings))
+    yield from (Finding("ok", text) for text in _strings(run.summary.get("notes")))
+    if run.summary.get("solved"):
+        yield Finding("ok", "the tasks are solved: every rollout of the last steps was correct, so the run ended")
+
+
+def observers(evidence: Evidence) -> Iterator[Finding]:
+    """Observers that failed, and what trackers and others that write in threads of their own have lost."""
+    errors = evidence.run.summary.get("observer_errors")
+    for plugin, times in (errors if isinstance(errors, Mapping) else {}).items():
+        yield Finding("warn", f"observer {plugin} failed {times} times; the run continued without it")
+    writes = evidence.run.summary.get("observer_writes")
+    for name, counts in (writes if isinstance(writes, Mapping) else {}).items():
+        if isinstance(counts, Mapping):
+            yield _written(name, counts)
+
+
+def _written(name: str, counts: Mapping[str, Any]) -> Finding:
+    written, failed, dropped, unsent = (
+        int(number(counts.get(key)) or 0) for key in ("written", "failed", "dropped", "unsent")
+    )
+    lost = []
+    if failed:
+        lost.append(f"{failed} of {written + failed} writes failed (the latest: {counts.get('error')})")
+    if dropped:
+        lost.append(f"{dropped} were dropped, because it was too slow")
+    if unsent:
+        lost.append(f"{unsent} were not finished when the run ended")
+    if not lost:
+        return Finding("ok", f"{name} got all {written} writes")
+    return Finding("warn", f"{name}: {'; '.join(lost)}. The run's own files have everything")
+
+
+def changes(evidence: Evidence) -> Iterator[Finding]:
+    """How many tasks became right or wrong, and whether that may be chance."""
+    better, worse, _, judged = evidence.changed
+    if evidence.ends is None:
+        return
+    few = ""
+    if 0 < len(evidence.run.steps) < FEW:
+        few = f"; {len(evidence.run.steps)} steps are few, so this is not surprising"
+    if not better + worse:
+        yield Finding("warn", f"none of {count(judged)} tasks measured at both ends changed its outcome{few}")
+        return
+    p = figures.sign_test(better, worse)
+    text = (
+        f"of {count(judged)} tasks measured at both ends, {count(better)} went from wrong to right and {count(worse)} "
+        f"from right to wrong (sign test p {_p(p)})"
+    )
+    if p > 0.05:
+        yield Finding("warn", f"{text}: this could be chance{few}")
+    else:
+        yield Finding("ok" if better > worse else "warn", text)
+
+
+def _p(p: float) -> str:
+    return f"= {p:.2f}" if p >= 0.01 else "< 0.01" if p >= 0.001 else "< 0.001"
+
+
+def _strings(value: Any) -> list[str]:
+    return [str(v) for v in value] if isinstance(value, list) else []

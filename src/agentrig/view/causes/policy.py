@@ -1,0 +1,219 @@
+"""A policy that hardly moved, moved too far, or learned from old rollouts: learning rate, clip, KL, staleness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agentrig.figures import mean
+from agentrig.view import figures
+from agentrig.view.causes.evidence import Evidence
+from agentrig.view.causes.finding import Finding, problem
+from agentrig.view.causes.trend import SURE, at_least, at_most, difference, gained, quarter, rewards_of
+from agentrig.view.causes.weights import LR
+from agentrig.view.reading import number
+from agentrig.view.text import count, figure
+
+MOVED = 0.05
+"""If surely no more greedy answers than this share differ after training, the policy has not moved."""
+
+FEW_STEPS = 5
+"""After fewer steps, nothing is said about a policy that has not moved."""
+
+FALLEN = 0.7
+"""A mean reward below this share of an earlier one has fallen."""
+
+LOW_ENTROPY = 0.1
+"""Nats a token below which a policy hardly explores: at each token, the likeliest has a probability of about 0.98."""
+
+ALIKE = 1 / 3
+"""Up to this share of groups without variance, a low entropy is no fault."""
+
+CLIPPED = 0.3
+"""If more of the trained tokens are clipped, most of an update is lost."""
+
+TRUNCATED = 0.1
+"""If more of the stale tokens have a truncated importance weight, the rollouts are too old."""
+
+
+def barely_moved(evidence: Evidence) -> Iterator[Finding]:
+    """Greedy answers that are the same before and after training."""
+    _, _, other, n = evidence.changed
+    run = evidence.run
+    trained = [s for s, v in zip(*figures.series(run, "algorithm", "weight_change"), strict=True) if v > 0]
+    if len(trained) < FEW_STEPS or not n or at_most(other, n) > MOVED or gained(evidence):
+        return
+    lr, warmup = number(evidence.value("algorithm.lr")), number(evidence.value("algorithm.warmup_steps")) or 0
+    _, used = figures.series(run, "algorithm", "lr")
+    text = f"{count(n - other)} of {count(n)} answers are the same before and after training ({evidence.where})"
+    settings = evidence.setting(*LR)
+    if lr and used and max(used) < lr / 2 and warmup:
+        settings = ("algorithm.warmup_steps", *settings)
+        text += f"; the learning rate was still rising (warmup_steps), at {max(used):.3g} of {lr:.3g}"
+        cause, advice = "warmup-too-long", "Fewer warmup_steps, or more steps."
+    else:
+        cause, advice = "learning-rate-too-small", "Raise the learning rate by a factor of 10 and compare."
+        text += f"; the learning rate is {lr:.3g}" if lr else ""
+    yield problem(
+        cause,
+        f"the policy hardly moved: {text}",
+        count=n - other,
+        of=n,
+        unit="answers",
+        since=trained[0],
+        settings=settings,
+        advice=advice,
+        lost=1 - other / n,
+    )
+
+
+def unexploring(evidence: Evidence) -> Iterator[Finding]:
+    """A policy whose answers were nearly certain from the first steps on, in a run that did not get better."""
+    steps, entropy = figures.series(evidence.run, "algorithm", "entropy")
+    _, alike = figures.series(evidence.run, "zero_variance_groups")
+    early = mean(entropy[: max(1, len(entropy) // 4)])
+    same = mean(alike) or 0.0
+    if early is None or early >= LOW_ENTROPY or same <= ALIKE or gained(evidence):
+        return
+    low = [s for s, value in zip(steps, entropy, strict=True) if value < LOW_ENTROPY]
+    yield problem(
+        "low-entropy",
+        f"the entropy was {figure(early)} nats a token from the first steps on, and in {same:.0%} of the groups all "
+        "rollouts got the same reward: they are too alike to learn from",
+        count=len(low),
+        of=len(steps),
+        unit="steps",
+        since=low[0],
+        settings=("algorithm.temperature", "algorithm.model", *evidence.setting("algorithm.group_size")),
+        advice="Sample with a higher temperature or more rollouts a task, or start from a model that was trained less "
+        "on right answers (agentrig warmup with fewer passes).",
+        lost=same,
+        explains=("zero-variance-groups", "learning-rate-too-small"),
+    )
+
+
+def collapsed(evidence: Evidence) -> Iterator[Finding]:
+    """A reward that has fallen far below what it was."""
+    steps, width = evidence.steps, quarter(evidence.steps)
+    if len(steps) < 2:
+        return
+    late = rewards_of(steps[-width:])
+    windows = [steps[i : i + width] for i in range(0, len(steps) - width, width)]
+    best = max(windows, key=lambda w: mean(rewards_of(w)) or 0.0)
+    early = rewards_of(best)
+    high, low = mean(early), mean(late)
+    if high is None or low is None or low > FALLEN * high or difference(late, early) < SURE:
+        return
+    settings = (*evidence.setting(*LR), "algorithm.warmup_steps", "algorithm.kl_loss_coef", "algorithm.final")
+    yield problem(
+        "learning-rate-too-large",
+        f"the mean reward fell from {high:.3g} (steps {best[0].step} to {best[-1].step}) to {low:.3g} in the last "
+        f"{width} steps{_signs(evidence)}",
+        count=width,
+        of=len(steps),
+        unit="steps",
+        since=best[-1].step + 1,
+        settings=settings,
+        advice='Divide the learning rate by 3 to 10, and warm it up; algorithm.final = "best" keeps the best weights.',
+        lost=min(1.0, 1 - low / high) if high > 0 else 1.0,
+        explains=(
+            "entropy-collapse",
+            "tasks-too-hard",
+            "constant-reward",
+            "zero-variance-groups",
+            "clip-fraction",
+            "no-exploration",
+            "truncated-answers",
+            "stale-rollouts",
+            "weights-unchanged",
+        ),
+    )
+
+
+def _signs(evidence: Evidence) -> str:
+    """Name figures of the update that changed much."""
+    words = []
+    for name, words_of in (("kl", "KL to the sampling policy"), ("grad_norm", "gradient norm"), ("entropy", "entropy")):
+        steps, values = figures.series(evidence.run, "algorithm", name)
+        if values and max(values) > 10 * max(values[0], 1e-3):
+            at = steps[values.index(max(values))]
+            words.append(f"{words_of} rose from {figure(values[0])} to {figure(max(values))} (step {at})")
+    return f"; the {' and the '.join(words)}" if words else ""
+
+
+def clipped(evidence: Evidence) -> Iterator[Finding]:
+    """Tokens whose gradient ended at the clip."""
+    steps, values = figures.series(evidence.run, "algorithm", "clip_fraction")
+    share = mean(values) or 0.0
+    if share <= CLIPPED or gained(evidence):
+        return
+    yield problem(
+        "clip-fraction",
+        f"{share:.0%} of the trained tokens were clipped: the policy moved further within a step than the loss allows",
+        count=sum(v > CLIPPED for v in values),
+        of=len(values),
+        unit="steps",
+        since=next(s for s, v in zip(steps, values, strict=True) if v > CLIPPED),
+        settings=("algorithm.ppo_epochs", "algorithm.mini_batches", *evidence.setting(*LR), "algorithm.clip_high"),
+        advice="Make fewer updates of a step's rollouts, or smaller ones.",
+        lost=share,
+    )
+
+
+def penalized(evidence: Evidence) -> Iterator[Finding]:
+    """A KL loss that outweighs the reward."""
+    coef = number(evidence.value("algorithm.kl_loss_coef")) or 0.0
+    steps, kl = figures.series(evidence.run, "algorithm", "kl_reference")
+    _, loss = figures.series(evidence.run, "algorithm", "loss")
+    if not coef or len(kl) < FEW_STEPS or len(kl) != len(loss) or gained(evidence):
+        return
+    over = [s for s, k, whole in zip(steps, kl, loss, strict=True) if coef * k > abs(whole - coef * k)]
+    if at_least(len(over), len(kl)) <= 0.5:
+        return
+    yield problem(
+        "kl-too-strong",
+        f"the KL loss was larger than the loss of the rewards in {len(over)} of {len(kl)} steps: its weight is "
+        f"{coef:g}, the KL to the starting model {figure(mean(kl))} nats a token",
+        count=len(over),
+        of=len(kl),
+        unit="steps",
+        since=over[0],
+        settings=("algorithm.kl_loss_coef",),
+        advice="Divide kl_loss_coef by 10 or more; 0 leaves it out.",
+        lost=len(over) / len(kl),
+        explains=("learning-rate-too-small",),
+    )
+
+
+def stale(evidence: Evidence) -> Iterator[Finding]:
+    """Steps that learned from rollouts of earlier weights, and how much of that was corrected."""
+    run = evidence.run
+    behind = [line for line in run.steps if (number(line.get("max_staleness")) or 0) > 0]
+    if not behind:
+        return
+    most = int(max(number(line.get("max_staleness")) or 0 for line in behind))
+    text = f"rollouts of {count(len(behind))} of {count(len(run.steps))} steps were sampled by weights "
+    text += "one version behind" if most == 1 else f"up to {most} versions behind"
+    steps, cut = figures.series(run, "algorithm", "rollout_is_ratio_fraction_high")
+    share = mean(cut)
+    if share is not None:
+        text += f"; the importance weights of {share:.2%} of their tokens were truncated"
+    if share is None or share <= TRUNCATED or gained(evidence):
+        yield Finding("ok", text)
+        return
+    yield problem(
+        "stale-rollouts",
+        text,
+        count=sum(v > TRUNCATED for v in cut),
+        of=len(run.steps),
+        unit="steps",
+        since=next(s for s, v in zip(steps, cut, strict=True) if v > TRUNCATED),
+        settings=(
+            "algorithm.max_staleness",
+            "algorithm.rollout_is_threshold",
+            *evidence.setting(*LR),
+            "algorithm.ppo_epochs",
+        ),
+        advice="Let rollouts wait for the update (max_staleness = 0), or make smaller updates.",
+        lost=share,
+        explains=("clip-fraction",),
+    )

@@ -1,0 +1,154 @@
+"""Rollouts that taught nothing: they failed, their prompt was too long, or their answer was cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from agentrig.view.causes.evidence import Evidence, StepFacts, total
+from agentrig.view.causes.finding import Finding, problem
+from agentrig.view.causes.trend import SURE, at_least, at_most, quarter
+from agentrig.view.figures import series, totals
+from agentrig.view.reading import number
+from agentrig.view.text import count
+
+PART_LIMIT = 0.05
+"""A larger share of failed rollouts is a problem, long before `run.failure_limit` stops the run."""
+
+CUT_LIMIT = 0.1
+"""A larger share of rollouts with a cut answer is a problem, if these get less reward."""
+
+CURES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "deadline": (
+        ("runners.deadline_s",),
+        "Give a rollout more time, or find out where the agent waits: agentrig dev shows each span's seconds.",
+    ),
+    "reward-invalid": (
+        ("run.reward_budget_s",),
+        "The reward could not judge these: look at its environment, and at the time that it may take.",
+    ),
+    "llm-error": (("server.use",), "Calls to the model failed: look at the message, and at server.log."),
+    "runner-died": (
+        ("runners.threads", "runners.n"),
+        "The process of the agent died: look for a lack of memory, or for a library that ends its process.",
+    ),
+    "infrastructure": (
+        (),
+        "Neither the agent nor the model failed: look at the message, at the machine's limits and its memory.",
+    ),
+    "adapter-error": (("adapter.use",), "The adapter raised: mend it, agentrig validate checks it."),
+}
+"""Kind of a failure to the settings and the advice."""
+
+
+def failures(evidence: Evidence) -> Iterator[Finding]:
+    """Rollouts that failed."""
+    rollouts, failed, kinds = evidence.total("rollouts"), 0, dict[str, int]()
+    for facts in evidence.steps:
+        for kind, n in facts.failures.items():
+            kinds[kind] = kinds.get(kind, 0) + n
+    if not rollouts:  # without files of rollouts, the metrics have the counts
+        rollouts = sum(int(number(line.get("rollouts")) or 0) for line in evidence.run.steps)
+        kinds = totals(evidence.run, "failures")
+    failed = sum(kinds.values())
+    if not rollouts:
+        return
+    text = (
+        f"{count(failed)} of {count(rollouts)} training rollouts failed ({failed / rollouts:.1%}) and were not trained "
+        "on"
+    )
+    if at_least(failed, rollouts) <= PART_LIMIT:
+        yield Finding("ok", text)
+        return
+    worst = max(kinds, key=lambda kind: (kinds[kind], kind))
+    since = next((f.step for f in evidence.steps if f.failures.get(worst)), None)
+    example = next((f.examples[worst] for f in evidence.steps if f.examples.get(worst)), "")
+    listed = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(kinds.items(), key=lambda item: -item[1]))
+    settings, advice = CURES.get(worst, ((), "Look at one with: agentrig dev, which shows every span."))
+    yield problem(
+        "failures",
+        f"{text}: {listed}" + (f"; for example: {example.strip().splitlines()[0][:200]}" if example.strip() else ""),
+        count=failed,
+        of=rollouts,
+        unit="rollouts",
+        since=since,
+        settings=settings,
+        advice=advice,
+        lost=failed / rollouts,
+        explains=("zero-variance-groups",),
+    )
+
+
+def overlong_prompts(evidence: Evidence) -> Iterator[Finding]:
+    """Prompts that leave no room for an answer."""
+    rollouts, refused = evidence.total("rollouts"), evidence.total("overlong")
+    steps, told = series(evidence.run, "algorithm", "overlong_prompts")
+    overlong = max(refused, int(sum(told)))
+    if not rollouts or at_least(overlong, rollouts) <= PART_LIMIT / 5:
+        return
+    since = evidence.since("overlong") or next((s for s, n in zip(steps, told, strict=True) if n), None)
+    yield problem(
+        "overlong-prompts",
+        f"{count(overlong)} of {count(rollouts)} training rollouts had a prompt that is longer than the model's "
+        "context leaves room for",
+        count=overlong,
+        of=rollouts,
+        unit="rollouts",
+        since=since,
+        settings=evidence.setting(
+            "algorithm.max_length",
+            "algorithm.verl.data.max_prompt_length",
+            "agent.table_info_truncate",
+            "agent.max_tokens",
+        ),
+        advice="Let the server take longer contexts, or put less into the prompt (cut schemas and results, fewer "
+        "turns).",
+        lost=min(1.0, overlong / rollouts),
+        explains=("failures", "call-errors", "zero-variance-groups"),
+    )
+
+
+def truncated_answers(evidence: Evidence) -> Iterator[Finding]:
+    """Answers that were cut at the token limit, where these get less reward."""
+    steps = evidence.steps
+    scored, cut = total(steps, "scored"), total(steps, "cut")
+    late = steps[-quarter(steps) :]
+    if at_least(total(late, "cut"), total(late, "scored")) <= CUT_LIMIT:  # also if it stopped by itself
+        return
+    whole = scored - cut
+    cut_mean = sum(facts.cut_reward for facts in steps) / cut
+    text = f"{count(cut)} of {count(scored)} scored rollouts had an answer that was cut at the token limit"
+    if _harmless(steps, cut, whole):
+        yield Finding("ok", f"{text}; their mean reward, {cut_mean:.3g}, is no lower than that of the others")
+        return
+    if whole:
+        mean = sum(facts.reward - facts.cut_reward for facts in steps) / whole
+        text += f": their mean reward is {cut_mean:.3g}, that of the others {mean:.3g}"
+    else:
+        text += f": their mean reward is {cut_mean:.3g}"
+    yield problem(
+        "truncated-answers",
+        text,
+        count=cut,
+        of=scored,
+        unit="rollouts",
+        since=next((facts.step for facts in steps if facts.cut), None),
+        settings=evidence.setting(
+            "agent.max_tokens", "algorithm.max_tokens", "algorithm.verl.data.max_response_length"
+        ),
+        advice="Raise the token limit, or ask for shorter answers in the prompt.",
+        lost=cut / scored,
+        explains=("tasks-too-hard", "zero-variance-groups", "constant-reward", "failures"),
+    )
+
+
+def _harmless(steps: Sequence[StepFacts], cut: int, whole: int) -> bool:
+    """Whether cut answers get about as much reward as the others; without others, whether they get any."""
+    reward, cut_reward = sum(f.reward for f in steps), sum(f.cut_reward for f in steps)
+    scored = cut + whole
+    if whole < max(5, scored // 50):
+        differ = total(steps, "groups") - total(steps, "same")
+        return at_most(total(steps, "right"), scored) > PART_LIMIT or differ > 0.2 * total(steps, "groups")
+    spread = max(1e-12, sum(f.squares for f in steps) / scored - (reward / scored) ** 2)
+    gap = (reward - cut_reward) / whole - cut_reward / cut
+    return gap < SURE * math.sqrt(spread * (1 / cut + 1 / whole))

@@ -1,0 +1,74 @@
+"""Whether figures really rose or fell: tests that know how few rollouts they look at."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from agentrig.figures import wilson
+from agentrig.view.causes.evidence import Evidence, StepFacts
+from agentrig.view.figures import sign_test
+
+SURE = 3.0
+"""Standard errors between two means that count as a certain difference."""
+
+LIKELY = 1.96
+"""Standard errors between two means that count as a difference."""
+
+POINTS = 100
+"""Most points of a test for a trend: longer series become means of neighbors."""
+
+
+def at_least(count: int, of: int) -> float:
+    """Return the lower end of a share's 95% interval."""
+    return wilson(count, of)[0] if of else 0.0
+
+
+def at_most(count: int, of: int) -> float:
+    """Return the upper end of a share's 95% interval."""
+    return wilson(count, of)[1] if of else 1.0
+
+
+def quarter(steps: Sequence[StepFacts]) -> int:
+    """Return how many steps a quarter of the run has, at least one."""
+    return max(1, len(steps) // 4)
+
+
+def rewards_of(steps: Sequence[StepFacts]) -> list[float]:
+    """Return the mean reward of each group of these steps."""
+    return [mean for facts in steps for mean in facts.group_means]
+
+
+def difference(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return how many standard errors the mean of `after` is above that of `before`; 0 for fewer than two each."""
+    if len(before) < 2 or len(after) < 2:
+        return 0.0
+    gap = statistics.fmean(after) - statistics.fmean(before)
+    spread = math.sqrt(statistics.variance(before) / len(before) + statistics.variance(after) / len(after))
+    if spread == 0:
+        return math.copysign(math.inf, gap) if gap else 0.0
+    return gap / spread
+
+
+def trend(values: Sequence[float]) -> float:
+    """Return the statistic of the Mann-Kendall test for a trend, in standard errors; 0 for fewer than four values."""
+    size = math.ceil(len(values) / POINTS)
+    points = [statistics.fmean(values[i : i + size]) for i in range(0, len(values), size)]
+    n = len(points)
+    if n < 4:
+        return 0.0
+    pairs = sum((b > a) - (b < a) for i, a in enumerate(points) for b in points[i + 1 :])
+    return float(pairs - (pairs > 0) + (pairs < 0)) / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+
+
+def gained(evidence: Evidence) -> bool:
+    """Whether the run got better: in training, or on the tasks that were measured at both ends."""
+    steps, width = evidence.steps, quarter(evidence.steps)
+    better, worse, _, _ = evidence.changed
+    if better > worse and sign_test(better, worse) <= 0.05:
+        return True
+    if len(steps) < 2:
+        return False
+    rose = difference(rewards_of(steps[:width]), rewards_of(steps[-width:])) > LIKELY
+    return rose or trend([f.reward / f.scored for f in steps if f.scored]) > LIKELY

@@ -1,0 +1,138 @@
+"""Weights that did not change, diverged, or did not arrive at the model's server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from agentrig.figures import GRAD_NORM
+from agentrig.view import figures
+from agentrig.view.causes.evidence import Evidence
+from agentrig.view.causes.finding import Finding, problem
+from agentrig.view.reading import RunData, mapping, number
+from agentrig.view.text import count, figure
+
+LR = ("algorithm.lr", "algorithm.verl.actor_rollout_ref.actor.optim.lr")
+
+
+def changed(evidence: Evidence) -> Iterator[Finding]:
+    """Whether every step changed the weights."""
+    run = evidence.run
+    lines = [(int(line["step"]), mapping(line.get("algorithm"))) for line in run.steps]
+    logged = [(step, found["weight_change"]) for step, found in lines if "weight_change" in found]
+    broken = [step for step, found in lines if any(_not_finite(found, n) for n in ("weight_change", "loss", GRAD_NORM))]
+    if broken:
+        yield problem(
+            "diverged",
+            f"loss, gradient or weight change were NaN or infinite in {len(broken)} of {len(lines)} steps: training "
+            "diverged",
+            count=len(broken),
+            of=len(lines),
+            unit="steps",
+            since=broken[0],
+            settings=(*evidence.setting(*LR), "algorithm.max_grad_norm", "algorithm.warmup_steps"),
+            advice="Lower the learning rate or the gradient norm, and look at ratio_max in metrics.jsonl: large values "
+            "mean that the server's log-probabilities are not the learner's.",
+            lost=1.0,
+            explains=("weights-unchanged", "learning-rate-too-large", "entropy-collapse"),
+        )
+        return
+    # a step in which all rollouts of each group got the same reward has nothing to learn from
+    idle = {int(line["step"]) for line in run.steps if number(line.get("zero_variance_groups")) == 1}
+    values = [(step, value) for step, value in logged if value or step not in idle]
+    if not values:
+        return
+    still = [step for step, value in values if value == 0]
+    if not still:
+        sizes = [value for _, value in values]
+        ends = f"{figure(min(sizes))} to {figure(max(sizes))}"
+        yield Finding("ok", f"the weights changed in every step (L2 norm {ends})")
+        return
+    yield problem(
+        "weights-unchanged",
+        f"the weights did not change in {len(still)} of {len(values)} steps, the first is step {still[0]}",
+        count=len(still),
+        of=len(values),
+        unit="steps",
+        since=still[0],
+        settings=(*evidence.setting(*LR), "algorithm.lora_targets"),
+        advice="Is the learning rate 0, every group's reward the same, or nothing trainable?",
+        lost=len(still) / len(values),
+    )
+
+
+def _not_finite(found: Any, name: str) -> bool:
+    return name in found and isinstance(found[name], float | int) and number(found[name]) is None
+
+
+def links_audited(run: RunData) -> str:
+    """Return which links the auditor has looked at, in which steps, and why not at others; '' if it has not."""
+    seen = mapping(run.summary.get("audited"))
+    steps = seen.get("steps")
+    if not isinstance(steps, list) or not steps:
+        return ""
+    shown = ", ".join(map(str, steps if len(steps) < 8 else [*steps[:4], "…", *steps[-2:]]))
+    text = f"audited: {seen.get('links')} of {seen.get('of')} links, step{'s' if len(steps) > 1 else ''} {shown}"
+    left = mapping(seen.get("not_looked_at"))
+    return "; ".join([text, *(f"not {link}: {why}" for link, why in left.items())])
+
+
+def audited(evidence: Evidence) -> Iterator[Finding]:
+    """What the auditor has looked at, and the fault that it found."""
+    faults = mapping(evidence.run.summary.get("audited")).get("faults")
+    if isinstance(faults, list) and faults:
+        yield Finding("warn", f"the auditor found a fault: {faults[0]}")
+    elif text := links_audited(evidence.run):
+        yield Finding("ok", text)
+
+
+def delivery(evidence: Evidence) -> Iterator[Finding]:
+    """How often the server was shown to answer with the trained weights."""
+    run = evidence.run
+    if "delivery" not in run.summary:  # a run of an earlier version, or one that goes on
+        return
+    seen = mapping(run.summary["delivery"])
+    algorithm = mapping(mapping(run.manifest.get("components")).get("algorithm")).get("name") or "this algorithm"
+    proofs, arrived = int(number(seen.get("proofs")) or 0), int(number(seen.get("arrived")) or 0)
+    if seen.get("on") is False:
+        yield Finding("warn", "nothing shows that the trained weights arrived: run.delivery is false")
+        return
+    if not proofs:
+        yield Finding(
+            "warn",
+            f"nothing shows that the trained weights arrived at the model's server: {algorithm} has no learner that "
+            "could be asked",
+        )
+        return
+    gap, bound = number(seen.get("difference")), number(seen.get("bound"))
+    text = f"weights arrived {count(arrived)} of {count(proofs)} times"
+    if gap is not None:
+        text += f", largest difference of a log-probability {figure(gap)} (bound {figure(bound)})"
+    tensors = int(number(seen.get("tensors")) or 0)
+    if tensors:
+        text += f", {count(tensors)} tensors equal bit by bit"
+    calls = number(seen.get("calls_difference"))
+    if calls is not None:
+        text += f"; recorded calls agree with the learner within {figure(calls)}"
+    yield Finding("ok" if arrived == proofs else "warn", text)
+    notes = seen.get("notes")
+    yield from (Finding("warn", str(note)) for note in (notes if isinstance(notes, list) else ()))
+
+
+def tokens(evidence: Evidence) -> Iterator[Finding]:
+    """How many tokens of the updates were computed, where the algorithm computes shared ones once."""
+    run = evidence.run
+    traced, computed = (sum(figures.series(run, "algorithm", name)[1]) for name in ("traced_tokens", "computed_tokens"))
+    if not traced:
+        return
+    text = f"the updates traced {count(int(traced))} tokens and computed {count(int(computed))}"
+    if computed < traced:
+        text += f": {1 - computed / traced:.0%} were saved, because calls share them or have no advantage"
+    yield Finding("ok", text)
+    again = sum(figures.series(run, "algorithm", "repeated_tokens")[1])
+    if again:
+        yield Finding(
+            "warn",
+            f"{count(int(again))} of the computed tokens ({again / computed:.0%}) were computed again, because some "
+            "groups don't fit into one pass: a larger algorithm.tokens_per_batch saves them",
+        )

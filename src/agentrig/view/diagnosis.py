@@ -1,0 +1,218 @@
+"""The diagnosis of a run: everything that the rules of `causes/` find, what held learning back first.
+
+It reads only the run directory, also while the run goes on. If you ask repeatedly, keep a `Seen`: then only new
+files of rollouts are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from agentrig.view import figures
+from agentrig.view.causes import calls, groups, outcome, policy, rewards, rollouts, weights
+from agentrig.view.causes.evidence import Evidence
+from agentrig.view.causes.finding import Finding
+from agentrig.view.causes.trend import gained
+from agentrig.view.reading import RunData, Seen, read_run
+
+Rule = Callable[[Evidence], Iterable[Finding]]
+"""Looks at a run's evidence; returns what it finds."""
+
+RULES: Sequence[Rule] = (
+    weights.audited,
+    outcome.told,
+    outcome.contradicted,
+    rollouts.overlong_prompts,
+    rollouts.failures,
+    calls.trained,
+    rollouts.truncated_answers,
+    weights.delivery,
+    weights.changed,
+    policy.collapsed,
+    policy.stale,
+    policy.penalized,
+    policy.unexploring,
+    groups.zero_variance,
+    rewards.second_rewards,
+    policy.clipped,
+    policy.barely_moved,
+    weights.tokens,
+    outcome.changes,
+    outcome.observers,
+    calls.ledger,
+)
+"""In the order of the data: of two causes that take away as much, the one further upstream comes first."""
+
+
+NOTHING_WRONG = "Nothing held learning back."
+"""What is said about a run without problems that got better for certain."""
+
+NO_GAIN = (
+    "No fault was found, but there is no significant gain either: what the run gained may be chance. Train for more "
+    "steps, or measure more held-out tasks (run.report_tasks)."
+)
+"""What is said about another run without problems."""
+
+
+@attrs.frozen(kw_only=True, str=False)
+class Diagnosis:
+    """What is known about a run's learning.
+
+    Attributes:
+        run: The run's name.
+        status: `finished`, `unfinished`, `interrupted` or `stopped: …`.
+        steps: Steps that have ended.
+        gained: Whether it got better for certain, or solved its tasks.
+        problems: What held learning back, the first cause first; what follows from another cause comes after it.
+        warnings: What to know before you trust the run.
+        checks: What is fine.
+        missing: What is missing or cannot be read.
+        audited: Which links of which steps the auditor has looked at; empty if it has not.
+    """
+
+    run: str
+    status: str
+    steps: int
+    gained: bool
+    problems: Sequence[Finding]
+    warnings: Sequence[Finding]
+    checks: Sequence[Finding]
+    missing: Sequence[str]
+    audited: str = ""
+
+    def __str__(self) -> str:
+        return words(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return attrs.asdict(self)
+
+
+def diagnose(run: RunData | Path, seen: Seen | None = None) -> Diagnosis:
+    """Find what held a run's learning back.
+
+    Args:
+        run: A run directory, or what `agentrig.view.reading.read_run` returned.
+        seen: What was read of this run before.
+
+    Raises:
+        AgentrigError: It is no run directory.
+    """
+    data = run if isinstance(run, RunData) else read_run(Path(run))
+    evidence = Evidence.of(data, seen)
+    found = [finding for rule in RULES for finding in rule(evidence)]
+    problems = ranked([f for f in found if f.level == "problem"], list(outcome.ended(evidence)))
+    ends = [f for f in outcome.ended(evidence) if f.level == "warn"]
+    return Diagnosis(
+        run=data.name,
+        status=figures.status(data),
+        steps=len(data.steps),
+        gained=gained(evidence) or bool(data.summary.get("solved")),
+        problems=problems,
+        warnings=[*ends, *(f for f in found if f.level == "warn")],
+        checks=[f for f in found if f.level == "ok"],
+        missing=list(dict.fromkeys([*data.missing, *evidence.missing])),
+        audited=weights.links_audited(data),
+    )
+
+
+def ranked(found: Sequence[Finding], ended: Sequence[Finding]) -> list[Finding]:
+    """Order problems: what ended the run, then what takes away most; a cause always before what follows from it."""
+    stop = next((f for f in ended if f.level == "problem"), None)
+    if stop is not None:
+        same = next((f for f in found if f.cause == stop.cause), None)
+        if same is not None:
+            # the run's message, with the counts of the whole run
+            stop = attrs.evolve(
+                same, text=stop.text, advice=stop.advice or same.advice, lost=1.0, ended=True,
+                explains=(*same.explains, *stop.explains),
+            )  # fmt: skip
+        found = [stop, *(f for f in found if f is not same)]
+    order = sorted(found, key=lambda f: (not f.ended, f.lost < 0.5))
+    left, placed = list(order), list[Finding]()
+    while left:
+        names = {f.cause for f in left}
+        first = next((f for f in left if not names & _above(f, left)), left[0])
+        placed.append(first)
+        left.remove(first)
+    return placed
+
+
+def _above(finding: Finding, others: Sequence[Finding]) -> set[str]:
+    """Return the causes that this finding follows from."""
+    return {f.cause for f in others if f is not finding and finding.cause in f.explains}
+
+
+def verdict(diagnosis: Diagnosis) -> str:
+    """Return the sentence about a run without problems."""
+    if not diagnosis.steps:
+        return "Nothing is known yet: no training step has ended."
+    return NOTHING_WRONG if diagnosis.gained else NO_GAIN
+
+
+def words(diagnosis: Diagnosis) -> str:
+    """Return the diagnosis as text for a terminal."""
+    head = f"{diagnosis.run}: {diagnosis.status}, {diagnosis.steps} steps"
+    lines = [head, *([diagnosis.audited] if diagnosis.audited else []), ""]
+    if not diagnosis.problems:
+        lines.append(verdict(diagnosis))
+    for i, found in enumerate(diagnosis.problems, 1):
+        lines += [f"{i}. {found.cause}: {found.text}", *(f"   {line}" for line in details(found))]
+    if diagnosis.warnings or diagnosis.missing:
+        lines += ["", "Also know:"]
+        lines += [f"- {text}" for text in [*(f.text for f in diagnosis.warnings), *diagnosis.missing]]
+    return "\n".join(lines)
+
+
+def details(found: Finding) -> list[str]:
+    """Return the lines below a problem: how often, since when, what to do, which settings."""
+    facts = [f"{found.count:,} of {found.of:,} {found.unit}".replace(",", "\u2009")] if found.count is not None else []
+    if found.since is not None:
+        facts.append(f"since step {found.since}")
+    lines = [", ".join(facts)] if facts else []
+    lines += [line for line in found.advice.splitlines() if line]
+    if found.settings:
+        lines.append(f"settings: {', '.join(found.settings)}")
+    return lines
+
+
+CAUSES: Mapping[str, str] = {
+    "overlong-prompts": "prompts that are longer than the model's context",
+    "failures": "rollouts that failed",
+    "calls-not-recorded": "the agent answers without a call to the model that is seen",
+    "unmatched-calls": "the adapter does not keep the calls",
+    "no-token-ids": "the server returns no token ids",
+    "other-server": "the agent calls another server",
+    "call-errors": "calls that failed, or streams that broke off",
+    "several-choices": "calls that ask for several choices",
+    "other-sampling": "calls that are sampled with other settings than the run's",
+    "truncated-answers": "answers that are cut at the token limit, and get less reward",
+    "weights-not-arriving": "the server answers with other weights than the learner's",
+    "sampled-differently": "recorded log-probabilities that are not the learner's",
+    "server-failed": "the model's server does not answer",
+    "weights-unchanged": "updates that change no weight",
+    "diverged": "a loss, a gradient or weights that are NaN or infinite",
+    "out-of-memory": "an update that does not fit into memory",
+    "audit": "a link between task set and server that is not as the settings and the papers say",
+    "lost-calls": "calls or rollouts that got lost, or were counted twice",
+    "learning-rate-too-large": "a reward that fell far below what it was",
+    "stale-rollouts": "rollouts of weights that are too old",
+    "kl-too-strong": "a KL loss that outweighs the reward",
+    "entropy-collapse": "a policy that stopped to explore before the tasks were solved",
+    "tasks-too-easy": "groups in which every answer is correct, from the start",
+    "tasks-too-hard": "groups in which no answer is correct",
+    "low-entropy": "a policy that hardly explores, from the start",
+    "no-exploration": "groups in which all answers are the same, from the start",
+    "constant-reward": "one reward for different answers",
+    "zero-variance-groups": "groups with a single reward, some right and some wrong",
+    "second-reward-behind": "a trained reward that rises without the second one",
+    "clip-fraction": "most of the trained tokens are clipped",
+    "warmup-too-long": "a learning rate that was still rising at the end",
+    "learning-rate-too-small": "answers that are the same before and after training",
+    "error": "any other error that ended the run",
+}
+"""Each cause, and what it means."""

@@ -1,0 +1,215 @@
+"""The numbers of a report: intervals, smoothed curves, means, and a run's row of the results table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrig.figures import mean, wilson
+from agentrig.view.reading import RunData, mapping, number
+
+SMOOTHING = 16
+"""Number of steps over which training curves are smoothed, as in the reference's published curves."""
+
+PARTS = ("rollout", "reward", "update")
+"""The parts of a step's time that every algorithm reports; it may add others."""
+
+
+def sign_test(better: int, worse: int) -> float:
+    """Return the two-sided p of the exact sign test: how likely is this split of the changed tasks by chance?"""
+    n = better + worse
+    if n == 0:
+        return 1.0
+    tail = sum(math.comb(n, k) for k in range(min(better, worse) + 1))
+    return min(1.0, float(2 * tail / 2**n))
+
+
+def averaged(run: RunData, steps: Sequence[float], values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the steps and values of a training curve: means of 16 steps up to each, or for a binned run of each 16.
+
+    Steps 1 to 16 are one bin, which is drawn at its last step; a bin that has not ended is drawn at its latest.
+    """
+    if not run.binned:
+        return steps, [mean(values[max(0, i - SMOOTHING) : i]) or 0.0 for i in range(1, len(values) + 1)]
+    bins: dict[int, list[tuple[float, float]]] = {}
+    for step, value in zip(steps, values, strict=True):
+        bins.setdefault(int(step - 1) // SMOOTHING, []).append((step, value))
+    return [found[-1][0] for found in bins.values()], [mean([v for _, v in found]) or 0.0 for found in bins.values()]
+
+
+def series(run: RunData, *path: str) -> tuple[list[int], list[float]]:
+    """Return the steps and values of a metric in `metrics.jsonl`; steps without it are left out.
+
+    Example:
+        `series(run, "time_s", "rollout")`
+    """
+    steps, values = [], []
+    for row in run.steps:
+        value: Any = row
+        for key in path:
+            value = mapping(value).get(key)
+        found = number(value)
+        if found is not None:
+            steps.append(int(row["step"]))
+            values.append(found)
+    return steps, values
+
+
+def validation(run: RunData) -> tuple[list[int], list[float]]:
+    """Return steps and accuracies on the validation split; step 0 is before training."""
+    steps, values = series(run, "validation_accuracy")
+    before = number(run.progress.get("validation_before", run.summary.get("validation_before")))
+    return (steps, values) if before is None else ([0, *steps], [before, *values])
+
+
+def validation_rewards(run: RunData) -> dict[int, float]:
+    """Return the mean reward on the validation split by step; step 0 is before training."""
+    before = number(run.progress.get("validation_reward_before"))
+    found = dict(zip(*series(run, "validation_reward"), strict=True))
+    return found if before is None else {0: before, **found}
+
+
+def change(run: RunData, key: str) -> dict[str, float] | None:
+    """Return the means of a metric over a run's `first` and `last` steps; None for a run without it.
+
+    Each mean is over 16 steps, or over a quarter of the run's steps if that is fewer.
+    """
+    _, values = series(run, key)
+    width = min(SMOOTHING, max(1, len(values) // 4))
+    first, last = mean(values[:width]), mean(values[-width:])
+    return None if first is None or last is None else {"first": first, "last": last}
+
+
+def held_out(run: RunData) -> dict[str, dict[str, Any]]:
+    """Return a run's held-out `accuracy` and mean `reward`, `before` and `after`; None where it was not measured.
+
+    They are those of `progress.json`, or if it is lost of `summary.json`. The accuracies are fractions, with their
+    95% intervals, the number of scored tasks, and the best accuracy on the validation split.
+    """
+    ends = ("before", "after")
+    told = {key: mapping(run.summary.get(key)) for key in ("accuracy", "reward")}
+    measured = {end: mapping(run.progress.get(end)) or {key: told[key].get(end) for key in told} for end in ends}
+    accuracy: dict[str, Any] = {end: number(measured[end].get("accuracy")) for end in ends}
+    tasks = {end: int(number(measured[end].get("n") or told["accuracy"].get("n")) or 0) for end in ends}
+    accuracy["n"] = tasks["after"] or tasks["before"]
+    for end in ends:
+        share, n = accuracy[end], tasks[end]
+        accuracy[f"{end}_ci95"] = wilson(share * n, n) if share is not None and n else None
+    accuracy["best_validation"] = max(validation(run)[1], default=None)
+    return {"accuracy": accuracy, "reward": {end: number(measured[end].get("reward")) for end in ends}}
+
+
+def part_names(run: RunData) -> list[str]:
+    """Return the parts of a step's time that a run has logged: the three common ones, then its own."""
+    seen = {name for row in run.steps for name in mapping(row.get("time_s"))}
+    return [p for p in PARTS if p in seen] + sorted(seen - set(PARTS))
+
+
+def seconds_by_part(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return a step's seconds by part; `other` is the rest of its wall time."""
+    found = {part: number(seconds) or 0.0 for part, seconds in mapping(row.get("time_s")).items()}
+    return {**found, "other": max(0.0, (number(row.get("step_s")) or 0.0) - math.fsum(found.values()))}
+
+
+def time_split(run: RunData) -> dict[str, float]:
+    """Return mean seconds per step by part; `other` is the rest of the step's wall time."""
+    rows = [seconds_by_part(r) for r in run.steps if number(r.get("step_s")) is not None]
+    names = [*part_names(run), "other"] if rows else []
+    return {part: math.fsum(row.get(part, 0.0) for row in rows) / len(rows) for part in names}
+
+
+def time_share(run: RunData) -> dict[str, float]:
+    """Return each part's share of the steps' wall time."""
+    split = time_split(run)
+    wall = math.fsum(split.values())
+    return {part: seconds / wall for part, seconds in split.items()} if wall else {}
+
+
+def failed(run: RunData) -> tuple[list[int], list[float]]:
+    """Return the steps, and how many rollouts failed in each."""
+    counts = [mapping(row.get("failures")).values() for row in run.steps]
+    return [int(row["step"]) for row in run.steps], [math.fsum(number(n) or 0 for n in found) for found in counts]
+
+
+def totals(run: RunData, *path: str) -> dict[str, int]:
+    """Return the sums over all steps of a metric that counts by name, such as `("nodes", "seen")`."""
+    found: dict[str, int] = {}
+    for row in run.steps:
+        value: Any = row
+        for key in path:
+            value = mapping(value).get(key)
+        for name, count in mapping(value).items():
+            found[str(name)] = found.get(str(name), 0) + int(number(count) or 0)
+    return found
+
+
+def find_setting(config: Mapping[str, Any], *names: str) -> Any:
+    """Return the first of these keys found in a section at any depth; names in order of preference."""
+    for name in names:
+        queue: list[Mapping[str, Any]] = [config]
+        while queue:
+            table = queue.pop(0)
+            if table.get(name) not in (None, "", 0):
+                return table[name]
+            queue.extend(v for v in table.values() if isinstance(v, Mapping))
+    return None
+
+
+def model_name(run: RunData) -> str | None:
+    """Return the model's short name: the last part of its path or repository."""
+    stated = run.manifest.get("model") or find_setting(mapping(run.config.get("algorithm")), "model")
+    if isinstance(stated, Mapping):
+        stated = stated.get("name") or stated.get("path")
+    return str(stated).rstrip("/").rsplit("/", 1)[-1] if stated else None
+
+
+def context_length(run: RunData) -> int | None:
+    """Return the context length in tokens from the run's settings, else from its latest checkpoint's model."""
+    stated = find_setting(
+        mapping(run.config.get("algorithm")), "max_length", "max_model_len", "max_prompt_length", "context"
+    )
+    if isinstance(stated, int):
+        return stated
+    try:
+        latest = (run.directory / "checkpoints" / "latest").read_text("utf-8").strip()
+        model = json.loads((run.directory / "checkpoints" / latest / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    found = number(mapping(model).get("max_position_embeddings"))
+    return None if found is None else int(found)
+
+
+def devices(run: RunData) -> list[str]:
+    """Return the names of the devices that the run had."""
+    found = mapping(run.manifest.get("hardware")).get("devices")
+    if not isinstance(found, list):
+        return []
+    return [str(mapping(d).get("name", "?")) if isinstance(d, Mapping) else str(d) for d in found]
+
+
+def accelerators(run: RunData) -> int | None:
+    """Return how many accelerators the run had; 0 on the CPU, None when the manifest does not say."""
+    hardware = mapping(run.manifest.get("hardware"))
+    if not hardware:
+        return None
+    return 0 if hardware.get("name") == "cpu" else len(devices(run)) or None
+
+
+def hours(run: RunData) -> float | None:
+    """Return the run's wall time in hours: the summary's, else the sum of its steps."""
+    wall = number(run.summary.get("wall_s"))
+    if wall is None:
+        _, seconds = series(run, "step_s")
+        wall = math.fsum(seconds) if seconds else None
+    return None if wall is None else wall / 3600
+
+
+def status(run: RunData) -> str:
+    """Return `finished`, `stopped: …` with the error's name, `interrupted` (Ctrl-C), or `unfinished`."""
+    if run.error:
+        return f"stopped: {run.error.get('error') or 'error'}"
+    if not run.summary:
+        return "unfinished"
+    return "finished" if run.summary.get("complete", True) else "interrupted"

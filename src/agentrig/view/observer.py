@@ -1,0 +1,40 @@
+"""The report as an observer: it writes a run's page when the run has ended, with or without an error."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+
+from agentrig import hookimpl
+from agentrig.errors import AgentrigError
+from agentrig.observers import RunEnd, RunError
+from agentrig.view import build_report
+
+log = logging.getLogger(__name__)
+
+
+@hookimpl
+def on_run_end(event: RunEnd) -> None:
+    """Write the page of a run that ended successfully."""
+    write_page(event.directory)
+
+
+@hookimpl
+def on_run_error(event: RunError) -> None:
+    """Write the page of a run that ended by an error or a signal, unless a signal came before its first step."""
+    if (event.directory / "metrics.jsonl").exists() or not isinstance(event.error, KeyboardInterrupt):
+        write_page(event.directory)
+
+
+def write_page(directory: Path) -> None:
+    """Write a run's page. If that fails, log why and remove an older page."""
+    try:
+        build_report([directory])
+        return
+    except AgentrigError as error:
+        log.error("the report could not be built: %s", error)
+    except Exception:
+        log.exception("the report could not be built; the run's figures are safe in %s", directory)
+    with contextlib.suppress(OSError):
+        (directory / "report.html").unlink()

@@ -1,0 +1,218 @@
+"""The plots of a run, or of several side by side: the lines of each. `svg` and `png` draw them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import attrs
+
+from agentrig.view import figures
+from agentrig.view.reading import SECOND, RunData, mapping, number
+
+MEAN = f"mean of {figures.SMOOTHING} steps"
+
+INK, GREY, COLORS = 0, 7, 6
+"""Numbers of colours: that of text, grey, and the last of those that series have, from 1."""
+
+SMALL = 0.001
+"""A part with a smaller share of the time is too small to see."""
+
+Points = tuple[Sequence[float], Sequence[float]]
+
+
+@attrs.frozen(kw_only=True)
+class Line:
+    """One line of a plot, or one part of its bars.
+
+    Attributes:
+        label: In the legend; empty for none.
+        xs: Steps, in order; in a plot of rows the number of the row, from 0.
+        ys: Their values.
+        color: The number of its colour.
+        faint: Draw it pale, behind the others.
+        dashed: Draw it dashed.
+        mark: `dot` or `diamond` at each point; empty for none.
+        joined: Draw the line between the points.
+        intervals: The interval around each point, or None; empty for none.
+    """
+
+    label: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    color: int = 1
+    faint: bool = False
+    dashed: bool = False
+    mark: str = ""
+    joined: bool = True
+    intervals: Sequence[tuple[float, float] | None] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Plot:
+    """What a plot shows.
+
+    Attributes:
+        name: Its title.
+        lines: Its lines, or the parts of its bars from the bottom up; there is at least one.
+        kind: `lines` or stacked `bars` over steps, or `rows`: a stacked bar for each of some names.
+        rows: These names.
+        unit: Written behind the values, such as `%`.
+        from_zero: Whether the axis begins at 0.
+        caption: What it shows; empty if the title says it.
+    """
+
+    name: str
+    lines: Sequence[Line]
+    kind: Literal["lines", "bars", "rows"] = "lines"
+    rows: Sequence[str] = ()
+    unit: str = ""
+    from_zero: bool = False
+    caption: str = ""
+
+    @property
+    def legend(self) -> list[tuple[int, str]]:
+        """Colour and label of each line that has one."""
+        return list(dict.fromkeys((line.color, line.label) for line in self.lines if line.label))
+
+
+def color_of(i: int) -> int:
+    """Return the number of the i-th colour, from 1; colours repeat after the last."""
+    return (i - 1) % COLORS + 1
+
+
+def second_rewards(run: RunData) -> list[str]:
+    """Return the names of the second rewards, which are logged and not trained on."""
+    return sorted({name for row in run.steps for name in mapping(row.get(SECOND))})
+
+
+def plots_of(runs: Sequence[RunData]) -> list[Plot]:
+    """Return the plots of a run, or of several: what their `metrics.jsonl` has so far."""
+    accuracy = "The share of answers that are correct. Held-out tasks are measured once before and once after training."
+    reward = "The mean over a step's rollouts that were scored. Pale: each step; strong: the mean of 16."
+    if len(runs) > 1:
+        accuracy += " Dots: validation; dashed: training; diamonds: held out, with 95% intervals."
+        reward += " Dots: validation; diamonds: held out; dashed: second rewards."
+    found = [
+        Plot(name="accuracy", lines=_accuracy(runs), unit="%", caption=accuracy),
+        Plot(name="reward", lines=_reward(runs), caption=reward),
+        _times(runs) if len(runs) > 1 else _time(runs[0]),
+        _metric(runs, "response tokens", "response_tokens", caption="Mean of a trained call."),
+        _metric(runs, "prompt tokens", "prompt_tokens", caption="Mean of a trained call."),
+        _metric(runs, "transitions a rollout", "transitions_per_rollout", caption="Trained calls."),
+        _metric(runs, "entropy, nats", "algorithm", "entropy"),
+        _metric(runs, "clip fraction", "algorithm", "clip_fraction"),
+        _metric(runs, "gradient norm", "algorithm", "grad_norm"),
+        *([_metric(runs, "seconds a step", "step_s")] if len(runs) > 1 else []),
+        _failures(runs),
+    ]
+    shown = [attrs.evolve(plot, lines=[line for line in plot.lines if line.xs]) for plot in found]
+    return [plot for plot in shown if plot.lines]
+
+
+@attrs.frozen
+class Pen:
+    """Makes the lines of a run.
+
+    Attributes:
+        run: The run.
+        own: Its colour beside other runs, where its name is the label of its lines; None if it is alone.
+    """
+
+    run: RunData
+    own: int | None
+
+    def line(self, label: str, color: int, points: Points, *, mark: str = "", dashed: bool = False) -> Line:
+        """Return a line with the label and the colour that it has in a plot of one run."""
+        joined = not mark
+        label, color = (label, color) if self.own is None else (self.run.name, self.own)
+        return Line(label=label, xs=points[0], ys=points[1], color=color, mark=mark, joined=joined, dashed=dashed)
+
+    def trained(self, label: str, color: int, points: Points, *, pale: bool = True, dashed: bool = False) -> list[Line]:
+        """Return the mean of 16 steps, behind it each step in a pale line if there is to be one."""
+        mean = self.line(label, color, figures.averaged(self.run, *points), dashed=dashed)
+        return [attrs.evolve(self.line("", color, points), label="", faint=True), mean] if pale else [mean]
+
+    def ends(self, measured: Mapping[str, float | None]) -> Points:
+        """Return the points of the measurements before the first step and after the last one."""
+        last = max((int(row["step"]) for row in self.run.steps), default=0)
+        ends = (0, measured["before"]), (last, measured["after"])
+        there = [(step, value) for step, value in ends if value is not None]
+        return [step for step, _ in there], [value for _, value in there]
+
+
+def _pens(runs: Sequence[RunData]) -> list[Pen]:
+    return [Pen(run, color_of(i) if len(runs) > 1 else None) for i, run in enumerate(runs, 1)]
+
+
+def _accuracy(runs: Sequence[RunData]) -> list[Line]:
+    lines = []
+    for pen in _pens(runs):
+        alone, held_out = pen.own is None, figures.held_out(pen.run)["accuracy"]
+        trained = _percent(figures.series(pen.run, "accuracy"))
+        lines += pen.trained(f"training, {MEAN}", 2, trained, pale=alone, dashed=not alone)
+        validation = pen.line("validation", 1, _percent(figures.validation(pen.run)), mark="dot")
+        lines.append(attrs.evolve(validation, joined=True))
+        intervals = [held_out[f"{end}_ci95"] for end in ("before", "after") if held_out[end] is not None]
+        intervals = [ci and (100 * ci[0], 100 * ci[1]) for ci in intervals]
+        diamonds = pen.line("held out, 95% interval", INK, _percent(pen.ends(held_out)), mark="diamond")
+        lines.append(attrs.evolve(diamonds, intervals=intervals))
+    return lines
+
+
+def _percent(points: Points) -> Points:
+    return points[0], [100 * value for value in points[1]]
+
+
+def _reward(runs: Sequence[RunData]) -> list[Line]:
+    lines = []
+    for pen in _pens(runs):
+        lines += pen.trained(MEAN, 2, figures.series(pen.run, "reward"))
+        lines.append(pen.line("validation", 1, figures.series(pen.run, "validation_reward"), mark="dot"))
+        measured = figures.held_out(pen.run)["reward"]
+        lines.append(pen.line("held out", INK, pen.ends(measured), mark="diamond"))
+        for i, name in enumerate(second_rewards(pen.run), 3):
+            points = figures.series(pen.run, SECOND, name, "mean")
+            lines += pen.trained(f"second reward: {name}", color_of(i), points, pale=False, dashed=True)
+    return lines
+
+
+def _metric(runs: Sequence[RunData], name: str, *path: str, caption: str = "") -> Plot:
+    lines = [line for pen in _pens(runs) for line in pen.trained(MEAN, 2, figures.series(pen.run, *path))]
+    return Plot(name=name, lines=lines, from_zero=True, caption=caption)
+
+
+def _parts(values: Mapping[str, Sequence[float]], xs: Sequence[float], least: float = SMALL) -> list[Line]:
+    """Return the parts of stacked bars with a larger share than the least; `other`, the rest, is grey."""
+    whole = sum(map(sum, values.values()))
+    seen = [part for part in values if sum(values[part]) > least * whole]
+    colors = {part: GREY if part == "other" else color_of(i) for i, part in enumerate(seen, 1)}
+    return [Line(label=part, xs=xs, ys=values[part], color=colors[part]) for part in seen]
+
+
+def _time(run: RunData) -> Plot:
+    rows = [row for row in run.steps if number(row.get("step_s")) is not None]
+    seconds = [figures.seconds_by_part(row) for row in rows]
+    values = {part: [found.get(part, 0.0) for found in seconds] for part in [*figures.part_names(run), "other"]}
+    lines = _parts(values, [int(row["step"]) for row in rows])
+    return Plot(name="time", lines=lines, kind="bars", unit=" s", caption="Wall time of a step by part.")
+
+
+def _times(runs: Sequence[RunData]) -> Plot:
+    splits = [figures.time_split(run) for run in runs]
+    names = dict.fromkeys(part for split in splits for part in split if part != "other")
+    values = {part: [split.get(part, 0.0) for split in splits] for part in [*names, "other"]}
+    lines = _parts(values, range(len(runs)))
+    rows, caption = [run.name for run in runs], "Mean wall time of a step by part."
+    return Plot(name="time", lines=lines, kind="rows", rows=rows, unit=" s", caption=caption)
+
+
+def _failures(runs: Sequence[RunData]) -> Plot:
+    if len(runs) > 1:
+        lines = [pen.line("", 0, figures.failed(pen.run)) for pen in _pens(runs)]
+        return Plot(name="failed rollouts", lines=lines if any(any(line.ys) for line in lines) else [], from_zero=True)
+    counts = [mapping(row.get("failures")) for row in runs[0].steps]
+    kinds = sorted({str(kind) for row in counts for kind in row})
+    values = {kind: [number(row.get(kind)) or 0.0 for row in counts] for kind in kinds}
+    lines = _parts(values, [int(row["step"]) for row in runs[0].steps], least=0.0)
+    return Plot(name="failed rollouts", lines=lines, kind="bars")

@@ -1,0 +1,145 @@
+"""Draws plots as PNG files with matplotlib, for those who take them along; a page has SVG (`agentrig.view.svg`)."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrig.view.plots import Plot, plots_of
+from agentrig.view.reading import RunData
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FILES: Mapping[str, Sequence[str]] = {
+    "accuracy": ["accuracy"],
+    "reward": ["reward"],
+    "time": ["time"],
+    "lengths": ["prompt tokens", "response tokens", "transitions a rollout"],
+}
+"""File stem to the plots that it has, one above the other."""
+
+# They differ in lightness as well as in hue, so that they can be told apart in print and by colour-blind readers.
+INK, MUTED, GRID, PAPER = "#1c1e21", "#62666d", "#e2e4e8", "#ffffff"
+COLORS = (INK, "#1f5fa8", "#c8591a", "#2c8a5b", "#8a4fa3", "#a8891a", "#b23a5e", MUTED)
+"""The colours by their numbers: text, the six of series, grey."""
+
+
+def draw(runs: Sequence[RunData], name: str) -> bytes | None:
+    """Return the plot of a name in `FILES` as a PNG file's bytes, or None when there is nothing to draw."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels = [plot for plot in plots_of(runs) if plot.name in FILES[name]]
+    if not panels:
+        return None
+    panels.sort(key=lambda plot: FILES[name].index(plot.name))
+    options: Any = {"font.size": 10.0, "text.parse_math": False}  # a run may have a `$` in its name
+    with matplotlib.rc_context(options), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # glyphs in a run's name that the font does not have
+        figure = Figure(figsize=(6.2, 3.15 + 0.35 * len(panels)), dpi=160, layout="constrained", facecolor=PAPER)
+        canvas: Any = FigureCanvasAgg(figure)
+        several = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, plot in zip(several, panels, strict=True):
+            _draw_rows(axes, plot) if plot.kind == "rows" else _draw_steps(axes, plot)
+            _finish(axes, plot, first=axes is several[0], last=axes is several[-1])
+        png = io.BytesIO()
+        canvas.print_png(png)
+    return png.getvalue()
+
+
+def draw_all(runs: Sequence[RunData], folder: Path) -> None:
+    """Write every plot as `folder/NAME.png`; one with nothing to draw is left out, and its old file removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        drawn = draw(runs, name)
+        if drawn is None:
+            (folder / f"{name}.png").unlink(missing_ok=True)
+        else:
+            (folder / f"{name}.png").write_bytes(drawn)
+
+
+def _draw_steps(axes: Axes, plot: Plot) -> None:
+    bottoms = [0.0] * len(plot.lines[0].xs)
+    for line in plot.lines:
+        color, label = COLORS[line.color], short(line.label)
+        if plot.kind == "bars":  # not areas: a single step is visible too, and nothing is interpolated between steps
+            axes.bar(line.xs, line.ys, bottom=bottoms, width=1.0, color=color, lw=0.4, ec=color, label=label)
+            bottoms = [bottom + y for bottom, y in zip(bottoms, line.ys, strict=True)]
+            continue
+        for x, ends in zip(line.xs, line.intervals, strict=False):
+            if ends:
+                middle, half = sum(ends) / 2, (ends[1] - ends[0]) / 2
+                axes.errorbar(x, middle, yerr=half, fmt="none", capsize=3, lw=1.2, ecolor=color)
+        axes.plot(
+            line.xs,
+            line.ys,
+            color=color,
+            label=label,
+            alpha=0.28 if line.faint else 1.0,
+            lw=1.0 if line.faint else 1.7,
+            ls="none" if not line.joined else "--" if line.dashed else "-",
+            marker={"dot": "o", "diamond": "D"}.get(line.mark, ""),
+            ms=5.5 if line.mark == "diamond" else 3.6,
+        )
+
+
+def _draw_rows(axes: Axes, plot: Plot) -> None:
+    places, lefts = [-float(i) for i in range(len(plot.rows))], [0.0] * len(plot.rows)
+    for line in plot.lines:
+        color = COLORS[line.color]
+        axes.barh(places, line.ys, left=lefts, height=0.56, color=color, lw=0.4, ec=color, label=short(line.label))
+        lefts = [left + y for left, y in zip(lefts, line.ys, strict=True)]
+    axes.set_yticks(places, labels=[short(row) for row in plot.rows])
+
+
+def short(name: str, limit: int = 36) -> str:
+    """Return a name for a legend: cut, and escaped if it starts with `_`, which legends would hide."""
+    name = f"\u200b{name}" if name.startswith("_") else name
+    return name if len(name) <= limit else name[: limit - 1] + "…"
+
+
+def _finish(axes: Axes, plot: Plot, *, first: bool, last: bool) -> None:
+    """Style axes: a light grid, no frame, and above the first of them a legend."""
+    from matplotlib.ticker import MaxNLocator
+
+    alone = first and last
+
+    across = plot.kind == "rows"
+    axes.patch.set_visible(False)
+    axes.set_axisbelow(True)
+    axes.grid(axis="x" if across else "y", color=GRID, lw=0.8)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(MUTED)
+    axes.tick_params(colors=MUTED, length=0, labelsize=9)
+    measure = f"{plot.name}, {plot.unit.strip()}" if plot.unit else plot.name
+    axes.set_ylabel("" if across else measure if alone else measure.replace(" ", "\n", 1), color=MUTED)
+    below = "mean seconds a step" if across else "step" if last else ""
+    axes.set_xlabel("\n".join([below, *textwrap.wrap(plot.caption if alone else "", 100)]), color=MUTED, fontsize=8)
+    if not across:
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+        if plot.from_zero:
+            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    handles: dict[str, Any] = {}
+    for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        handles.setdefault(label, handle)  # several lines may share a label
+    if handles and first:
+        axes.legend(
+            handles.values(),
+            handles.keys(),
+            frameon=False,
+            fontsize=9,
+            labelcolor=INK,
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=len(handles) if sum(map(len, handles)) < 64 else 2,
+            borderaxespad=0.2,
+            columnspacing=1.4,
+            handlelength=1.6,
+        )

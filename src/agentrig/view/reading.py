@@ -1,0 +1,324 @@
+"""Reads run directories: missing or broken files are noted and are not errors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from agentrig.errors import AgentrigError, RunFileError
+from agentrig.run.damage import reading
+from agentrig.run.directory import read_metrics
+from agentrig.run.past import losses
+from agentrig.traces import Span
+
+SECOND = "second_rewards"
+"""Of a step: the figures of each reward in `run.second_reward`, by name. Of a rollout: the score of each."""
+
+FIGURES = ("id", "task_id", "failure", "message", "status", "value", "correct", "details")
+"""The columns that are read for every rollout; input, answer and spans are read only for the few that are shown."""
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow.compute import Expression
+
+T = TypeVar("T")
+
+_FILE = re.compile(r"(train|validation|report|dev)-(\d+)\.parquet")
+
+
+@attrs.frozen(kw_only=True)
+class RolloutFile:
+    """One Parquet file of `rollouts/`: all rollouts of a mode and step."""
+
+    mode: str
+    step: int
+    path: Path
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """What changes when the file does; zeros if it has gone."""
+        try:
+            state = self.path.stat()
+        except OSError:
+            return 0, 0
+        return state.st_mtime_ns, state.st_size
+
+
+class Seen:
+    """What was read of a run's files; pass it again, and only new files are read."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], tuple[tuple[int, int], Any, list[str]]] = {}
+
+    def of(self, file: RolloutFile, read: Callable[[RolloutFile, list[str]], T], missing: list[str]) -> T:
+        """Return what `read` makes of a file; it is called again only if the file has changed."""
+        key, version = (read.__name__, file.path.name), file.version
+        kept = self._kept.get(key)
+        if kept is None or kept[0] != version:
+            told: list[str] = []
+            kept = self._kept[key] = version, read(file, told), told
+        missing += kept[2]
+        found: T = kept[1]
+        return found
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class RunData:
+    """The content of a run directory.
+
+    Attributes:
+        directory: The run directory.
+        config: `config.toml`, section to keys.
+        config_text: The text of that file.
+        manifest: `manifest.json`.
+        steps: The lines of `metrics.jsonl` in order of their step; for a step that ran twice
+            (in a resumed run) the later line.
+        summary: `summary.json`; empty until the run has ended.
+        progress: `progress.json`: the held-out measurements made so far, under `before` and `after`.
+        error: `error.json`: the error that ended the run; empty without one, or if the run was resumed since.
+        files: The rollout files, by mode and step.
+        missing: What is missing or cannot be read, one sentence each.
+        binned: Whether its curves have one point for each 16 steps, as published ones, and no moving mean.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    config_text: str
+    manifest: Mapping[str, Any]
+    steps: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any]
+    progress: Mapping[str, Any]
+    error: Mapping[str, Any]
+    files: Sequence[RolloutFile]
+    missing: Sequence[str]
+    binned: bool = False
+
+    @property
+    def name(self) -> str:
+        """The run's name: the manifest's, else the directory's."""
+        return str(self.manifest.get("name") or self.directory.name)
+
+    @property
+    def recipe(self) -> str:
+        """The recipe's name, or an empty string."""
+        return str(self.manifest.get("recipe") or "")
+
+    def setting(self, section: str, key: str) -> Any:
+        """Return a key of the configuration, or None."""
+        return mapping(self.config.get(section)).get(key)
+
+    def of_mode(self, mode: str) -> list[RolloutFile]:
+        """Return the rollout files of a mode, by step."""
+        return sorted((f for f in self.files if f.mode == mode), key=lambda f: f.step)
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return the value when it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def number(value: Any) -> float | None:
+    """Return the value as a float when it is a finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def is_correct(row: Mapping[str, Any]) -> bool:
+    """Return whether a rollout counts as correct."""
+    return bool(row.get("correct"))
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """Return `right`, `wrong`, `part` (not correct, but a value above 0) or `failed` (not scored)."""
+    value = number(row.get("value"))
+    if row.get("failure") or value is None:
+        return "failed"
+    return "right" if is_correct(row) else "wrong" if value <= 0 else "part"
+
+
+def spans_of(value: Any) -> list[Span]:
+    """Return the spans of a rollout's row; fields that are missing or odd in a damaged file are empty."""
+    return [
+        Span(
+            id=str(span.get("id")),
+            parent=None if span.get("parent") is None else str(span["parent"]),
+            name=str(span.get("name") or "span"),
+            start=number(span.get("start")) or 0.0,
+            end=number(span.get("end")) or 0.0,
+            error=str(span["error"]) if span.get("error") else None,
+            attributes=mapping(span.get("attributes")),
+        )
+        for span in (value if isinstance(value, list) else ())
+        if isinstance(span, Mapping)
+    ]
+
+
+def read_run(directory: Path) -> RunData:
+    """Read a run directory without its rollouts.
+
+    Raises:
+        AgentrigError: There is no such directory, or nothing in it that a run writes.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise AgentrigError(f"there is no run directory {directory}; `agentrig train` makes them below runs/")
+    missing: list[str] = []
+    text = _text(directory / "config.toml", missing)
+    try:
+        config = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        config = {}
+        missing.append(f"config.toml is not TOML: {error}")
+    manifest = _json(directory / "manifest.json", missing)
+    lines = _text(directory / "metrics.jsonl", missing)
+    told, damaged = read_metrics(lines)
+    files = list(rollout_files(directory / "rollouts"))
+    if not (text or manifest or lines or files):
+        raise AgentrigError(
+            f"{directory} is not a run directory: it has no config.toml, manifest.json, metrics.jsonl or rollouts/"
+        )
+    if (directory / "summary.json").exists():
+        summary = _json(directory / "summary.json", missing)
+    else:
+        summary = {}
+        missing.append("summary.json is not there: the run is still running, or it was interrupted")
+    ended = max([int(number(summary.get("steps")) or 0), *(line["step"] for line in told)])
+    missing += losses(told, damaged, ended)
+    by_step = {line["step"]: {**line, "algorithm": mapping(line.get("algorithm"))} for line in told}
+    if not told:
+        missing.append("no training step has ended yet")
+    if not files:
+        missing.append("rollouts/ holds no rollouts")
+    return RunData(
+        directory=directory,
+        config=config,
+        config_text=text,
+        manifest=manifest,
+        steps=[by_step[step] for step in sorted(by_step)],
+        summary=summary,
+        progress=_optional(directory / "progress.json", missing),
+        error=_optional(directory / "error.json", missing) if _is_current(directory) else {},
+        files=files,
+        missing=missing,
+    )
+
+
+def columns_of(
+    file: RolloutFile, columns: Sequence[str], missing: list[str], ids: Collection[str] | None = None
+) -> pa.Table | None:
+    """Return columns of a file, of all rollouts or those with some ids; None if it cannot be read, which is noted."""
+    import pyarrow.parquet
+
+    chosen = None if ids is None else one_of("id", ids)
+    try:
+        with reading(file.path):
+            return pyarrow.parquet.read_table(file.path, columns=list(columns), filters=chosen, partitioning=None)
+    except (OSError, RunFileError) as error:
+        missing.append(f"rollouts/{file.path.name} cannot be read: {first_line(error.__cause__ or error)}")
+        return None
+
+
+def one_of(column: str, values: Collection[str]) -> Expression:
+    """Return the filter of a table's rows whose column has one of these texts."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.field(column).isin(pa.array(list(values), pa.string()))
+
+
+def rollout_rows(
+    files: Iterable[RolloutFile],
+    columns: Sequence[str] = FIGURES,
+    *,
+    ids: Collection[str] | None = None,
+    missing: list[str] | None = None,
+    decode: bool = True,
+) -> Iterator[dict[str, Any]]:
+    """Yield rollouts of Parquet files as dicts; JSON columns are decoded.
+
+    Args:
+        files: The files to read, one after the other.
+        columns: Which columns, in addition to `mode` and `step`.
+        ids: Only the rollouts with these ids.
+        missing: Files that cannot be read are noted here.
+        decode: False leaves JSON columns as text.
+    """
+    for file in files:
+        table = columns_of(file, columns, [] if missing is None else missing, ids)
+        for row in table.to_pylist() if table is not None else ():
+            yield (decoded(row) if decode else row) | {"mode": file.mode, "step": file.step}
+
+
+JSON_COLUMNS = frozenset({"components", "details", "input", "answer", "spans", SECOND})
+
+
+def decoded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with its JSON columns as values; damaged JSON stays text."""
+    found = dict(row)
+    for column in JSON_COLUMNS & row.keys():
+        if isinstance(row[column], str):
+            with contextlib.suppress(ValueError):
+                found[column] = json.loads(row[column])
+    return found
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message, or its type if it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _text(path: Path, missing: list[str]) -> str:
+    try:
+        with reading(path):
+            return path.read_text("utf-8", "replace")
+    except (OSError, RunFileError) as error:
+        why = error if isinstance(error, OSError) else error.__cause__
+        missing.append(f"{path.name} cannot be read: {getattr(why, 'strerror', None) or why}")
+        return ""
+
+
+def _json(path: Path, missing: list[str]) -> dict[str, Any]:
+    text = _text(path, missing)
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        missing.append(f"{path.name} is not JSON: {error}")
+        return {}
+    if not isinstance(value, dict):
+        missing.append(f"{path.name} does not hold an object")
+        return {}
+    return value
+
+
+def _optional(path: Path, missing: list[str]) -> dict[str, Any]:
+    return _json(path, missing) if path.exists() else {}
+
+
+def _is_current(directory: Path) -> bool:
+    """Whether the error belongs to the run's last start: a resumed run rewrites its manifest."""
+    error, manifest = directory / "error.json", directory / "manifest.json"
+    try:
+        return not manifest.exists() or error.stat().st_mtime >= manifest.stat().st_mtime
+    except OSError:
+        return False
+
+
+def rollout_files(folder: Path) -> Iterator[RolloutFile]:
+    """Yield the rollout files of a folder, by name; other files belong to the user."""
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        match = _FILE.fullmatch(path.name)
+        if match:
+            yield RolloutFile(mode=match[1], step=int(match[2]), path=path)

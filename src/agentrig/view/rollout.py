@@ -1,0 +1,410 @@
+"""A rollout made readable, once for the terminal, the report and the live page.
+
+Its spans are a tree; beside it is what was said, what nodes and tools returned, what it scored, and what was trained.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrig.figures import NOTHING
+from agentrig.ledger import REASONS
+from agentrig.rollouts import Rollout
+from agentrig.run.rows import row_of
+from agentrig.text import cut
+from agentrig.traces import LLM_CALL, MODEL, NODE, SERVER, Span, Trace, reply_of, tool_calls_of
+from agentrig.view.reading import SECOND, decoded, mapping, number, spans_of, verdict
+from agentrig.view.text import count
+from agentrig.view.tokens import MOST_TOKENS, Token, tokens_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+COLUMNS = (
+    "id", "task_id", "group", "failure", "message", "status", "value", "correct", "components", "details", SECOND,
+    "input", "answer", "duration_s", "reward_s", "version", "calls", "triplets", "prompt_tokens", "response_tokens",
+    "spans",
+)  # fmt: skip
+"""The columns that `readable` needs."""
+
+LONGEST_TEXT = 40_000
+"""Characters of a message or an output that a page shows."""
+
+HEADINGS = frozenset({NODE, MODEL, "agent.name", "tool.name"})
+"""Attributes that name a span."""
+
+TASK_KEYS = ("question", "prompt", "instruction", "text")
+"""Keys of a task's input that may have its question, the likeliest first."""
+
+
+@attrs.frozen(kw_only=True)
+class Node:
+    """A span in the tree.
+
+    Attributes:
+        id: The span's.
+        name: The graph node, the tool, or what the span is.
+        kind: `rollout`, `node`, `call`, `tool` or `span`.
+        depth: 0 for a root.
+        at: Seconds since the first span began.
+        seconds: How long it took.
+        error: Its error, or ''.
+    """
+
+    id: str
+    name: str
+    kind: str
+    depth: int
+    at: float
+    seconds: float
+    error: str
+
+
+@attrs.frozen(kw_only=True)
+class Message:
+    """A message of a conversation: who says it, the text, and the tool calls in it."""
+
+    role: str
+    text: str
+    calls: Sequence[str] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Call:
+    """An LLM call.
+
+    Attributes:
+        id: Its span.
+        node: The graph node that made it.
+        messages: What it was asked, without what the call before it in this trace was asked already.
+        repeated: How many messages are left out because the call before had them.
+        reply: What the model said.
+        tokens: Its sampled tokens.
+        decoded: Whether they are text, and not ids.
+        sampled: How many there are.
+        length: The tokens of prompt and reply, and why it ended if not by itself, as text.
+        fate: What became of its tokens in training, as text; '' if nothing says so.
+        trained: Whether they were trained.
+        advantage: The advantage that they were trained with, as text.
+        error: Its error, or ''.
+        facts: More, name and value.
+    """
+
+    id: str
+    node: str
+    messages: Sequence[Message]
+    repeated: int
+    reply: str
+    tokens: Sequence[Token]
+    decoded: bool
+    sampled: int
+    length: str
+    fate: str
+    trained: bool
+    advantage: str
+    error: str
+    facts: Sequence[tuple[str, str]] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Step:
+    """What else happened between the calls: the input and output of a node or a tool, or what a program wrote.
+
+    Attributes:
+        id: Its span.
+        kind: `node`, `tool` or `span`.
+        name: The node's or the tool's.
+        seconds: How long it took.
+        texts: Its texts, by key.
+        facts: Its numbers and truth values, by key.
+        error: Its error, or ''.
+    """
+
+    id: str
+    kind: str
+    name: str
+    seconds: float
+    texts: Sequence[tuple[str, str]]
+    facts: Sequence[tuple[str, str]]
+    error: str
+
+
+@attrs.frozen(kw_only=True)
+class Readable:
+    """A rollout as it is shown.
+
+    Attributes:
+        row: Its row of the rollout file.
+        title: The task's question, or its id.
+        verdict: `right`, `wrong`, `part` or `failed`.
+        score: Its value, or its failure.
+        input: The task's input, key and text.
+        tree: All spans, parents first.
+        parts: Calls and steps in the order in which they began.
+        answer: What the agent answered.
+        reasons: What the reward says about its score.
+        second_rewards: What other rewards say, name and score.
+    """
+
+    row: Mapping[str, Any]
+    title: str
+    verdict: str
+    score: str
+    input: Sequence[tuple[str, str]]
+    tree: Sequence[Node]
+    parts: Sequence[Call | Step]
+    answer: str
+    reasons: Sequence[tuple[str, str]]
+    second_rewards: Sequence[tuple[str, str]]
+
+    @property
+    def places(self) -> dict[str, int]:
+        """The number of each span's part, from 1."""
+        return {part.id: place for place, part in enumerate(self.parts, 1)}
+
+    @property
+    def nodes(self) -> list[Step]:
+        """The steps of graph nodes, without routing functions, whose output is only the next node's name."""
+        steps = [part for part in self.parts if isinstance(part, Step) and part.kind == "node"]
+        return [step for step in steps if step.error or step.facts or [key for key, _ in step.texts] != ["output"]]
+
+    @property
+    def texts(self) -> list[str]:
+        """What the model replied, and what nodes and tools returned."""
+        several = ([part.reply] if isinstance(part, Call) else [text for _, text in part.texts] for part in self.parts)
+        return [text for texts in several for text in texts]
+
+
+def readable(
+    row: Mapping[str, Any],
+    calls: Mapping[str, Sequence[Mapping[str, Any]]],
+    tokenizer: Tokenizer | None,
+    longest: int = LONGEST_TEXT,
+    most_tokens: int = MOST_TOKENS,
+) -> Readable:
+    """Make a rollout readable.
+
+    Args:
+        row: Its row, with decoded JSON columns; those that it lacks count as empty.
+        calls: Where its calls went, by the id of their span.
+        tokenizer: Of its model.
+        longest: Characters of a text; the end of a longer one is left out.
+        most_tokens: Sampled tokens of a call.
+    """
+    row = {**dict.fromkeys(COLUMNS), **row}
+    trace = Trace(rollout_id=str(row["id"]), spans=spans_of(row["spans"]))
+    parts: list[Call | Step] = []
+    asked: list[Any] = []
+    around = {span.parent for span in trace.spans if span.node and isinstance(span.attributes.get("output"), Mapping)}
+    for span in trace.spans:
+        if span.name == LLM_CALL:
+            node = next(iter(trace.nodes(span)), "")
+            shown = tokens_of(span.attributes, tokenizer, most_tokens)
+            call, asked = _call(
+                span, node, calls.get(span.id, ()), shown, asked, longest, decoded=tokenizer is not None
+            )
+            parts.append(call)
+        elif span.id not in around and (step := _step(span, longest)):
+            parts.append(step)
+    reasons = [("message", str(row["message"]))] if row["message"] else []
+    for key, item in {**mapping(row["components"]), **mapping(row["details"])}.items():
+        if item not in (None, "", {}, []):
+            reasons.append((str(key), text_of(item, longest)))
+    return Readable(
+        row=row,
+        title=question(row),
+        verdict=verdict(row),
+        score=str(row["failure"]) if row["failure"] else score_of(row),
+        input=[(str(key), text_of(item, longest)) for key, item in mapping(row["input"]).items()],
+        tree=_tree(trace.spans),
+        parts=parts,
+        answer=text_of(row["answer"], longest) if row["answer"] is not None else "",
+        reasons=reasons,
+        second_rewards=[(str(name), score_of(mapping(item))) for name, item in mapping(row[SECOND]).items()],
+    )
+
+
+def readable_rollout(rollout: Rollout) -> Readable:
+    """Make a rollout that has just ended readable, with all of its texts."""
+    trained = {t.span_id: [{"place": "trained", "tokens": len(t.response_ids)}] for t in rollout.triplets}
+    return readable(decoded(row_of(rollout)), trained, None, longest=1 << 60, most_tokens=0)
+
+
+def question(row: Mapping[str, Any]) -> str:
+    """Return the task's question, or its id if it has none."""
+    given = mapping(row.get("input"))
+    return next((given[key] for key in TASK_KEYS if isinstance(given.get(key), str)), "") or str(row.get("task_id"))
+
+
+def score_of(score: Mapping[str, Any]) -> str:
+    """Return a score as text: its value, and its status if that is not `ok`."""
+    value, status = number(score.get("value")), score.get("status")
+    if value is None:
+        return str(status or "not scored")
+    return f"{value:g}" if status in ("ok", None) else f"{value:g} ({status})"
+
+
+def chip(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rollout's score as a page shows it: short, with words for those who cannot see its colour."""
+    kind, value = verdict(row), number(row.get("value"))
+    text = "×" if kind == "failed" else f"{value:.2g}" if value is not None else NOTHING
+    said = str(row.get("failure") or "not scored") if kind == "failed" else f"{kind}, score {value:g}"
+    return {"id": row["id"], "verdict": kind, "text": text, "said": said}
+
+
+def differences(left: Readable, right: Readable) -> list[tuple[str, str, str]]:
+    """Compare what was said and answered in two rollouts, line by line.
+
+    Returns:
+        Rows of a table of two columns: `same`, `changed`, `left` or `right` (only there), and both lines.
+    """
+    ours, theirs = ([line for text in [*r.texts, r.answer] for line in text.splitlines()] for r in (left, right))
+    rows: list[tuple[str, str, str]] = []
+    for tag, a0, a1, b0, b1 in difflib.SequenceMatcher(a=ours, b=theirs, autojunk=False).get_opcodes():
+        one, other = ours[a0:a1], theirs[b0:b1]
+        for i in range(max(len(one), len(other))):
+            a, b = one[i] if i < len(one) else "", other[i] if i < len(other) else ""
+            kind = "same" if tag == "equal" else "left" if i >= len(other) else "right" if i >= len(one) else "changed"
+            rows.append((kind, a, b))
+    return rows
+
+
+def text_of(value: Any, longest: int = LONGEST_TEXT) -> str:
+    """Return any JSON value as text to read, at most so many characters of it."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
+    return cut(text, longest)
+
+
+def _call(
+    span: Span,
+    node: str,
+    entries: Sequence[Mapping[str, Any]],
+    tokens: Sequence[Token],
+    before: list[Any],
+    longest: int,
+    *,
+    decoded: bool,
+) -> tuple[Call, list[Any]]:
+    attributes = span.attributes
+    request = mapping(attributes.get("request"))
+    given = request.get("messages")
+    messages = given if isinstance(given, list) else []
+    repeated = len(before) if before and messages[: len(before)] == before else 0
+    sampled = attributes.get("response_token_ids")
+    facts = [(key, text_of(request[key])) for key in ("model", "temperature", "max_tokens") if key in request]
+    tools = [mapping(tool) for tool in (request.get("tools") or ()) if isinstance(tool, Mapping)]
+    if tools:
+        facts.append(("tools", ", ".join(str(mapping(t.get("function")).get("name") or text_of(t)) for t in tools)))
+    if SERVER in attributes:
+        facts.append(("server", f"{attributes[SERVER]}: another one than the run's, never trained"))
+    advantages = [number(e.get("advantage")) for e in entries]
+    call = Call(
+        id=span.id,
+        node=node or "(no node)",
+        messages=[_message(m, longest) for m in messages[repeated:]],
+        repeated=repeated,
+        reply=cut(reply_of(attributes), longest),
+        tokens=tokens,
+        decoded=decoded,
+        sampled=len(sampled) if isinstance(sampled, list) else 0,
+        length=_length(attributes),
+        fate="; ".join(_fate(e) for e in entries),
+        trained=any(e.get("place") == "trained" for e in entries),
+        advantage=next((f"{a:+.3f}" for a in advantages if a is not None), NOTHING),
+        error=cut(span.error or "", longest),
+        facts=facts,
+    )
+    return call, messages
+
+
+def _length(attributes: Mapping[str, Any]) -> str:
+    """Return a call's token counts: from its token ids, else from the server's `usage`."""
+    ids = [attributes.get(f"{part}_token_ids") for part in ("prompt", "response")]
+    usage = mapping(mapping(attributes.get("response")).get("usage"))
+    if all(isinstance(found, list) and found for found in ids):
+        text = " + ".join(count(len(found or ())) for found in ids) + " tokens"
+    elif "prompt_tokens" in usage and "completion_tokens" in usage:
+        text = f"{count(usage['prompt_tokens'])} + {count(usage['completion_tokens'])} tokens, no ids"
+    else:
+        text = "no token ids"
+    end = attributes.get("finish_reason")
+    return text if end in (None, "stop", "tool_calls") else f"{text}, ended by {end}"
+
+
+def _fate(entry: Mapping[str, Any]) -> str:
+    place, reason, tokens = str(entry.get("place")), str(entry.get("reason") or ""), int(entry.get("tokens") or 0)
+    words = {"trained": "trained", "masked": "context without loss", "handed_over": "handed to the algorithm"}
+    if place == "dropped":
+        return f"left out, {reason}: {REASONS.get(reason, 'a reason of the algorithm or the adapter')}"
+    return f"{words.get(place, place)} ({tokens} tokens)"
+
+
+def _message(given: Any, longest: int) -> Message:
+    message = mapping(given)
+    content = message.get("content")
+    return Message(
+        role=str(message.get("role") or "?"),
+        text="" if content is None else text_of(content, longest),
+        calls=tool_calls_of(message),
+    )
+
+
+def _step(span: Span, longest: int) -> Step | None:
+    tool = span.attributes.get("tool.name")
+    kind = "tool" if tool else "node" if span.node else "span"
+    texts, facts = [], []
+    for key, value in span.attributes.items():
+        if key in HEADINGS or (key == "input" and kind == "node"):
+            continue
+        for name, item in value.items() if isinstance(value, Mapping) else [(key, value)]:
+            if isinstance(item, bool):
+                facts.append((str(name), "yes" if item else "no"))
+            elif isinstance(item, int | float):
+                facts.append((str(name), f"{item:g}"))
+            elif item not in (None, "", [], {}):
+                texts.append((str(name), text_of(item, longest)))
+    if not (texts or facts or (span.error and kind != "span")):
+        return None
+    return Step(
+        id=span.id,
+        kind=kind,
+        name=str(tool or span.node or span.name),
+        seconds=span.end - span.start,
+        texts=texts,
+        facts=facts,
+        error=cut(span.error or "", longest),
+    )
+
+
+def _tree(spans: Sequence[Span]) -> list[Node]:
+    known = {span.id for span in spans}
+    below: dict[str, list[Span]] = {}
+    roots: list[Span] = []
+    for span in spans:
+        inside = span.parent is not None and span.parent in known and span.parent != span.id
+        (below.setdefault(str(span.parent), []) if inside else roots).append(span)
+    begin = min((span.start for span in spans), default=0.0)
+    found: list[Node] = []
+    waiting = [(span, 0) for span in reversed(roots)]
+    while waiting:
+        span, depth = waiting.pop()
+        tool, call = span.attributes.get("tool.name"), span.name == LLM_CALL
+        kind = "call" if call else "tool" if tool else "node" if span.node else "rollout" if depth == 0 else "span"
+        found.append(
+            Node(
+                id=span.id,
+                name="LLM call" if call else str(tool or span.node or span.name),
+                kind=kind,
+                depth=depth,
+                at=span.start - begin,
+                seconds=span.end - span.start,
+                error=span.error or "",
+            )
+        )
+        waiting += [(child, depth + 1) for child in reversed(below.pop(span.id, []))]
+    return found

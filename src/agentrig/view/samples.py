@@ -1,0 +1,185 @@
+"""The rollouts that a page shows: a task before and after training, where two rewards disagree, a group of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentrig.text import cut
+from agentrig.view.calls import calls_of
+from agentrig.view.gold import Gold
+from agentrig.view.html import Anchors
+from agentrig.view.reading import SECOND, RunData, is_correct, mapping, number, rollout_rows
+from agentrig.view.rollout import COLUMNS, chip, question, readable, score_of, text_of
+from agentrig.view.tokens import Tokenizers
+
+LONGEST_TEXT = 4_000
+"""Characters of a message or an output in the file; the live page shows more."""
+
+MOST_TOKENS = 600
+"""Tokens of a call in the file."""
+
+SHORT = 80
+"""Most characters of a value of a task's input that is shown beside its question."""
+
+LEFT_OUT = "this file leaves it out, and `agentrig report RUN --gold` adds it"
+
+KINDS = {
+    (False, True): ("wrong before, right after", 3),
+    (True, False): ("right before, wrong after", 1),
+    (False, False): ("wrong both times", 1),
+    (True, True): ("right both times", 1),
+}
+"""Whether a task was right before and after training, to the words for it and how many of these are shown."""
+
+
+def before_after(run: RunData, missing: list[str]) -> dict[str, Any] | None:
+    """Choose tasks that were measured before and after training, and return their rollouts.
+
+    Uses the held-out rollouts if there are any from before and after, else the first and last validation. It
+    chooses the first tasks of each kind by id, including tasks that got worse, so that the choice is
+    reproducible and not biased.
+
+    Args:
+        run: The run.
+        missing: What cannot be read is noted here.
+
+    Returns:
+        `where` they were measured, how many tasks were `judged` both times and got `better` and `worse`, and the few
+        that are `shown`; None without two measurements.
+    """
+    ends = next(((files[0], files[-1]) for m in ("report", "validation") if len(files := run.of_mode(m)) > 1), None)
+    if ends is None:
+        return None
+    rows = [
+        {row["task_id"]: row for row in rollout_rows([file], ("id", "task_id", "value", "correct"), missing=missing)}
+        for file in ends
+    ]
+    groups: dict[tuple[bool, bool], list[str]] = {kind: [] for kind in KINDS}
+    for task in sorted(rows[0].keys() & rows[1].keys(), key=str):
+        if all(number(end[task]["value"]) is not None for end in rows):
+            groups[is_correct(rows[0][task]), is_correct(rows[1][task])].append(task)
+    chosen = [(task, words) for kind, (words, most) in KINDS.items() for task in groups[kind][:most]]
+    ids = {str(end[task]["id"]) for task, _ in chosen for end in rows}
+    whole = {row["id"]: row for row in rollout_rows(ends, COLUMNS, ids=ids, missing=missing)}
+    shown = []
+    for task, words in chosen:
+        sides = [
+            readable(whole[end[task]["id"]], {}, None, LONGEST_TEXT, 0) for end in rows if end[task]["id"] in whole
+        ]
+        if len(sides) == 2:
+            facts = [(key, text) for key, text in sides[0].input if len(text) <= SHORT and not text.startswith("/")]
+            facts = [("task", task), *(fact for fact in facts if fact[1] not in ("", sides[0].title))]
+            shown.append({"title": sides[0].title, "facts": facts, "outcome": words, "sides": sides})
+    split = "held-out" if ends[0].mode == "report" else "validation"
+    return {
+        "where": f"{split} split, step {ends[0].step} and step {ends[1].step}",
+        "shown": shown,
+        "better": len(groups[False, True]),
+        "worse": len(groups[True, False]),
+        "judged": sum(map(len, groups.values())),
+    }
+
+
+def reward_disagreements(run: RunData, missing: list[str], *, limit: int = 6) -> list[dict[str, Any]]:
+    """Return the latest rollouts whose value in a second reward differs from the one that was trained on."""
+    found: list[dict[str, Any]] = []
+    for file in reversed(run.of_mode("train")):
+        scored = list(rollout_rows([file], ("id", "value", SECOND), missing=missing))
+        others = {str(row["id"]): name for row in scored if (name := _other(row))}
+        for row in rollout_rows([file], COLUMNS, ids=others.keys()) if others else ():
+            name, answer = others[row["id"]], row["answer"]
+            second = mapping(row[SECOND][name])
+            reason = mapping(second.get("details")).get("reason")
+            told = f"trained reward {score_of({'value': row['value']})}, {name} {score_of(second)}"
+            shown = {"row": row, "title": question(row), "answer": cut(text_of(answer), LONGEST_TEXT)}
+            found.append({**shown, "told": f"{told} ({reason})" if reason else told})
+            if len(found) == limit:
+                return found
+    return found
+
+
+def _other(row: Mapping[str, Any]) -> str | None:
+    """Return the name of the first second reward with another value than the row's, or None."""
+    seconds = mapping(row[SECOND]).items()
+    return next((str(name) for name, score in seconds if mapping(score).get("value") != row["value"]), None)
+
+
+def last_group(run: RunData, missing: list[str], *, limit: int = 4) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the first group of the last training step whose rollouts differ in value, or else the first one.
+
+    Args:
+        run: The run.
+        missing: What cannot be read is noted here.
+        limit: The most whole rows.
+
+    Returns:
+        Its `step`, its task's `title` and the scores of all its `rollouts`, and the whole rows of a few: those with
+        the highest and the lowest values. Both are empty for a run without training rollouts.
+    """
+    files = run.of_mode("train")[-1:]
+    groups: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+    for row in rollout_rows(files, ("id", "task_id", "group", "failure", "value", "correct"), missing=missing):
+        groups.setdefault((row["group"], row["task_id"]), []).append(row)
+    all_groups = list(groups.values())
+    members = next((g for g in all_groups if len({row["value"] for row in g}) > 1), all_groups[0] if groups else [])
+    ranked = sorted(members, key=lambda row: number(row["value"]) or 0.0, reverse=True)
+    chosen = ranked if len(ranked) <= limit else [*ranked[: limit // 2], *ranked[-(limit // 2) :]]
+    ids = [str(row["id"]) for row in chosen]
+    rows = sorted(rollout_rows(files, COLUMNS, ids=ids, missing=missing), key=lambda row: ids.index(row["id"]))
+    if not rows:
+        return {}, []
+    return {"step": files[0].step, "title": question(rows[0]), "rollouts": [chip(row) for row in members]}, rows
+
+
+class Shelf:
+    """Makes rollouts readable for one file: those of its examples, and a group of the last training step.
+
+    Args:
+        gold: Whether to show the private part of their tasks, which the run's task set is asked for.
+    """
+
+    def __init__(self, *, gold: bool) -> None:
+        self._gold = Gold() if gold else None
+        self._tokenizers = Tokenizers()
+
+    def shown(self, run: RunData, view: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the rollouts that a run's examples mention, and those of a group.
+
+        Args:
+            run: The run.
+            view: What else the page shows of it.
+
+        Returns:
+            `shown`, `group`, `to` (where their links lead), `damage` and `missing` (what cannot be read), for the
+            templates.
+        """
+        missing = list(view["missing"])
+        group, rows = last_group(run, missing)
+        rows += [each["row"] for each in view["reward_disagreements"]]
+        rows += [side.row for pair in (view["pairs"] or {"shown": ()})["shown"] for side in pair["sides"]]
+        by_id = {str(row["id"]): row for row in rows}
+        anchors = {id: f"{view['at']}rollout-{place}" for place, id in enumerate(by_id, 1)}
+        tokenizer, why = self._tokenizers.of(run) if rows else (None, "")
+        damage = [f"{why}: sampled tokens are shown by their ids"] if why else []
+        places: dict[str, Mapping[str, Any]] = {}
+        for step in sorted({row["step"] for row in by_id.values() if row["mode"] == "train"}):
+            found, wrong = calls_of(run.directory, step, by_id.keys())
+            places |= found
+            damage += [wrong] if wrong else []
+        return {
+            "shown": [self._whole(run, row, anchors[id], places.get(id, {}), tokenizer) for id, row in by_id.items()],
+            "group": group,
+            "to": Anchors(anchors),
+            "damage": damage,
+            "missing": list(dict.fromkeys(missing)),
+        }
+
+    def _whole(self, run: RunData, row: Mapping[str, Any], at: str, calls: Any, tokenizer: Any) -> dict[str, Any]:
+        gold, no_gold = self._gold.of(run.directory, str(row["task_id"])) if self._gold else (None, LEFT_OUT)
+        return {
+            "at": at,
+            "seen": readable(row, calls, tokenizer, LONGEST_TEXT, MOST_TOKENS),
+            "gold": [(key, text_of(value, LONGEST_TEXT)) for key, value in (gold or {}).items()],
+            "no_gold": no_gold,
+        }

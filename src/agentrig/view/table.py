@@ -1,0 +1,156 @@
+"""The results table: the columns of the reference's published results, one row per run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrig.figures import NOTHING, counted, mean, percent
+from agentrig.view import figures
+from agentrig.view.reading import RunData, mapping, number, read_run
+from agentrig.view.text import plain
+
+COLUMNS = {
+    "run": "Run",
+    "model": "Model",
+    "context": "Context",
+    "turns": "Turns",
+    "trained": "Trained",
+    "accuracy": "Accuracy before → after",
+    "reward": "Mean reward before → after",
+    "transitions_per_rollout": "Transitions a rollout",
+    "prompt_tokens": "Prompt tokens",
+    "response_tokens": "Response tokens",
+    "gpus": "GPUs",
+    "steps": "Steps",
+    "hours": "Hours",
+    "s_per_step": "s/step",
+    "rollout_share": "Rollout %",
+    "update_share": "Update %",
+}
+"""Key to heading, in the order of the table."""
+
+
+def row_of(run: RunData) -> dict[str, Any]:
+    """Return a run's results as JSON values; None if the run does not have one.
+
+    Shares are fractions; `first` and `last` are means over the run's first and last steps
+    (`agentrig.view.figures.change`).
+    """
+    _, seconds = figures.series(run, "step_s")
+    shares = figures.time_share(run)
+    return {
+        "run": run.name,
+        "directory": str(run.directory),
+        "recipe": run.recipe or None,
+        "status": figures.status(run),
+        "model": figures.model_name(run),
+        # The published results call this context: the maximum characters of schema in a prompt.
+        "context": run.setting("agent", "table_info_truncate"),
+        "context_tokens": figures.context_length(run),
+        "turns": run.setting("agent", "max_turns"),
+        "trained": sorted(figures.totals(run, "nodes", "trained")) or None,
+        **figures.held_out(run),
+        "transitions_per_rollout": figures.change(run, "transitions_per_rollout"),
+        "prompt_tokens": figures.change(run, "prompt_tokens"),
+        "response_tokens": figures.change(run, "response_tokens"),
+        "gpus": figures.accelerators(run),
+        "steps": len(run.steps) or run.summary.get("steps"),
+        "hours": figures.hours(run),
+        "s_per_step": mean(seconds),
+        "rollout_share": shares.get("rollout"),
+        "reward_share": shares.get("reward"),
+        "update_share": shares.get("update"),
+        "rollouts": run.summary.get("rollouts"),
+        "failures": failures(run),
+        "missing": list(run.missing),
+    }
+
+
+def failures(run: RunData) -> dict[str, int]:
+    """Return how many rollouts failed, by kind: the summary's count, else that of the training steps."""
+    stated = mapping(run.summary.get("failures"))
+    return {str(k): int(number(v) or 0) for k, v in stated.items()} if run.summary else figures.totals(run, "failures")
+
+
+def cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row of `row_of` as text, by column."""
+    found = row["accuracy"]
+    trained = row["trained"]
+    gpus = row["gpus"]
+    return {
+        "run": row["run"],
+        "model": row["model"] or NOTHING,
+        "context": NOTHING if row["context"] is None else str(row["context"]),
+        "turns": NOTHING if row["turns"] is None else str(row["turns"]),
+        "trained": ", ".join(trained) if trained else NOTHING,
+        "accuracy": f"{percent(found['before'])} → {percent(found['after'])}",
+        "reward": f"{plain(row['reward']['before'], 3)} → {plain(row['reward']['after'], 3)}",
+        "transitions_per_rollout": _arrow(row["transitions_per_rollout"], 2),
+        "prompt_tokens": _arrow(row["prompt_tokens"], 1),
+        "response_tokens": _arrow(row["response_tokens"], 1),
+        "gpus": NOTHING if gpus is None else "0 (cpu)" if gpus == 0 else str(gpus),
+        "steps": NOTHING if row["steps"] is None else str(row["steps"]),
+        "hours": plain(row["hours"], 2),
+        "s_per_step": plain(row["s_per_step"], 1),
+        "rollout_share": percent(row["rollout_share"]),
+        "update_share": percent(row["update_share"]),
+    }
+
+
+def _arrow(found: Mapping[str, float] | None, digits: int) -> str:
+    if found is None:
+        return NOTHING
+    first, last = plain(found["first"], digits), plain(found["last"], digits)
+    return first if first == last else f"{first} → {last}"
+
+
+def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return one dict of JSON values per run, as `agentrig report RUN … --json` prints it.
+
+    Raises:
+        AgentrigError: One of them is no run directory.
+    """
+    return [row_of(read_run(Path(d))) for d in run_dirs]
+
+
+def compare_text(run_dirs: Sequence[Path], *, width: int | None = None) -> str:
+    """Return the results table for a terminal, without control codes: one column per run, so that it fits.
+
+    Args:
+        run_dirs: The runs.
+        width: In characters; None for the terminal's own.
+
+    Raises:
+        AgentrigError: One of them is no run directory.
+    """
+    import io
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = compare(run_dirs)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for row in rows:
+        table.add_column(Text(row["run"]), overflow="fold")
+    as_text = [cells(row) for row in rows]
+    intervals = ("before_ci95", "after_ci95")
+    for key, heading in COLUMNS.items():
+        if key != "run":
+            table.add_row(heading, *(Text(cell[key]) for cell in as_text))
+        if key == "accuracy":
+            spans = [" → ".join(_interval(row["accuracy"][i]) for i in intervals) for row in rows]
+            table.add_row("  95% intervals", *map(Text, spans))
+            table.add_row("  n", *(str(row["accuracy"]["n"] or NOTHING) for row in rows))
+    table.add_row("Failures", *(Text(counted(row["failures"])) for row in rows))
+    table.add_row("Status", *(Text(row["status"]) for row in rows))
+    buffer = io.StringIO()
+    Console(file=buffer, width=width, color_system=None, force_terminal=False, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+
+
+def _interval(found: Sequence[float] | None) -> str:
+    return NOTHING if found is None else f"{percent(found[0])}–{percent(found[1])}"

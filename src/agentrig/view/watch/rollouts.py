@@ -1,0 +1,217 @@
+"""The rollouts of a run directory: found by step, score, failure, node, text and length."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from agentrig.view.reading import RolloutFile, Seen, columns_of, one_of, rollout_files, rollout_rows
+from agentrig.view.rollout import COLUMNS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow.compute import Expression
+
+FIGURES = ("id", "task_id", "group", "failure", "value", "correct", "calls", "response_tokens", "nodes")
+"""The columns that are held in memory: a few hundred bytes a rollout."""
+
+TEXTS = ("input", "answer", "message", "details", "replies")
+"""The columns that are searched for a text; they are read when somebody searches."""
+
+MOST_TEXT = 64_000_000
+"""Bytes of searched texts that are kept in memory; more than that is read again for each search."""
+
+
+@attrs.frozen(kw_only=True)
+class Filter:
+    """Which rollouts to show; what is None or empty does not count.
+
+    Attributes:
+        mode: `train`, `validation`, `report` or `dev`.
+        step: Only of this step.
+        score: `right`, `wrong`, `part`, `failed`, or a range of values such as `0.2..0.8`.
+        failure: A failure's kind.
+        node: A graph node that made a call.
+        text: In the task's input, the answer, the replies, a failure's message or the reward's reasons; case counts
+            not.
+        shortest: Fewest sampled tokens.
+        longest: Most sampled tokens.
+        task: A task's id.
+    """
+
+    mode: str = ""
+    step: int | None = None
+    score: str = ""
+    failure: str = ""
+    node: str = ""
+    text: str = ""
+    shortest: int | None = None
+    longest: int | None = None
+    task: str = ""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it asks for more than a mode and a step."""
+        return attrs.evolve(self, mode="", step=None) != Filter()
+
+    def conditions(self) -> Iterator[Expression]:
+        """Yield what it asks of the columns in memory.
+
+        Raises:
+            ValueError: The score is neither a verdict nor a range.
+        """
+        import pyarrow.compute as pc
+
+        for column, value in (("mode", self.mode), ("failure", self.failure), ("task_id", self.task)):
+            if value:
+                yield pc.field(column) == value
+        if self.step is not None:
+            yield pc.field("step") == self.step
+        if self.score:
+            yield _scored(self.score)
+        if self.shortest is not None:
+            yield pc.field("response_tokens") >= self.shortest
+        if self.longest is not None:
+            yield pc.field("response_tokens") <= self.longest
+        if self.node:
+            yield pc.match_substring(pc.field("nodes"), json.dumps(self.node, ensure_ascii=False))
+
+
+class Rollouts:
+    """The rollouts of one run; files that appear are read when somebody asks.
+
+    Args:
+        directory: The run directory.
+
+    Attributes:
+        unreadable: Which files cannot be read, one sentence each.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._folder = directory / "rollouts"
+        self._lock = threading.Lock()
+        self._seen = Seen()
+        self._texts: dict[Path, tuple[int, pa.Table]] = {}
+        self.unreadable: list[str] = []
+
+    def files(self) -> list[RolloutFile]:
+        """Return the files that are there, in the order in which they were made."""
+        order = {"report": 0, "validation": 1, "train": 2, "dev": 3}
+        return sorted(rollout_files(self._folder), key=lambda f: (f.step, order.get(f.mode, 4)))
+
+    def table(self) -> pa.Table:
+        """Return all rollouts with the columns of `FIGURES`, `mode`, `step` and `place` (their row in the file)."""
+        import pyarrow as pa
+
+        with self._lock:
+            missing: list[str] = []
+            tables = [self._seen.of(file, _figures, missing) for file in self.files()]
+            self.unreadable = missing
+            text, number, count = pa.string(), pa.float64(), pa.int64()
+            types = [text, text, text, text, number, pa.bool_(), count, count, text, text, count, count]
+            none = pa.schema(zip([*FIGURES, "mode", "step", "place"], types, strict=True)).empty_table()
+            return pa.concat_tables([none, *filter(None, tables)])
+
+    def find(self, wanted: Filter) -> pa.Table:
+        """Return the rollouts that a filter lets through.
+
+        Raises:
+            ValueError: The filter's score is neither a verdict nor a range.
+        """
+        found = self.table()
+        for condition in wanted.conditions():
+            found = found.filter(condition)
+        return found.filter(one_of("id", self._with_text(found, wanted.text))) if wanted.text else found
+
+    def values(self, column: str) -> list[str]:
+        """Return the different values of a column of `table`, in order."""
+        return sorted(value for value in self.table()[column].unique().to_pylist() if value)
+
+    def nodes(self) -> list[str]:
+        """Return the names of the graph nodes that made calls."""
+        return sorted({name for text in self.values("nodes") for name in json.loads(text)})
+
+    def row(self, id: str) -> dict[str, Any] | None:
+        """Return a whole rollout; None if there is none."""
+        files = self._files_of(self.table(), [id])
+        return next(rollout_rows(files, COLUMNS, ids=[id], missing=self.unreadable), None)
+
+    def inputs(self, ids: Sequence[str]) -> dict[str, Any]:
+        """Return the task's input of some rollouts, by id."""
+        files = self._files_of(self.table(), ids)
+        return {row["id"]: row["input"] for row in rollout_rows(files, ("id", "input"), ids=ids)}
+
+    def _files_of(self, table: pa.Table, ids: Sequence[str] | None = None) -> list[RolloutFile]:
+        some = table if ids is None else table.filter(one_of("id", ids))
+        there = {(row["mode"], row["step"]) for row in some.group_by(["mode", "step"]).aggregate([]).to_pylist()}
+        return [file for file in self.files() if (file.mode, file.step) in there]
+
+    def _with_text(self, table: pa.Table, text: str) -> list[str]:
+        """Return the ids of rollouts with a text, of the files of a table; some of the texts are kept."""
+        import pyarrow.compute as pc
+
+        kept = {path: texts for path, texts in self._texts.items() if path.exists()}
+        size = sum(texts.nbytes for _, texts in kept.values())
+        found: list[str] = []
+        for file in self._files_of(table):
+            version = file.version
+            if file.path not in kept or kept[file.path][0] != version:
+                texts = columns_of(file, ("id", *TEXTS), self.unreadable)
+                if texts is None:
+                    continue
+                size += texts.nbytes
+            else:
+                texts = kept[file.path][1]
+            if size <= MOST_TEXT:
+                kept[file.path] = version, texts
+            for column in TEXTS:
+                with_it = texts.filter(pc.match_substring(pc.field(column), text, ignore_case=True))
+                found += with_it["id"].to_pylist()
+        self._texts = kept
+        return found
+
+
+def _figures(file: RolloutFile, missing: list[str]) -> pa.Table | None:
+    import pyarrow as pa
+
+    table = columns_of(file, FIGURES, missing)
+    if table is None:
+        return None
+    n = len(table)
+    own = {"mode": pa.array([file.mode] * n, pa.string()), "step": pa.array([file.step] * n, pa.int64())}
+    for name, values in (own | {"place": pa.array(range(n), pa.int64())}).items():
+        table = table.append_column(name, values)
+    return table
+
+
+def _scored(score: str) -> Expression:
+    """Return what a verdict or a range asks of a rollout; `agentrig.view.reading.verdict` has the same rules."""
+    import pyarrow.compute as pc
+
+    value = pc.field("value")
+    scored = pc.field("failure").is_null() & value.is_valid()
+    right = pc.coalesce(pc.field("correct"), False)
+    verdicts = {
+        "right": scored & right,
+        "failed": ~scored,
+        "wrong": scored & ~right & (value <= 0),
+        "part": scored & ~right & (value > 0),
+    }
+    if score in verdicts:
+        return verdicts[score]
+    numbers = re.fullmatch(r"\s*(-?[\d.]*)\s*\.\.\s*(-?[\d.]*)\s*", score)
+    if numbers is None:
+        raise ValueError(f"{score!r} is no score: write {', '.join(verdicts)}, or a range such as 0.2..0.8")
+    try:
+        low, high = (float(text) if text else None for text in numbers.groups())
+    except ValueError:
+        raise ValueError(f"{score!r} is no range of scores: write two numbers, such as 0.2..0.8") from None
+    if low is not None:
+        scored = scored & (value >= low)
+    return scored & (value <= high) if high is not None else scored

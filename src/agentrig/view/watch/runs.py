@@ -1,0 +1,114 @@
+"""Finds run directories and reads what changes in them while they run."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from agentrig.errors import AgentrigError
+from agentrig.view.diagnosis import Diagnosis, diagnose
+from agentrig.view.reading import RunData, Seen, read_run
+from agentrig.view.watch.rollouts import Rollouts
+
+STATE = ("config.toml", "manifest.json", "metrics.jsonl", "progress.json", "summary.json", "error.json", "log.jsonl")
+"""The files of a run that change while it runs."""
+
+
+class Run:
+    """One run directory.
+
+    Args:
+        directory: Its path.
+        key: Its name in addresses.
+    """
+
+    def __init__(self, directory: Path, key: str) -> None:
+        self.directory, self.key = directory, key
+        self.rollouts = Rollouts(directory)
+        self._seen = Seen()
+        self._lock = threading.Lock()
+        self._read: tuple[str, RunData] | None = None
+
+    def stamp(self) -> str:
+        """Return a text that changes when a file of the run does."""
+        found = []
+        for path in (*(self.directory / name for name in STATE), self.directory / "rollouts"):
+            try:
+                there = path.stat()
+                found.append(f"{path.name}:{there.st_mtime_ns}:{there.st_size}")
+            except OSError:
+                found.append(f"{path.name}:-")
+        return hashlib.sha256("|".join(found).encode()).hexdigest()[:16]
+
+    def diagnosis(self) -> Diagnosis:
+        """Return what held the run's learning back so far; only rollouts that are new are read.
+
+        Raises:
+            AgentrigError: The directory is gone.
+        """
+        data = self.data()
+        with self._lock:
+            return diagnose(data, self._seen)
+
+    def data(self) -> RunData:
+        """Return what the directory has now, without its rollouts.
+
+        Raises:
+            AgentrigError: It is gone.
+        """
+        with self._lock:
+            stamp = self.stamp()
+            if self._read is None or self._read[0] != stamp:
+                self._read = stamp, read_run(self.directory)
+            return self._read[1]
+
+
+class Runs:
+    """The runs that a page shows: those of a folder, or one.
+
+    Args:
+        place: A run directory, or a folder of them.
+
+    Raises:
+        AgentrigError: There is no such folder.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place.resolve()
+        if not self.place.is_dir():
+            raise AgentrigError(f"there is no folder {place}: name a run directory, or the folder that runs are in")
+        self.single = is_run(self.place)
+        self._known: dict[str, Run] = {}
+        self._lock = threading.Lock()
+
+    def all(self) -> Mapping[str, Run]:
+        """Return the runs that are there now, by key; the newest first."""
+        folders = [self.place] if self.single else [f for f in self.place.iterdir() if f.is_dir() and is_run(f)]
+        with self._lock:
+            found = {}
+            for folder in sorted(folders, key=_age, reverse=True):
+                found[folder.name] = self._known.setdefault(folder.name, Run(folder, folder.name))
+            self._known = dict(found)
+            return found
+
+    def get(self, key: str) -> Run:
+        """Return a run.
+
+        Raises:
+            KeyError: There is none of that name.
+        """
+        return self.all()[key]
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder has what a run writes first."""
+    return (folder / "config.toml").is_file() or (folder / "metrics.jsonl").is_file()
+
+
+def _age(folder: Path) -> float:
+    try:
+        return (folder / "config.toml").stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,125 @@
+"""What each page shows, as plain values for the templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+import attrs
+
+from agentrig.figures import mean
+from agentrig.text import cut
+from agentrig.view import figures, table
+from agentrig.view.page import differences, view
+from agentrig.view.plots import plots_of
+from agentrig.view.reading import verdict
+from agentrig.view.rollout import chip, question
+from agentrig.view.watch.rollouts import Filter
+from agentrig.view.watch.runs import Run
+
+PAGE = 50
+"""Rows of a list."""
+
+
+def overview(run: Run) -> dict[str, Any]:
+    """Return a run's figures, curves, warnings and tables; its rollouts are not read."""
+    data = run.data()
+    return {"run": view(data, table.row_of(data), whole=False), "key": run.key}
+
+
+def listing(runs: Mapping[str, Run]) -> list[dict[str, Any]]:
+    """Return a row for each run of a folder."""
+    found = []
+    for key, run in runs.items():
+        data = run.data()
+        _, rewards = figures.series(data, "reward")
+        found.append(
+            {
+                "key": key,
+                "name": data.name,
+                "recipe": data.recipe,
+                "status": figures.status(data),
+                "steps": len(data.steps),
+                "accuracy": figures.held_out(data)["accuracy"],
+                "reward": rewards[-1] if rewards else None,
+                "started": str(data.manifest.get("created") or ""),
+            }
+        )
+    return found
+
+
+def comparison(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return several runs side by side: their rows, curves, and the settings in which they differ."""
+    data = [run.data() for run in runs]
+    rows = [table.row_of(each) for each in data]
+    return {
+        "names": [each.name for each in data],
+        "keys": [run.key for run in runs],
+        "columns": table.COLUMNS,
+        "cells": [table.cells(row) for row in rows],
+        "curves": plots_of(data),
+        "differences": differences(data),
+    }
+
+
+def steps_of(batches: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Return the batches of rollouts for a choice: mode, step and a label."""
+    words = {"report": "held-out tasks", "validation": "validation", "train": "training", "dev": "dev"}
+    return [{"mode": mode, "step": step, "label": f"step {step}, {words.get(mode, mode)}"} for mode, step in batches]
+
+
+def groups(run: Run, wanted: Filter) -> list[dict[str, Any]]:
+    """Return a batch's groups: the task of each, and its rollouts with their scores."""
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in run.rollouts.find(wanted).to_pylist():
+        rows.setdefault((row["group"], row["task_id"]), []).append(row)
+    questions = run.rollouts.inputs([members[0]["id"] for members in rows.values()])
+    return [
+        {
+            "task": task,
+            "question": asked(questions.get(members[0]["id"]), task),
+            "rollouts": [chip(row) for row in members],
+            "mean": mean([row["value"] for row in members if verdict(row) != "failed"]),
+        }
+        for (_, task), members in rows.items()
+    ]
+
+
+def found_rollouts(run: Run, wanted: Filter, page: int) -> tuple[list[dict[str, Any]], int]:
+    """Return a page of the rollouts that a filter lets through, the newest first, and how many there are in all."""
+    found = run.rollouts.find(wanted).sort_by([("step", "descending"), ("mode", "ascending"), ("place", "ascending")])
+    shown = found.slice((page - 1) * PAGE, PAGE).to_pylist()
+    questions = run.rollouts.inputs([row["id"] for row in shown])
+    rows = [{**row, **chip(row), "question": asked(questions.get(row["id"]), row["task_id"])} for row in shown]
+    return rows, len(found)
+
+
+def asked(task_input: Any, task: str) -> str:
+    """Return a task's question in one line, or its id if it has none."""
+    return cut(" ".join(question({"input": task_input, "task_id": task}).split()), 240)
+
+
+def neighbours(run: Run, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is beside a rollout: its group, the one before and after it, and its task in other steps."""
+    batch = run.rollouts.find(Filter(mode=row["mode"], step=row["step"])).to_pylist()
+    ids = [each["id"] for each in batch]
+    place = ids.index(row["id"]) if row["id"] in ids else 0
+    history: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for other in run.rollouts.find(Filter(task=row["task_id"])).to_pylist():
+        if other["step"] != row["step"]:
+            history.setdefault((other["mode"], other["step"]), []).append(chip(other))
+    beside = [{"mode": mode, "step": step, "rollouts": chips[:16]} for (mode, step), chips in history.items()]
+    same = [each for each in batch if (each["group"], each["task_id"]) == (row["group"], row["task_id"])]
+    return {
+        "before": ids[place - 1] if place > 0 else "",
+        "after": ids[place + 1] if place + 1 < len(ids) else "",
+        "group": [chip(each) for each in same],
+        "history": beside[-60:],
+    }
+
+
+def query(wanted: Filter, **changed: Any) -> str:
+    """Return a filter as the query of an address."""
+    values = {**attrs.asdict(wanted), **changed}
+    return urlencode({key: value for key, value in values.items() if value not in (None, "")})

@@ -1,0 +1,122 @@
+"""Runs that were made to fail or stall, each in another way: the diagnosis names the planted cause first."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from quick import quick_first
+
+from agentrig.errors import AgentrigError
+from agentrig.plan import resolve
+from agentrig.run.training import train
+from agentrig.testing.scripted import ScriptedServer, scripted_server
+from agentrig.view.diagnosis import diagnose
+
+SUPPORT = Path(__file__).parents[1] / "support"
+ROLLOUTS = 8 * 48
+"""Training rollouts of a whole toy run."""
+
+
+def learner(body: Mapping[str, Any], number: int) -> str:
+    """Answer as a model that learns: right in 40% of the cases at first, and in 90% at the end."""
+    return says(body, random.Random(number).random() < 0.4 + 0.5 * min(1.0, number / ROLLOUTS))
+
+
+def beginner(body: Mapping[str, Any], number: int) -> str:
+    """Answer right in 1 of 50 cases."""
+    return says(body, number % 50 == 9)
+
+
+def expert(body: Mapping[str, Any], number: int) -> str:
+    """Answer wrong in 1 of 50 cases."""
+    return says(body, number % 50 != 9)
+
+
+def parrot(body: Mapping[str, Any], number: int) -> str:
+    """Give the same answer each time."""
+    return "odd"
+
+
+def says(body: Mapping[str, Any], right: bool) -> str:
+    """Answer right or wrong."""
+    asked = re.search(r"\d+", body["messages"][-1]["content"])
+    assert asked is not None
+    return "odd" if (int(asked[0]) % 2 == 1) == right else "even"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[ScriptedServer]:
+    with scripted_server() as server:
+        yield server
+
+
+def toy_run(place: Path, server: ScriptedServer, *words: str, model: Any = learner, **uses: str) -> Path:
+    """Run the recipe `toy` with a scripted model, and return the directory; an error is kept in it."""
+    server.requests.clear()
+    server.script = lambda body: model(body, len(server.requests) - 1)
+    own = [f"algorithm.endpoint={server.url}", f"run.directory={place}", "run.name=toy", 'run.block=["report"]']
+    own += ["algorithm.steps=8", "algorithm.tasks=12", "algorithm.group=4", "run.validation_tasks=1"]
+    files = [str(SUPPORT / "toy_plugin.py"), str(SUPPORT / "planted_plugin.py")]
+    try:
+        train(resolve("toy", overrides=[*own, *words], uses=uses, files=files))
+    except AgentrigError:
+        assert (place / "toy" / "error.json").is_file()
+    return place / "toy"
+
+
+PLANTED: Mapping[str, tuple[str, list[str], dict[str, Any]]] = {
+    "the model is right in 1 of 50 cases": ("tasks-too-hard", ["algorithm.steps=4"], {"model": beginner}),
+    "the model is wrong in 1 of 50 cases": ("tasks-too-easy", ["algorithm.steps=4"], {"model": expert}),
+    "the model always says the same": ("no-exploration", ["algorithm.steps=4"], {"model": parrot}),
+    "the adapter matches nothing": ("unmatched-calls", ["adapter.match=check"], {}),
+    "the adapter matches two thirds of the tasks": ("unmatched-calls", ["adapter.match=write"], {"agent": "two-names"}),
+    "the adapter returns calls twice": ("lost-calls", [], {"adapter": "twice"}),
+    "the server returns no token ids": ("no-token-ids", ["algorithm.token_ids=false"], {}),
+    "the agent asks nobody": ("calls-not-recorded", ['tasks.do=["no-call"]'], {}),
+    "the agent asks nobody in a third of the tasks": ("calls-not-recorded", ['tasks.do=["no-call","",""]'], {}),
+    "the agent samples on its own": ("other-sampling", ['tasks.do=["cold"]'], {}),
+    "the agent raises": ("failures", ['tasks.do=["raise"]'], {}),
+    "the agent raises in a third of the tasks": ("failures", ['tasks.do=["raise","",""]', "run.failure_limit=0.5"], {}),
+    "the agent hangs": (
+        "failures",
+        ['tasks.do=["hang","","",""]', "run.failure_limit=0.5", "runners.deadline_s=3", "algorithm.steps=1",
+         "algorithm.group=2", "algorithm.report=false"],
+        {},
+    ),
+    "the model's server is not there": (
+        "failures",
+        ["algorithm.endpoint=http://127.0.0.1:9/v1", "algorithm.report=false"],
+        {},
+    ),
+    "the reward judges nothing": ("failures", ["reward.invalid=true", "algorithm.report=false"], {}),
+    "the reward pays nothing": ("tasks-too-hard", ["reward.right=0"], {}),
+    "the reward pays everything": ("tasks-too-easy", ["reward.wrong=1"], {}),
+    "the reward is a constant": ("constant-reward", ["reward.right=0.5", "reward.wrong=0.5"], {}),
+    "no weight changes": ("weights-unchanged", ["algorithm.change=0"], {}),
+    "the gradient is not finite": ("diverged", ["algorithm.figures={grad_norm=nan}"], {}),
+}  # fmt: skip
+"""What was planted to the cause that must be named first, overrides, and components."""
+QUICK = ("the adapter matches nothing", "the agent raises in a third of the tasks", "the reward pays nothing")
+"""The others run when asked for; test_recorded_runs.py reads recorded runs."""
+
+
+@pytest.mark.parametrize("planted", quick_first(PLANTED, QUICK))
+def test_the_planted_cause_is_named_first(tmp_path: Path, served: ScriptedServer, planted: str) -> None:
+    cause, words, uses = PLANTED[planted]
+    found = diagnose(toy_run(tmp_path, served, *words, **uses))
+    assert [f.cause for f in found.problems][:1] == [cause], found
+    first = found.problems[0]
+    assert first.count
+    assert first.since is not None
+    assert first.settings or cause == "failures"
+    assert first.advice
+
+
+def test_nothing_is_wrong_with_the_same_run_without_a_fault(tmp_path: Path, served: ScriptedServer) -> None:
+    found = diagnose(toy_run(tmp_path, served))
+    assert (found.problems, found.steps, found.status) == ([], 8, "finished")

@@ -1,0 +1,123 @@
+"""The figures of a report, compared with values computed by hand or by brute force."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import product
+from pathlib import Path
+
+import attrs
+import pytest
+
+from agentrig.figures import mean, wilson
+from agentrig.testing.run_directory import write_run
+from agentrig.view import build_report, figures
+from agentrig.view.page import view
+from agentrig.view.reading import read_run
+from agentrig.view.table import row_of
+
+
+def test_wilson_agrees_with_published_values():
+    # Newcombe 1998 (Stat. Med. 17), table I, method 3: 81/263, 15/148, 0/20, 1/29
+    for (right, n), expected in {
+        (81, 263): (0.2553, 0.3662),
+        (15, 148): (0.0624, 0.1605),
+        (0, 20): (0.0000, 0.1611),
+        (1, 29): (0.0061, 0.1718),
+    }.items():
+        assert wilson(right, n) == pytest.approx(expected, abs=5e-5)
+
+
+def test_the_wilson_interval_contains_the_share_at_both_ends():
+    for n in range(1, 3000):
+        for right in (0, n):
+            low, high = wilson(right, n)
+            assert 0.0 <= low <= right / n <= high <= 1.0
+
+
+def test_the_wilson_interval_of_no_samples_is_0_to_1():
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("better", "worse"), [(0, 0), (5, 0), (3, 3), (7, 2), (1, 9)])
+def test_sign_test_counts_all_splits(better: int, worse: int):
+    n, gap = better + worse, abs(better - worse)
+    splits = [sum(s) for s in product((0, 1), repeat=n)]
+    as_far = sum(abs(2 * k - n) >= gap for k in splits) / len(splits)
+    assert figures.sign_test(better, worse) == pytest.approx(as_far)
+
+
+def test_a_curve_is_the_mean_of_the_last_16_steps_or_has_a_point_for_each_16(tmp_path: Path):
+    run = read_run(write_run(tmp_path / "run", steps=4))
+    steps, values = list(range(1, 41)), [float(v) for v in range(1, 41)]
+    at, curve = figures.averaged(run, steps, values)
+    assert (at, curve[0], curve[3], curve[39]) == (steps, 1.0, 2.5, 32.5)
+    binned = attrs.evolve(run, binned=True)
+    assert figures.averaged(binned, steps, values) == ([16, 32, 40], [8.5, 24.5, 36.5])
+    assert figures.averaged(binned, steps[2:17], values[2:17]) == ([16, 17], [9.5, 17.0])  # some steps have none
+
+
+def test_the_page_of_a_binned_run_has_its_curve(tmp_path: Path):
+    made = write_run(tmp_path / "run", steps=40)
+    pages = [build_report([made], tmp_path / f"{binned}.html", binned=binned).read_text() for binned in (False, True)]
+    lengths = [
+        {len(points.split()) for points in re.findall(r'class="line[^"]*" points="([^"]*)"', page)} for page in pages
+    ]
+    validation = 5
+    assert lengths == [{40, validation}, {3, validation}]
+
+
+def test_the_best_validation_is_one_measurement(tmp_path: Path):
+    """Its accuracy and its mean reward are those of the same step, also if that is the start."""
+    made = write_run(tmp_path / "run", steps=4)
+
+    def best() -> list[tuple[str, str, str]]:
+        run = read_run(made)
+        tiles = view(run, row_of(run), whole=False)["tiles"]
+        return [tile for tile in tiles if tile[0] == "best validation"]
+
+    lines = [json.loads(line) for line in (made / "metrics.jsonl").read_text().splitlines()]
+    for line, (accuracy, reward) in zip(lines, [(0.5, 0.6), (0.4, 0.9), (0.3, 0.7), (0.2, 0.5)], strict=True):
+        line["validation_accuracy"], line["validation_reward"] = accuracy, reward
+    (made / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert best() == [("best validation", "50.0%", "step 1, mean reward 0.6")]
+    measured = {**json.loads((made / "progress.json").read_text()), "validation_before": 0.7}
+    (made / "progress.json").write_text(json.dumps({**measured, "validation_reward_before": 0.8}))
+    assert best() == [("best validation", "70.0%", "before training, mean reward 0.8")]
+
+
+def test_change_compares_the_ends(tmp_path: Path):
+    run = read_run(write_run(tmp_path / "run", steps=40))
+    _, values = figures.series(run, "response_tokens")
+    found = figures.change(run, "response_tokens")
+    assert found is not None
+    assert found == pytest.approx({"first": sum(values[:10]) / 10, "last": sum(values[-10:]) / 10})
+    assert figures.change(run, "no_such_figure") is None
+
+
+def test_time_split_adds_up_to_the_wall_time(tmp_path: Path):
+    run = read_run(write_run(tmp_path / "run", steps=6))
+    split = figures.time_split(run)
+    assert list(split) == ["rollout", "reward", "update", "other"]
+    assert sum(split.values()) == pytest.approx(mean(figures.series(run, "step_s")[1]))
+    assert split["other"] == pytest.approx(0.3)
+
+
+def test_settings_are_found_at_any_depth_in_order_of_preference():
+    config = {"rollout": {"engine": {"max_model_len": 4096}}, "data": {"max_prompt_length": 2048}}
+    assert figures.find_setting(config, "max_model_len", "max_prompt_length") == 4096
+    assert figures.find_setting(config, "max_prompt_length") == 2048
+    assert figures.find_setting(config, "nothing") is None
+
+
+def test_context_comes_from_the_checkpoint_when_the_run_sets_none(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=1)
+    config = (directory / "config.toml").read_text().replace("max_length = 512", "max_length = 0")
+    (directory / "config.toml").write_text(config)
+    assert figures.context_length(read_run(directory)) is None
+    checkpoint = directory / "checkpoints" / "step-00001"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text('{"max_position_embeddings": 768}')
+    (directory / "checkpoints" / "latest").write_text("step-00001")
+    assert figures.context_length(read_run(directory)) == 768

@@ -1,0 +1,270 @@
+"""The live display: its output on a terminal and in a pipe, with events from many threads."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import attrs
+import pytest
+from rich.console import Console
+
+from agentrig import Score
+from agentrig.figures import counted
+from agentrig.observers import RunEnd, RunError, RunStart, StepEnd
+from agentrig.plugins.loading import load
+from agentrig.processes.ends import Interrupted
+from agentrig.testing.run_directory import rollout_of, write_run
+from agentrig.view.live import LiveDisplay, final_line
+
+
+def display(*, terminal: bool = False) -> tuple[LiveDisplay, io.StringIO]:
+    buffer = io.StringIO()
+    return LiveDisplay(Console(file=buffer, width=110, force_terminal=terminal)), buffer
+
+
+def start(steps: int | None = 20, first_step: int = 1) -> RunStart:
+    return RunStart(directory=Path("runs/demo"), config={}, steps=steps, first_step=first_step)
+
+
+def panel(shown: LiveDisplay) -> str:
+    console = Console(file=io.StringIO(), width=110, color_system=None)
+    with console.capture() as capture:
+        console.print(shown.panel())
+    return capture.get()
+
+
+METRICS = {
+    "step": 3,
+    "reward": 0.5,
+    "rollouts": 16,
+    "failures": {"deadline": 2, "llm-error": 1},
+    "step_s": 10.0,
+    "time_s": {"rollout": 6.0, "reward": 0.5, "update": 3.0},
+    "rollouts_per_s": 12.34,
+    "tokens_per_s": 1830.0,
+    "validation_accuracy": 0.482,
+}
+
+
+def test_a_pipe_gets_one_plain_line_a_step(tmp_path: Path):
+    directory = write_run(tmp_path / "demo", steps=9)
+    shown, buffer = display()
+    shown.on_run_start(event=start(9))
+    for line in (directory / "metrics.jsonl").read_text().splitlines():
+        metrics = json.loads(line)
+        for i in range(3):
+            shown.on_rollout_end(rollout=rollout_of(i, right=True, mode="train", step=metrics["step"]))
+        shown.on_step_end(event=StepEnd(step=metrics["step"], metrics=metrics))
+    summary = json.loads((directory / "summary.json").read_text())
+    (directory / "report.html").touch()
+    shown.on_run_end(event=RunEnd(directory=directory, summary=summary))
+    lines = buffer.getvalue().splitlines()
+    assert "\x1b" not in buffer.getvalue()
+    assert len(lines) == 11
+    assert lines[0] == "run runs/demo, 9 steps"
+    assert lines[1].startswith("step 1/9  reward ")
+    assert "eta" in lines[8]
+    assert "eta" not in lines[9]
+    accuracy = summary["accuracy"]
+    assert f"accuracy {100 * accuracy['before']:.1f}% → {100 * accuracy['after']:.1f}%" in lines[-1]
+    assert lines[-1].endswith(f"report {directory / 'report.html'}")
+
+
+def test_the_line_of_a_step_has_every_figure():
+    shown, buffer = display()
+    shown.on_run_start(event=start())
+    shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
+    assert buffer.getvalue().splitlines()[1] == (
+        "step  3/20  reward 0.500 (mean of 1: 0.500)  validation 48.2%  12.3 rollouts/s  1,830 tokens/s"
+        "  10.0 s: rollout 60%, reward 5%, update 30%  failed 3 (2 deadline, 1 llm-error)  eta 2:50"
+    )
+
+
+def test_the_panel_counts_running_rollouts():
+    shown, _ = display(terminal=True)
+    try:
+        shown.on_run_start(event=start())
+        for i in range(5):
+            failure = "deadline" if i == 4 else None
+            shown.on_rollout_end(rollout=rollout_of(i, right=i < 2, mode="report", step=0, failure=failure))
+        text = panel(shown)
+        assert "measuring held-out accuracy before training: 5 rollouts, 2 right" in text
+        assert "step 0 of 20" in text
+        assert "1 (1 deadline)" in text
+        shown.on_rollout_end(rollout=rollout_of(1, right=True, mode="train", step=1))
+        assert "rolling out: 1 rollouts, 1 right" in panel(shown)
+        shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
+        text = panel(shown)
+        for expected in ("step 3 of 20", "48.2% at step 3", "1,830 tokens/s", "rollout 60%", "eta 2:50", "0.500"):
+            assert expected in text
+    finally:
+        shown.close()
+
+
+def test_the_display_of_a_resumed_run_starts_at_its_step():
+    shown, buffer = display()
+    shown.on_run_start(event=start(first_step=12))
+    assert "resuming at step 12" in buffer.getvalue()
+    assert "step 11 of 20" in panel(shown)
+
+
+def test_a_run_that_does_not_know_its_steps_has_no_bar_and_no_eta():
+    shown, buffer = display()
+    shown.on_run_start(event=start(None))
+    shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
+    assert "step 3  reward" in buffer.getvalue()
+    assert "eta" not in buffer.getvalue() + panel(shown)
+
+
+def test_an_error_closes_the_panel_and_names_the_last_step():
+    shown, buffer = display(terminal=True)
+    shown.on_run_start(event=start())
+    shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
+    shown.on_run_error(event=RunError(directory=Path("runs/demo"), error=KeyboardInterrupt()))
+    assert "runs/demo: KeyboardInterrupt ended the run after step 3" in buffer.getvalue()
+    assert buffer.getvalue().count("\x1b[?25l") == buffer.getvalue().count("\x1b[?25h") == 1  # the cursor is back
+
+
+def test_logs_go_above_the_panel_and_their_handlers_get_their_stream_back(monkeypatch: pytest.MonkeyPatch):
+    error = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", error)
+    handler = logging.StreamHandler()
+    logging.getLogger().addHandler(handler)
+    shown, buffer = display(terminal=True)
+    try:
+        shown.on_run_start(event=start())
+        logging.getLogger("agentrig").error("a plugin is slow")
+        assert "a plugin is slow" in buffer.getvalue()
+        assert error.getvalue() == ""
+        shown.close()
+        logging.getLogger("agentrig").error("later")
+        assert error.getvalue() == "later\n"
+    finally:
+        shown.close()
+        logging.getLogger().removeHandler(handler)
+
+
+def test_counts_are_right_when_many_threads_report():
+    shown, _ = display()
+    right = rollout_of(0, right=True, mode="train", step=1)
+    failed = rollout_of(1, right=False, mode="train", step=1, failure="llm-error")
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for future in [
+                pool.submit(lambda: [shown.on_rollout_end(rollout=r) for r in (right, failed) * 100]) for _ in range(8)
+            ]:
+                future.result()
+    finally:
+        sys.setswitchinterval(before)
+    assert "rolling out: 1600 rollouts, 800 right" in panel(shown)
+    assert "800 (800 llm-error)" in panel(shown)
+
+
+def test_the_display_is_an_ordinary_observer():
+    registry = load()
+    shown, buffer = display()
+    registry.add_observer(shown, "display")
+    registry.notify("on_run_start", event=start())
+    registry.notify("on_rollout_end", rollout=rollout_of(0, right=True, mode="train", step=1))
+    registry.notify("on_step_end", event=StepEnd(step=3, metrics=METRICS))
+    registry.notify("on_run_error", event=RunError(directory=Path("r"), error=ValueError("x")))
+    assert registry.observer_errors == {}
+    assert len(buffer.getvalue().splitlines()) == 3
+
+
+def test_empty_metrics_and_summary_are_no_error(tmp_path: Path):
+    shown, buffer = display()
+    shown.on_run_start(event=start())
+    shown.on_step_end(event=StepEnd(step=1, metrics={"step": 1, "reward": None, "tokens_per_s": None, "time_s": {}}))
+    shown.on_run_end(event=RunEnd(directory=tmp_path, summary={}))
+    assert "no held-out accuracy: there are no report tasks" in buffer.getvalue()
+
+
+def test_names_are_never_read_as_markup():
+    shown, buffer = display()
+    event = attrs.evolve(start(), directory=Path("runs/[red]x[/bold]"))
+    shown.on_run_start(event=event)
+    shown.on_run_error(event=RunError(directory=Path("[/x]"), error=SimpleNamespace()))  # type: ignore[arg-type]
+    assert "runs/[red]x[/bold]" in buffer.getvalue()
+    assert "[/x]" in buffer.getvalue()
+
+
+def test_the_last_line_has_the_mean_reward_beside_accuracy(tmp_path):
+    accuracy = {"before": 0.0, "after": 0.0, "n": 40}
+    graded = final_line({"accuracy": accuracy, "reward": {"before": 0.2163, "after": 0.2891}, "steps": 2}, tmp_path)
+    assert "accuracy 0.0% → 0.0% (+0.0 points, n = 40) · reward 0.216 → 0.289 · 2 steps" in graded
+    same = {"accuracy": {"before": 0.5, "after": 0.75, "n": 4}, "reward": {"before": 0.5, "after": 0.75}, "steps": 2}
+    assert " · reward 0.500 → 0.750 · " in final_line(same, tmp_path)
+    assert "reward" not in final_line({"accuracy": {"before": 0.5}, "steps": 2}, tmp_path)
+    assert final_line({"steps": 2}, tmp_path).startswith("no held-out accuracy: there are no report tasks · 2 steps")
+
+
+def test_the_last_line_names_the_page_only_when_it_is_there(tmp_path: Path):
+    shown, buffer = display()
+    summary = {"accuracy": {"before": 0.5, "after": 0.6, "n": 4}, "steps": 2}
+    shown.on_run_end(event=RunEnd(directory=tmp_path, summary=summary))
+    (tmp_path / "report.html").touch()
+    shown.on_run_end(event=RunEnd(directory=tmp_path, summary=summary))
+    without, line = buffer.getvalue().splitlines()
+    assert without.endswith(f"no report; `agentrig report {tmp_path}` says why")
+    assert line.endswith(f"report {tmp_path / 'report.html'}")
+
+
+def test_the_mean_reward_is_shown_with_accuracy(tmp_path: Path):
+    shown, buffer = display()
+    shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
+    assert "reward 0.500 (mean of 1: 0.500)  accuracy 25.0%  validation 48.2% (reward -0.250)" in buffer.getvalue()
+    shown, _ = display(terminal=True)
+    try:
+        shown.on_run_start(event=start())
+        shown.on_step_end(event=StepEnd(step=3, metrics={**METRICS, "accuracy": 0.25, "validation_reward": -0.25}))
+        graded = rollout_of(0, right=False, mode="train", step=4)
+        score = Score(status="ok", value=0.7, correct=True)
+        shown.on_rollout_end(rollout=attrs.evolve(graded, score=score))
+        shown.on_rollout_end(rollout=rollout_of(1, right=False, mode="train", step=4))
+        text = panel(shown)
+        for expected in ("2 rollouts, 1 right, reward 0.350", "48.2% (reward -0.250) at step 3", "25.0%"):
+            assert expected in text
+    finally:
+        shown.close()
+
+
+def test_the_final_line_and_the_report_count_failures_alike(tmp_path: Path) -> None:
+    failures = {"llm-error": 1, "deadline": 1, "agent-error": 2}
+    assert f"failed {counted(failures)}" in final_line({"failures": failures}, tmp_path)
+    assert counted(failures) == "4 (2 agent-error, 1 deadline, 1 llm-error)"
+
+
+def test_a_signal_is_named_and_no_exception():
+    shown, buffer = display()
+    shown.on_run_error(event=RunError(directory=Path("runs/demo"), error=Interrupted(signal.SIGHUP, "ended early")))
+    assert "runs/demo: SIGHUP ended the run before a step ended" in buffer.getvalue()
+
+
+def test_an_output_that_cannot_be_written_ends_the_display_and_not_the_run(caplog: pytest.LogCaptureFixture):
+    reader, writer = os.pipe()
+    os.close(reader)
+    full = os.open("/dev/full", os.O_WRONLY)
+    for number, why in ((full, "No space left on device"), (writer, "nobody reads")):
+        file = os.fdopen(number, "w")
+        caplog.clear()
+        shown = LiveDisplay(Console(file=file, width=110))
+        shown.on_run_start(event=start())
+        shown.on_step_end(event=StepEnd(step=3, metrics=METRICS))
+        told = [record for record in caplog.records if "the output cannot be written" in record.getMessage()]
+        assert len(told) == 1, caplog.text
+        assert why in told[0].getMessage()
+        assert not told[0].exc_info
+        with contextlib.suppress(OSError):  # what could not be written
+            file.close()

@@ -1,0 +1,341 @@
+"""The report's page, parsed as HTML."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from agentrig.run.directory import RunDirectory
+from agentrig.testing.run_directory import rollout_of, write_run
+from agentrig.view import build_report, compare, compare_text
+from agentrig.view.page import render
+from agentrig.view.reading import read_run
+from agentrig.view.table import COLUMNS, row_of
+
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+LINKS = {"src", "href", "xlink:href", "srcset", "action", "data", "poster"}
+
+
+class Page(HTMLParser):
+    """Checks that elements nest, and gathers text, tags and links."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.words: list[str] = []
+        self.headings: list[str] = []
+        self.rows: list[list[str]] = []
+        self.feed(path.read_text("utf-8"))
+        self.close()
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in LINKS]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open[-1] == tag, f"</{tag}> closes <{self.open[-1]}>"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "style":
+            return
+        self.words.append(data)
+        if self.open and self.open[-1] == "h2":
+            self.headings.append(data)
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "demo", steps=20, second_reward="spider-exec-strict")
+
+
+@pytest.fixture(scope="module")
+def page(finished: Path) -> Page:
+    return Page(build_report([finished]))
+
+
+def test_the_page_needs_no_other_file_and_no_script(finished: Path, page: Page):
+    text = (finished / "report.html").read_text("utf-8")
+    assert [link for link in page.links if not link.startswith("#")] == []
+    assert "script" not in page.tags
+    assert not re.search(r"@import|url\(\s*['\"]?(?!#)", text)
+    assert page.tags.count("svg") >= 4
+    assert "prefers-color-scheme: dark" in text
+    policy = re.search(r'http-equiv="content-security-policy" content="([^"]*)"', text)
+    assert policy is not None
+    assert "default-src 'none'" in policy[1]
+    assert "script-src" not in policy[1]
+
+
+def test_every_link_leads_to_one_place_in_the_file(finished: Path, page: Page, tmp_path: Path):
+    two = Page(build_report([finished, finished], tmp_path / "two.html"))  # the same rollouts twice
+    for each, rollouts in ((page, 14), (two, 28)):
+        assert len(each.ids) == len(set(each.ids))
+        assert {link.removeprefix("#") for link in each.links} <= set(each.ids)
+        assert sum(re.fullmatch(r"(run-\d-)?rollout-\d+", id) is not None for id in each.ids) == rollouts
+        assert len(each.links) > 2 * rollouts
+
+
+def test_the_plots_take_their_colours_from_the_page(finished: Path, page: Page):
+    text = (finished / "report.html").read_text("utf-8")
+    plots = re.findall(r"<figure>.*?</figure>", text, re.DOTALL)
+    assert len(plots) >= 6
+    for plot in plots:
+        assert not re.search(r"#[0-9a-f]{6}|style=", plot)
+        assert re.search(r'class="[^"]*series-\d', plot)
+
+
+def test_the_plots_are_there_as_png(finished: Path, page: Page):
+    for name in ("accuracy", "reward", "time", "lengths"):
+        assert (finished / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figures_are_those_of_the_run(finished: Path, page: Page):
+    accuracy = json.loads((finished / "summary.json").read_text())["accuracy"]
+    before, after = f"{100 * accuracy['before']:.1f}", f"{100 * accuracy['after']:.1f}"
+    assert f"{before} → {after} %" in page.text
+    assert f"n = {accuracy['n']}" in page.text
+    heading = page.rows[0]
+    assert heading == list(COLUMNS.values())
+    row = dict(zip(COLUMNS, page.rows[1], strict=True))
+    assert row["run"] == "demo"
+    assert (row["model"], row["context"], row["turns"]) == ("qwen2-mini", "2048", "3")
+    found = row_of(read_run(finished))
+    assert (found["context"], found["context_tokens"]) == (2048, 512)
+    assert row["trained"] == "rewrite_query, write_query"
+    assert row["accuracy"] == f"{before} → {after}"
+    assert (row["gpus"], row["steps"], row["rollout_share"], row["update_share"]) == ("0 (cpu)", "20", "58.3", "35.7")
+
+
+def test_every_part_of_the_page_is_there(page: Page):
+    expected = "Curves Results Checks Time, Agent names, Failures, Algorithm, Parts of the reward, Second rewards, "
+    expected += "Before and after, Rollouts, Run"
+    assert page.headings == re.split(r", | (?=Results|Checks|Time)", expected)
+    assert ["check_query", "440", "0", "0.0%"] in page.rows
+    assert ["write_query", "320", "300", "93.8%"] in page.rows
+    assert ["llm-error", "0", "3", "0", "the model <server> did not answer"] in page.rows
+    assert [page.rows[-1][0], *page.rows[-1][-2:]] == ["spider-exec-strict", "20 of 317", "93.8%"]
+
+
+def test_rollouts_are_shown_side_by_side(page: Page):
+    assert "wrong before, right after" in page.text
+    assert "It does not run. VERDICT: INCORRECT" in page.text
+    assert 'Error: near "FORM": syntax error' in page.text
+    for name in ("write_query", "execute_query", "check_query", "rewrite_query"):
+        assert name in page.text
+    sides = page.text.partition("Before and after The same")[2].partition(" A group of step ")[0]
+    assert "check_query" in sides
+    assert "after_check" not in sides  # routing functions are shown in the whole traces only
+
+
+def test_the_page_has_no_private_parts_of_tasks(finished: Path, page: Page):
+    assert "SECRET GOLD" not in (finished / "report.html").read_text("utf-8")
+
+
+HOSTILE = "</pre></style><script>alert(1)</script><img src=http://x/ onerror=a> {{ 7*7 }} $x_1$ & \u0000"
+
+
+def test_all_content_of_a_run_is_shown_as_text(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=3)
+    hostile = rollout_of(0, right=True, mode="report", step=3)
+    task = type(hostile.task)(id=HOSTILE, input={"question": HOSTILE, HOSTILE: HOSTILE}, private={})
+    import attrs
+
+    spans = tuple(
+        attrs.evolve(s, attributes={**s.attributes, "output": {HOSTILE: HOSTILE}}, error=HOSTILE)
+        for s in hostile.trace.spans
+    )
+    hostile = attrs.evolve(hostile, task=task, trace=attrs.evolve(hostile.trace, spans=spans))
+    run = RunDirectory(directory)
+    run.write_rollouts([hostile], mode="report", step=3)
+    run.write_rollouts([attrs.evolve(hostile, step=0)], mode="report", step=0)
+    manifest = run.read_json("manifest.json")
+    run.write_json("manifest.json", {**manifest, "name": HOSTILE, "recipe": HOSTILE, "warnings": [HOSTILE]})
+    line = {**run.metrics()[-1], "step": 4, "nodes": {"seen": {HOSTILE: 1}, "trained": {HOSTILE: 1}}}
+    line |= {"failures": {HOSTILE: 1}, "second_rewards": {HOSTILE: {"mean": 0.5}}, "algorithm": {HOSTILE: 1.0}}
+    run.append_metrics(line)
+    for runs in ([directory], [directory, directory]):
+        page = Page(build_report(runs, tmp_path / "page.html"))  # the elements nest, so nothing broke out
+        assert "script" not in page.tags
+        assert "img" not in page.tags
+        assert [link for link in page.links if not link.startswith("#")] == []
+        assert "{{ 7*7 }}" in page.text
+
+
+def test_a_run_that_has_not_ended_says_what_is_missing(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=5, ended=False)
+    page = Page(build_report([directory]))
+    assert "unfinished" in page.text
+    assert "summary.json is not there" in page.text
+    assert "no tasks were measured both before and after" in page.text
+    assert re.search(r"accuracy on the held-out split test, n = 40", page.text)
+
+
+def test_a_run_stopped_before_its_first_step_shows_why(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=0, ended=False)
+    (directory / "error.json").write_text(
+        json.dumps({"error": "RunStopped", "message": "step 1: no triplets\n  seen: a"})
+    )
+    page = Page(build_report([directory]))
+    assert "stopped: RunStopped" in page.text
+    assert "step 1: no triplets" in page.text
+    assert "Nothing to draw yet for: reward, time, response tokens" in page.text
+    assert not (directory / "plots" / "reward.png").exists()
+
+
+def damaged(directory: Path) -> Iterator[str]:
+    """Break a run directory, one way at a time."""
+    files = ["config.toml", "manifest.json", "metrics.jsonl", "summary.json", "progress.json"]
+    files += [
+        f"rollouts/{p.name}"
+        for p in sorted((directory / "rollouts").iterdir())
+        if "00000" in p.name or "train-00002" in p.name
+    ]
+    for name in files:
+        whole = (directory / name).read_bytes()
+        for content in (None, b"", whole[: len(whole) // 2], b"[1, 2]", b"\xff\xfe\x00"):
+            (directory / name).unlink() if content is None else (directory / name).write_bytes(content)
+            yield f"{name}: {content!r:.40}"
+        (directory / name).write_bytes(whole)
+
+
+def test_no_missing_or_broken_file_stops_the_page(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=2, held_out=4)
+    target = tmp_path / "page.html"
+    for what in damaged(directory):
+        target.write_text(render([read_run(directory)]), "utf-8")  # the PNG files are slow, and read only the metrics
+        assert "before" in Page(target).text, what
+
+
+GARBAGE = (
+    {"step": 1},
+    {
+        "step": 2,
+        "reward": None,
+        "time_s": None,
+        "nodes": None,
+        "failures": None,
+        "algorithm": None,
+        "second_rewards": None,
+    },
+    {"step": 3, "reward": "x", "time_s": [1], "nodes": {"seen": 3}, "failures": {"a": "b"}, "step_s": "2"},
+    {"step": 4, "reward": float("nan"), "step_s": float("inf"), "time_s": {"rollout": "y"}, "algorithm": {"a": [1]}},
+    {"step": 5, "reward": -3.5, "step_s": 0, "time_s": {}, "validation_accuracy": "z", "second_rewards": {"q": None}},
+)
+
+
+def test_odd_values_in_the_metrics_are_left_out(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=0, ended=False)
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in GARBAGE))
+    Page(build_report([directory]))
+    Page(build_report([directory, directory], tmp_path / "two.html"))
+
+
+def test_several_runs_share_a_page(tmp_path: Path, finished: Path):
+    other = write_run(tmp_path / "other_$run$", steps=12, seed=1, lr=1e-3)
+    page = Page(build_report([finished, other], tmp_path / "out" / "page.html"))
+    assert page.text.count("2 runs compared") == 1
+    assert [row[0] for row in page.rows[1:3]] == ["demo", "other_$run$"]
+    assert ["algorithm.lr", "0.0003", "0.001"] in page.rows
+    assert "_" not in [h[:1] for h in page.headings]
+    assert (tmp_path / "out" / "plots" / "time.png").exists()
+
+
+def test_the_page_of_several_runs_is_written_beside_the_first_by_default(tmp_path: Path):
+    runs = [write_run(tmp_path / name, steps=1, held_out=2) for name in ("a", "_b")]
+    assert build_report(runs) == tmp_path / "comparison" / "report.html"
+    assert not (tmp_path / "a" / "report.html").exists()
+    text = (tmp_path / "comparison" / "report.html").read_text()
+    assert re.search(r'<span class="swatch series-2"></span>_b</li>', text)
+
+
+def test_rollouts_where_trained_and_second_reward_disagree_are_shown(page: Page):
+    assert page.text.count("step 20: trained reward") == 1
+    assert "spider-exec-strict 0.5 (reads no table)" in page.text
+
+
+def test_the_parts_of_a_reward_have_their_means(page: Page):
+    assert ["columns", "0.5", "0.5", "0.5"] in page.rows
+
+
+def test_compare_gives_plain_json_and_a_table_that_fits(tmp_path: Path, finished: Path):
+    other = write_run(tmp_path / "other", steps=3, ended=False)
+    rows = json.loads(json.dumps(compare([finished, other])))
+    assert [r["status"] for r in rows] == ["finished", "unfinished"]
+    assert set(COLUMNS) <= set(rows[0])
+    assert rows[0]["accuracy"]["before_ci95"][0] < rows[0]["accuracy"]["before"] < rows[0]["accuracy"]["before_ci95"][1]
+    assert rows[1]["accuracy"]["after"] is None
+    assert rows[0]["failures"] == {"llm-error": 3}
+    text = compare_text([finished, other], width=80)
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"^Response tokens +\d+\.\d → \d+\.\d", text, re.MULTILINE)
+    assert re.search(r"^Status +finished +unfinished$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("share", "n"), [(0.0, 7), (1.0, 10), (0.0, 24), (1.0, 25)])
+def test_a_run_with_accuracy_0_or_1_has_a_page(tmp_path: Path, share: float, n: int):
+    directory = write_run(tmp_path / "end", steps=2, held_out=n)
+    for name in ("progress.json", "summary.json"):
+        stated = json.loads((directory / name).read_text())
+        for when in ("before", "after"):
+            if name == "progress.json":
+                stated[when]["accuracy"] = share
+            else:
+                stated["accuracy"][when] = share
+        (directory / name).write_text(json.dumps(stated))
+    assert f"{100 * share:.1f}" in Page(build_report([directory])).text
+    assert (directory / "plots" / "accuracy.png").is_file()
+
+
+def test_the_page_says_what_shared_tokens_saved_and_what_the_algorithm_notes(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "demo", steps=2)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    for line in lines:
+        line["algorithm"] |= {"traced_tokens": 1000.0, "computed_tokens": 400.0, "repeated_tokens": 40.0}
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n", "utf-8")
+    summary = json.loads((run / "summary.json").read_text("utf-8"))
+    (run / "summary.json").write_text(json.dumps({**summary, "notes": ["the small engine trains: no GPU"]}), "utf-8")
+    text = " ".join(Page(build_report([run])).words)
+    assert "the small engine trains: no GPU" in text
+    assert "the updates traced 2\N{THIN SPACE}000 tokens and computed 800: 60% were saved" in text
+    assert "80 of the computed tokens (10%) were computed again" in text
+    assert "traced" not in Page(build_report([write_run(tmp_path / "other", steps=2)])).text
+
+
+def test_the_page_says_why_auto_chose_the_server(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "demo", steps=2)
+    facts = json.loads((run / "manifest.json").read_text("utf-8"))
+    why = "vllm is not installed; embedded serves on cpu"
+    for chosen, said in ((why, True), (None, False)):
+        facts["server"] = {"name": "embedded", "chosen": chosen}
+        (run / "manifest.json").write_text(json.dumps(facts), "utf-8")
+        assert (f"server embedded, chosen by auto: {why}" in Page(build_report([run])).text) is said

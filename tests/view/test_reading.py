@@ -1,0 +1,118 @@
+"""Run directories that are complete, resumed, cut off or damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrig.errors import AgentrigError
+from agentrig.testing.run_directory import write_run
+from agentrig.view import build_report, figures
+from agentrig.view.diagnosis import diagnose
+from agentrig.view.reading import read_run, rollout_rows
+
+
+def test_nothing_is_missing_in_a_complete_run(tmp_path: Path):
+    run = read_run(write_run(tmp_path / "run", steps=8))
+    assert run.missing == []
+    assert [r["step"] for r in run.steps] == list(range(1, 9))
+    assert (run.name, run.recipe, figures.status(run)) == ("run", "mini", "finished")
+    assert [f.step for f in run.of_mode("report")] == [0, 8]
+
+
+def test_a_missing_directory_and_a_directory_without_a_run_are_errors(tmp_path: Path):
+    with pytest.raises(AgentrigError, match="there is no run directory"):
+        read_run(tmp_path / "nothing")
+    with pytest.raises(AgentrigError, match="is not a run directory"):
+        read_run(tmp_path)
+
+
+def test_the_later_line_of_a_repeated_step_counts(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=3)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 2, "reward": 0.987}) + "\n")
+        file.write('{"step": 4, "rew')  # a crash in the middle of a line
+    run = read_run(directory)
+    assert [r["step"] for r in run.steps] == [1, 2, 3]
+    assert run.steps[1]["reward"] == 0.987
+    assert any("metrics.jsonl: line 5 cannot be read" in text for text in run.missing)
+    assert any("has step 2 more than once" in text for text in run.missing)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: lines[0].update(reward=float("nan")), r"a reward that is not finite for step 1\b"),
+        (lambda lines: lines.pop(1), r"no line for step 2, and step 3 has ended"),
+        (lambda lines: lines.pop(), r"no line for step 3, and step 3 has ended"),
+        (lambda lines: lines[0].update(reward=0.91875), r"contradicts itself: step 1 has the reward 0\.91875 in metr"),
+    ],
+)
+def test_metrics_that_lack_something_or_contradict_the_rollouts_are_told(
+    tmp_path: Path, change: Callable[[list[dict[str, Any]]], None], said: str
+) -> None:
+    directory = write_run(tmp_path / "run", steps=3)
+    assert "metrics.jsonl" not in str(diagnose(directory))
+    file = directory / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    change(lines)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert re.search(said, str(diagnose(directory)))
+    assert re.search(said, build_report([directory]).read_text())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "log.jsonl", "summary.json", "rollouts/train-00002.parquet"])
+def test_a_pipe_with_the_name_of_a_file_is_named_and_not_read(tmp_path: Path, name: str) -> None:
+    directory = write_run(tmp_path / "run", steps=2)
+    (directory / name).unlink(missing_ok=True)
+    os.mkfifo(directory / name)
+    page = build_report([directory]).read_text()
+    if name != "log.jsonl":
+        assert f"{Path(name).name} cannot be read: it is no regular file" in page
+        assert f"{Path(name).name} cannot be read: it is no regular file" in str(diagnose(directory))
+
+
+def test_json_columns_are_decoded_and_absent_ones_are_none(tmp_path: Path):
+    run = read_run(write_run(tmp_path / "run", steps=1))
+    rows = list(rollout_rows(run.of_mode("train"), ("id", "input", "spans", "second_rewards"), ids={"train-1-2"}))
+    assert [r["id"] for r in rows] == ["train-1-2"]
+    assert rows[0]["input"]["db_id"] == "airport"
+    assert rows[0]["spans"][0]["name"] == "rollout"
+    assert rows[0]["second_rewards"] is None
+    assert (rows[0]["mode"], rows[0]["step"]) == ("train", 1)
+
+
+def test_a_broken_rollout_file_is_noted_and_the_others_are_read(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=2)
+    (directory / "rollouts" / "train-00001.parquet").write_bytes(b"PAR1 cut off")
+    run, missing = read_run(directory), []
+    rows = list(rollout_rows(run.of_mode("train"), missing=missing))
+    assert {r["step"] for r in rows} == {2}
+    assert len(missing) == 1
+    assert "train-00001.parquet cannot be read" in missing[0]
+
+
+def test_the_error_of_an_earlier_start_is_dropped_after_a_resume(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=2)
+    (directory / "error.json").write_text(json.dumps({"error": "RunStopped", "message": "no triplets"}))
+    manifest = directory / "manifest.json"
+    os.utime(manifest, (1000, 1000))
+    assert figures.status(read_run(directory)) == "stopped: RunStopped"
+    os.utime(directory / "error.json", (500, 500))
+    assert figures.status(read_run(directory)) == "finished"
+
+
+def test_an_interrupted_run_differs_from_a_running_one(tmp_path: Path):
+    directory = write_run(tmp_path / "run", steps=2)
+    summary = json.loads((directory / "summary.json").read_text())
+    (directory / "summary.json").write_text(json.dumps({**summary, "complete": False}))
+    assert figures.status(read_run(directory)) == "interrupted"
+    (directory / "summary.json").unlink()
+    assert figures.status(read_run(directory)) == "unfinished"

@@ -1,0 +1,105 @@
+"""The report shows a few rollouts whole: their conversation, tokens, fate in training, and score."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from click.testing import CliRunner
+
+from agentrig import Trace
+from agentrig.cli.entry import main
+from agentrig.run.directory import RunDirectory
+from agentrig.testing.run_directory import rollout_of, write_run
+from agentrig.traces import NODE
+from agentrig.view import build_report
+from agentrig.view.rollout import readable
+
+
+def whole(page: Path) -> list[str]:
+    """The whole rollouts of a page."""
+    return re.findall(r'<details class="rollout">.*?(?=<details class="rollout">|<h2)', page.read_text(), re.DOTALL)
+
+
+def test_a_trained_call_has_its_advantage_and_each_token_its_probability(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=2, held_out=4)
+    words = {"rollout": "train-2-0", "node": "write_query", "reason": None, "place": "trained", "tokens": 20}
+    row = {**words, "span": "train-2-0-0-call", "advantage": 0.75}
+    RunDirectory(directory).write_calls([row, {**row, "rollout": "train-2-9"}], step=2)
+    shown = whole(build_report([directory]))
+    (trained,) = (text for text in shown if "advantage" in text)
+    assert "trained (20 tokens)" in trained
+    assert "advantage +0.750" in trained
+    assert trained.count('title="p = 0.905">[0]</i>') == 4, "four calls; without the tokenizer tokens are ids"
+    assert "train, step 2" in trained
+    assert "How many singers are older than 30?" in trained
+    assert "Never shown to the agent" in trained
+    assert all("report, step" in text for text in shown if "train, step" not in text)
+
+
+def test_what_cannot_be_read_is_named_and_not_shown_as_if_it_were_missing(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=2, held_out=4)
+    text = build_report([directory]).read_text()
+    assert "the run&#39;s tokenizer is not here" in text.replace("The run", "the run")
+    assert "damaged" not in text
+    (directory / "calls").mkdir(exist_ok=True)
+    (directory / "calls" / "train-00002.parquet").write_bytes(b"PAR1 cut off")
+    (directory / "checkpoints" / "step-00002").mkdir(parents=True)
+    (directory / "checkpoints" / "step-00002" / "tokenizer.json").write_text("{")
+    text = build_report([directory]).read_text()
+    assert "Calls/train-00002.parquet is damaged, so it is not known which calls were trained" in text
+    assert re.search(r"The run&#39;s tokenizer \S*/step-00002/tokenizer.json is damaged", text)
+
+
+def test_long_prompts_are_folded_and_cut_in_the_file(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=1, held_out=2)
+    short = build_report([directory]).stat().st_size
+    rollout = rollout_of(0, right=True, mode="train", step=1)
+    prompt = "a table of 30,000 characters " * 1000
+    spans = []
+    for span in rollout.trace.spans:
+        if "request" in span.attributes:
+            request = {"messages": [{"role": "user", "content": prompt}]}
+            span = attrs.evolve(span, attributes={**span.attributes, "request": request})
+        spans.append(span)
+    changed = attrs.evolve(rollout, trace=Trace(rollout_id=rollout.id, spans=spans))
+    RunDirectory(directory).write_rollouts([changed], mode="train", step=1)
+    page = build_report([directory])
+    text = page.read_text()
+    assert text.count('<details class="long"><summary>a table of') == 1, "the second call repeats the message"
+    assert '<pre tabindex="0" role="region" aria-label="user">a table' in text
+    assert "(cut from 29000 characters)" in text
+    assert page.stat().st_size - short < 5_000
+
+
+def test_a_node_around_a_routing_function_is_shown_with_its_output() -> None:
+    rows: list[tuple[str, str | None, Any]] = [
+        ("graph", None, {"query": "SELECT 1", "feedback": "fine"}),
+        ("check", "graph", {"feedback": "fine", "turn": 2}),
+        ("route", "check", "write"),
+    ]
+    spans = [
+        {"id": id, "parent": parent, "name": "chain.chain", "attributes": {NODE: id, "output": output}}
+        for id, parent, output in rows
+    ]
+    seen = readable({"spans": spans}, {}, None)
+    assert [part.id for part in seen.parts] == ["check", "route"], "the graph has nothing that its nodes do not have"
+    (check,) = seen.nodes
+    assert (check.texts, check.facts) == ([("feedback", "fine")], [("turn", "2")])
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_gold_answers_are_in_the_file_only_if_asked_for(
+    ended_run: Callable[..., Path], toy_file: str, tmp_path: Path, asked: bool
+) -> None:
+    page = tmp_path / "page.html"
+    words = ["report", str(ended_run()), "--out", str(page), *["--gold"] * asked]
+    done = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    text = page.read_text()
+    assert bool(re.search(r"gold-[0-9a-f]{12}", text)) is asked
+    assert ("`agentrig report RUN --gold` adds it" in text) is not asked

@@ -1,0 +1,145 @@
+"""Rollouts are found by step, score, failure, node, text and length."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from agentrig.run.rows import _schema
+from agentrig.view.reading import RolloutFile, columns_of, verdict
+from agentrig.view.watch.rollouts import TEXTS, Filter, Rollouts
+
+
+def row(i: int, **values: Any) -> dict[str, Any]:
+    base = {
+        "id": f"r{i}", "task_id": f"t{i // 2}", "group": f"train-1-{i // 2}", "mode": "train", "step": 1,
+        "failure": None, "message": None, "status": "ok", "value": 1.0, "correct": True, "components": "{}",
+        "details": "{}", "second_rewards": None, "input": json.dumps({"question": f"how many {i}?"}),
+        "answer": json.dumps("an answer"), "own_reward": None, "start": 1.0, "duration_s": 0.5, "reward_s": 0.0,
+        "version": 0, "calls": 1, "triplets": 1, "prompt_tokens": 9, "response_tokens": 10 * i,
+        "nodes": '["write"]', "replies": "a reply", "spans": "[]",
+    }  # fmt: skip
+    return {**base, **values}
+
+
+def write(run: Path, name: str, *rows: dict[str, Any]) -> None:
+    """Write a file of rollouts with the columns that a run writes."""
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=_schema(pa)), run / "rollouts" / f"{name}.parquet")
+
+
+def ids_of(table: pa.Table) -> list[str]:
+    return table["id"].to_pylist()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "rollouts").mkdir()
+    one = [
+        row(0),
+        row(1, value=0.0, correct=False, replies="SELECT 7 (special.chars)"),
+        row(2, value=0.5, correct=False, nodes='["check", "write", "查询"]'),
+        row(3, value=None, correct=None, status=None, failure="deadline", message="it took 120 s"),
+    ]
+    write(tmp_path, "train-00001", *one)
+    write(tmp_path, "validation-00002", row(9, mode="validation", step=2))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ids"),
+    [
+        (Filter(), "r0 r1 r2 r3 r9"),
+        (Filter(mode="train", step=1), "r0 r1 r2 r3"),
+        (Filter(score="right"), "r0 r9"),
+        (Filter(score="wrong"), "r1"),
+        (Filter(score="part"), "r2"),
+        (Filter(score="failed"), "r3"),
+        (Filter(score="0.2..0.8"), "r2"),
+        (Filter(score="..0.5"), "r1 r2"),
+        (Filter(score="0.6.."), "r0 r9"),
+        (Filter(failure="deadline"), "r3"),
+        (Filter(node="check"), "r2"),
+        (Filter(node="查询"), "r2"),
+        (Filter(text="select 7 (SPECIAL.chars)"), "r1"),
+        (Filter(text="120 s"), "r3"),
+        (Filter(text="many 9?"), "r9"),
+        (Filter(shortest=15, longest=40), "r2 r3"),
+        (Filter(task="t0", score="right"), "r0"),
+        (Filter(text="nobody said this"), ""),
+    ],
+)
+def test_a_filter_finds_these(run: Path, wanted: Filter, ids: str) -> None:
+    assert sorted(ids_of(Rollouts(run).find(wanted))) == ids.split()
+
+
+@pytest.mark.parametrize("score", ["good", "1..2..3", "1.2.3..2", "--1..2"])
+def test_a_wrong_score_says_what_is_right(run: Path, score: str) -> None:
+    with pytest.raises(ValueError, match="score"):
+        Rollouts(run).find(Filter(score=score))
+
+
+def test_files_that_appear_change_or_go_are_seen(run: Path) -> None:
+    rollouts = Rollouts(run)
+    assert len(rollouts.table()) == 5
+    write(run, "train-00003", row(20, step=3))
+    assert len(rollouts.table()) == 6
+    (run / "rollouts" / "train-00001.parquet").unlink()
+    assert ids_of(rollouts.table()) == ["r9", "r20"]
+    write(run, "train-00003", row(21, step=3), row(22, step=3))
+    assert ids_of(rollouts.table()) == ["r9", "r21", "r22"]
+
+
+@pytest.mark.parametrize("most", [0, 10**6])
+def test_searched_texts_are_kept_until_their_file_changes(
+    run: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    read: list[str] = []
+
+    def noted(file: RolloutFile, columns: Sequence[str], missing: list[str]) -> pa.Table | None:
+        read.extend([file.path.name] if set(TEXTS) <= set(columns) else [])
+        return columns_of(file, columns, missing)
+
+    monkeypatch.setattr("agentrig.view.watch.rollouts.columns_of", noted)
+    monkeypatch.setattr("agentrig.view.watch.rollouts.MOST_TEXT", most)
+    rollouts, both = Rollouts(run), ["train-00001.parquet", "validation-00002.parquet"]
+    for _ in range(2):
+        assert ids_of(rollouts.find(Filter(text="SELECT 7"))) == ["r1"]
+    assert read == (both if most else 2 * both)
+    read.clear()
+    write(run, "train-00001", row(1), row(2, replies="select 7"))
+    assert ids_of(rollouts.find(Filter(text="SELECT 7"))) == ["r2"]
+    assert read == (both[:1] if most else both)
+    read.clear()
+    assert ids_of(rollouts.find(Filter(text="an answer", mode="validation"))) == ["r9"]
+    assert "train-00001.parquet" not in read, "only files with candidates"
+
+
+def test_a_damaged_file_is_named_each_time_and_the_others_are_shown(run: Path) -> None:
+    (run / "rollouts" / "train-00002.parquet").write_bytes(b"PAR1 but not really")
+    rollouts = Rollouts(run)
+    for _ in range(2):
+        assert len(rollouts.table()) == 5
+        assert len(rollouts.unreadable) == 1
+        assert "rollouts/train-00002.parquet cannot be read" in rollouts.unreadable[0]
+
+
+def test_a_whole_row_is_decoded(run: Path) -> None:
+    found = Rollouts(run).row("r2")
+    assert found is not None
+    assert (found["input"], found["spans"], found["mode"]) == ({"question": "how many 2?"}, [], "train")
+    assert Rollouts(run).row("r99") is None
+
+
+def test_verdicts() -> None:
+    assert [verdict(row(0, **v)) for v in ({}, {"correct": False, "value": 0.0}, {"correct": False, "value": 0.3})] == [
+        "right",
+        "wrong",
+        "part",
+    ]
+    assert verdict(row(0, value=None)) == "failed"

@@ -1,0 +1,111 @@
+"""The span tree: every span once, below its parent, with prompts and replies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from agentrig import Outcome, Score, Span, Task, Trace
+from agentrig.rollouts import Rollout
+from agentrig.testing.run_directory import rollout_of
+from agentrig.traces import LLM_CALL
+from agentrig.view.terminal import span_text
+
+
+def depth(line: str) -> int:
+    return len(line) - len(line.lstrip("│├└─ "))
+
+
+def lines_with(text: str, part: str) -> list[str]:
+    return [line for line in text.splitlines() if part in line]
+
+
+def test_every_span_is_shown_once_below_its_parent():
+    rollout = rollout_of(0, right=True, mode="dev", step=0, turns=2)
+    text = span_text(rollout)
+    assert len(lines_with(text, "─ write_query")) == 1
+    assert len(lines_with(text, "─ rewrite_query")) == 1
+    assert len(lines_with(text, "─ check_query")) == 2
+    assert len(lines_with(text, "─ LLM call")) == 4
+    order = [lines_with(text, part)[0] for part in ("─ rollout", "─ langgraph-sql", "─ write_query", "─ LLM call")]
+    assert [depth(line) for line in order] == [4, 8, 12, 16]
+
+
+def test_prompts_replies_tokens_timings_and_training_are_shown():
+    text = span_text(rollout_of(0, right=True, mode="dev", step=0, turns=2))
+    assert "user: How many singers are older than 30?" in text
+    assert "reply: It does not run. VERDICT: INCORRECT" in text
+    assert '─ result: Error: near "FORM": syntax error' in text
+    assert len(lines_with(text, "messages as in the call before: 1")) == 3
+    call = lines_with(text, "─ LLM call")
+    assert all("60 + 20 tokens" in line and "0.310 s" in line for line in call)
+    assert [("trained" in line) for line in call] == [True, False, True, False]
+    assert "score 1  judged in 1.0 ms" in text.splitlines()[-1]
+    assert "task task-0000" in text.splitlines()[0]
+
+
+def test_the_private_part_of_the_task_is_not_shown():
+    assert "SECRET GOLD" not in span_text(rollout_of(0, right=True, mode="dev", step=0))
+
+
+def test_failures_show_kind_and_message():
+    text = span_text(rollout_of(0, right=False, mode="dev", step=0, failure="llm-error"))
+    assert text.splitlines()[-1].endswith("failed: llm-error  the model <server> did not answer")
+    invalid = attrs.evolve(rollout_of(0, right=True, mode="dev", step=0), score=Score.invalid("gold does not run"))
+    assert span_text(invalid).splitlines()[-1].endswith("failed: reward-invalid  gold does not run")
+
+
+def test_a_timeout_and_components_are_part_of_the_verdict():
+    score = Score(status="timeout", value=0.0, components={"syntax": 1.0}, details={"reason": "5 s are over"})
+    rollout = attrs.evolve(rollout_of(0, right=True, mode="dev", step=0), score=score)
+    last = span_text(rollout).splitlines()[-1]
+    assert "score 0 (timeout)" in last
+    assert "syntax 1.0, reason 5 s are over" in last
+
+
+def odd_rollout() -> Rollout:
+    """Unusual spans: an orphan, a failed call, no ids, markup in texts, a tool, a cut reply."""
+    request = {"messages": [{"role": "user", "content": [{"type": "text", "text": "[bold]x[/nothing]"}]}]}
+    usage = {"usage": {"prompt_tokens": 7, "completion_tokens": 2}, "choices": [{"message": {"content": "y"}}]}
+    tools = {"choices": [{"message": {"content": None, "tool_calls": [{"id": "t"}]}}]}
+    rows: list[tuple[str, str | None, str, str | None, dict[str, Any]]] = [
+        ("a", "lost", LLM_CALL, "HTTP 500: down", {"request": request}),
+        ("b", None, LLM_CALL, None, {"request": request, "response": usage}),
+        ("c", None, LLM_CALL, None, {"response": tools, "finish_reason": "length"}),
+        ("d", None, "tool", None, {"tool.name": "sql", "input": "a\nb"}),
+        ("e", "e", "agent", None, {"agent.name": "itself"}),
+    ]
+    spans = [
+        Span(id=i, parent=parent, name=name, start=1.0, end=2.0, error=error, attributes=attributes)
+        for i, parent, name, error, attributes in rows
+    ]
+    return Rollout(
+        id="r",
+        task=Task(id="t", input={"question": "[/red]", "n": 3}),
+        group="g",
+        mode="dev",
+        step=0,
+        outcome=Outcome(answer="y"),
+        score=Score.ok(0.0),
+        trace=Trace(rollout_id="r", spans=spans),
+    )
+
+
+def test_odd_spans_are_shown_as_they_are():
+    text = span_text(odd_rollout())
+    assert "question: [/red]" in text
+    assert "[bold]x[/nothing]" in text
+    assert "HTTP 500: down" in text
+    assert "no token ids" in text
+    assert "7 + 2 tokens, no ids" in text
+    assert "ended by length" in text
+    assert 'reply: {"id": "t"}' in text
+    assert lines_with(text, "─ sql")
+    assert lines_with(text, "─ itself")
+    assert "\x1b" not in text
+
+
+def test_a_rollout_without_spans_says_so():
+    rollout = attrs.evolve(odd_rollout(), trace=Trace(rollout_id="r"))
+    assert "no spans were recorded" in span_text(rollout)

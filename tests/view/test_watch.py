@@ -1,0 +1,258 @@
+"""The live page: only with its token, only for this machine, and everything that a model says is text."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from agentrig.errors import AgentrigError
+from agentrig.view.watch.serving import serving
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> '\"</pre>{{7*7}} **b** `; DROP x; -- [a](javascript:b)"
+
+
+@pytest.fixture(scope="module")
+def runs(ended_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that a model wrote hostile text into, and with a run of another setting."""
+    import shutil
+
+    place = tmp_path_factory.mktemp("runs")
+    for name in ("one", "two"):
+        shutil.copytree(ended_run(), place / name, symlinks=True)
+    config = (place / "two" / "config.toml").read_text()
+    (place / "two" / "config.toml").write_text(config.replace("failure_limit", "failure_limit = 0.123 #"))
+    file = sorted((place / "one" / "rollouts").glob("train-*.parquet"))[-1]
+    table = pq.read_table(file)
+    first, *others = table.to_pylist()
+    spans = json.loads(first["spans"])
+    for span in spans:
+        attributes = span["attributes"]
+        if "response" in attributes:
+            attributes["response"]["choices"][0]["message"]["content"] = HOSTILE
+            attributes["request"]["messages"][0]["content"] = HOSTILE
+            attributes.pop("response_token_ids", None)
+        span["error"] = HOSTILE
+    evil = {
+        **first, "input": json.dumps({"question": HOSTILE}), "answer": json.dumps(HOSTILE), "spans": json.dumps(spans),
+        "details": json.dumps({"reason": HOSTILE}), "task_id": HOSTILE, "replies": HOSTILE,
+    }  # fmt: skip
+    pq.write_table(pa.Table.from_pylist([evil, *others], schema=table.schema), file)
+    (place / "one" / "log.jsonl").write_text(json.dumps({"step": 1, "level": "warning", "text": HOSTILE}) + "\n")
+    return place
+
+
+@pytest.fixture(scope="module")
+def link(runs: Path) -> Iterator[str]:
+    with serving(runs) as link:
+        yield link
+
+
+def page(link: str, path: str = "", **query: str) -> str:
+    reply = httpx.get(link + path, params=query or None, follow_redirects=True, timeout=30)
+    assert reply.status_code == 200, reply.text
+    return reply.text
+
+
+def rollouts_of(text: str) -> list[str]:
+    return re.findall(r'/rollout/([^"?#]+)"', text)
+
+
+def test_nothing_without_the_token_and_nothing_but_reading(link: str) -> None:
+    port = httpx.URL(link).port
+    for address in (f"http://127.0.0.1:{port}/", f"http://127.0.0.1:{port}/wrong/run/one", link[:-2] + "/"):
+        assert httpx.get(address).status_code == 403
+    assert httpx.get(link, headers={"host": f"evil.example:{port}"}).status_code == 403
+    assert httpx.post(link).status_code == 405
+    assert httpx.get(link.replace("127.0.0.1", "localhost")).status_code == 200
+    assert httpx.get(f"{link}static/%2e%2e%2fapp.py").status_code == 404
+    assert httpx.get(f"{link}static/app.py").status_code == 404
+    assert httpx.get(f"{link}run/%2e%2e%2f%2e%2e").status_code == 404
+
+
+def test_every_answer_forbids_foreign_scripts_and_frames(link: str) -> None:
+    for path in ("", "run/one", "run/one/traces", "static/watch.js", "run/nobody"):
+        headers = httpx.get(link + path, follow_redirects=True).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert "access-control-allow-origin" not in headers
+
+
+def test_hostile_text_is_shown_as_text(link: str) -> None:
+    traces = page(link, "run/one/traces")
+    ids = rollouts_of(traces)
+    pages = [
+        traces,
+        page(link, "run/one"),
+        page(link, "run/one/examples"),
+        page(link, "run/one/traces", text=HOSTILE),
+        page(link, "run/one/traces", task=HOSTILE),
+        page(link, "run/one/traces", score=HOSTILE),
+        *(page(link, f"run/one/rollout/{id}") for id in ids[:2]),
+        page(link, f"run/one/rollout/{ids[0]}", against=ids[1]),
+    ]
+    escaped = "&lt;script&gt;alert(1)&lt;/script&gt;"
+    for text in pages:
+        assert "<script>alert" not in text
+        assert "<img src=x" not in text
+        assert 'href="javascript' not in text
+        assert not re.search(r"\son\w+=(?!alert)", re.sub(r">[^<]*<", "><", text)), "no event handler in any tag"
+        assert "style=" not in re.sub(r">[^<]*<", "><", text), "the policy would not apply it"
+    assert all(escaped in pages[i] for i in (0, 1, 3, 5, 6)), "it is there, as text"
+    assert "49" not in re.findall(r"question\">(.*?)<", traces)[0], "no template runs what a model says"
+
+
+def test_traces_lead_to_a_rollout_and_to_two_side_by_side(link: str) -> None:
+    traces = page(link, "run/two/traces")
+    ids = rollouts_of(traces)
+    assert len(ids) > 1
+    rollout = page(link, f"run/two/rollout/{ids[0]}")
+    assert "LLM call" in rollout
+    assert "Never shown to the agent" in rollout
+    assert "handed to the algorithm" in rollout
+    two = page(link, f"run/two/rollout/{ids[0]}", against=ids[1])
+    assert "What was said" in two
+    assert 'class="diff"' in two
+    assert httpx.get(f"{link}run/two/rollout/nobody").status_code == 404
+
+
+def views(text: str) -> dict[str, str]:
+    """The curves and the traces of a page, without addresses and anchors."""
+    text = re.sub(r'(href|id)="[^"]*"', "", text)
+    return {
+        "curves": "".join(re.findall(r"<figure>.*?</figure>", text, re.DOTALL)),
+        "results": "".join(re.findall(r'<table class="results">.*?</table>', text, re.DOTALL)),
+        "trace": "".join(re.findall(r'<div class="trace">.*?(?=<section class="private")', text, re.DOTALL)[:1]),
+    }
+
+
+def test_the_report_is_the_same_views_in_a_file(link: str, runs: Path, tmp_path: Path) -> None:
+    from agentrig.view import build_report
+
+    file = build_report([runs / "two"], tmp_path / "page.html").read_text()
+    first = re.search(r'<a class="score [a-z]*" href="#(rollout-\d+)"', file)
+    assert first is not None
+    live = page(link, "run/two")
+    assert len(views(live)["curves"]) > 1000
+    assert views(live)["curves"] == views(file)["curves"]
+    assert views(live)["results"] == views(file)["results"]
+    traces = [views(page(link, f"run/two/rollout/{id}"))["trace"] for id in rollouts_of(page(link, "run/two/traces"))]
+    assert views(file)["trace"] in traces
+    assert "LLM call" in views(file)["trace"]
+
+
+def test_damaged_files_are_named_beside_the_rollout(runs: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(runs / "two", tmp_path / "two", symlinks=True)
+    calls = sorted((tmp_path / "two" / "calls").glob("*.parquet"))
+    for file in calls:
+        file.write_bytes(b"PAR1 cut off")
+    place = tmp_path / "two" / "checkpoints" / "step-00001"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "tokenizer.json").write_text("{")
+    with serving(tmp_path / "two") as link:
+        ids = rollouts_of(page(link, "run/two/traces"))
+        text = page(link, f"run/two/rollout/{ids[0]}")
+        assert f"calls/{calls[-1].name} is damaged, so it is not known which calls were trained" in text
+        assert "step-00001/tokenizer.json is damaged" in text
+
+
+def test_a_rollout_with_prompts_of_thousands_of_tokens_is_folded_and_fast(runs: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(runs / "two", tmp_path / "two", symlinks=True)
+    file = sorted((tmp_path / "two" / "rollouts").glob("train-*.parquet"))[-1]
+    table = pq.read_table(file)
+    first, *others = table.to_pylist()
+    spans = json.loads(first["spans"])
+    for span in spans:
+        if "request" in span["attributes"]:
+            span["attributes"]["request"]["messages"] = [{"role": "user", "content": "a word " * 4000}]
+            span["attributes"]["prompt_token_ids"] = list(range(6000))
+    changed = [{**first, "spans": json.dumps(spans)}, *others]
+    pq.write_table(pa.Table.from_pylist(changed, schema=table.schema), file)
+    with serving(tmp_path / "two") as link:
+        page(link, f"run/two/rollout/{others[0]['id']}")  # the first one loads the task set
+        began = time.process_time()
+        text = page(link, f"run/two/rollout/{first['id']}")
+        assert time.process_time() - began < 0.5
+    assert "6\u2009000 + " in text
+    assert re.search(r'<details class="long"><summary>a word .{,140} <small>28\u2009000 characters</small>', text)
+    assert '<pre tabindex="0" role="region" aria-label="user">a word' in text, "the keyboard opens and scrolls it"
+
+
+def test_gold_is_marked_and_only_there(link: str) -> None:
+    ids = rollouts_of(page(link, "run/two/traces"))
+    rollout = page(link, f"run/two/rollout/{ids[0]}")
+    _before, after = rollout.split("Never shown to the agent", 1)
+    assert "gold" in after or "No gold answer can be shown" in after
+
+
+def test_a_copy_of_a_run_is_shown_without_its_task_set(runs: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(runs / "two", tmp_path / "copied")
+    (tmp_path / "copied" / "config.toml").write_text("[tasks]\nuse = 'nobody-has-it'\n")
+    with serving(tmp_path / "copied") as link:
+        ids = rollouts_of(page(link, "run/copied/traces"))
+        assert "the run&#39;s task set cannot be loaded here" in page(link, f"run/copied/rollout/{ids[0]}")
+
+
+def test_runs_side_by_side_show_the_settings_that_differ(link: str) -> None:
+    text = page(link, "compare?run=one&run=two")
+    assert "run.failure_limit" in text
+    assert "0.123" in text
+    assert "Settings that differ" in text
+
+
+def test_a_filter_keeps_its_values_and_wrong_ones_are_told(link: str) -> None:
+    text = page(link, "run/two/traces", score="right", text="a")
+    assert 'value="right"' in text
+    assert "is no score: write right, failed" in page(link, "run/two/traces", score="fine")
+    assert "No rollout is like that" in page(link, "run/two/traces", text="zzz-nobody-said-this")
+
+
+def test_a_change_of_the_run_is_told(runs: Path) -> None:
+    heard = threading.Event()
+    with serving(runs / "two") as link:
+        events = httpx.URL(str(httpx.get(link, follow_redirects=True).url)).join("../events?run=two")
+
+        def listen() -> None:
+            with httpx.stream("GET", events, timeout=60) as stream:
+                for line in stream.iter_lines():
+                    if line == "event: changed":
+                        heard.set()
+                        return
+
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        time.sleep(0.3)
+        file = runs / "two" / "metrics.jsonl"
+        line = json.loads(file.read_text().splitlines()[-1])
+        with file.open("a") as metrics:
+            metrics.write(json.dumps({**line, "step": line["step"] + 1}) + "\n")
+        assert heard.wait(30)
+        assert f">{line['step'] + 1}<" in page(link)
+        thread.join(5)
+
+
+def test_what_is_no_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(AgentrigError, match="there is no folder"), serving(tmp_path / "nothing"):
+        pass
+    with serving(tmp_path) as link:
+        assert "There are no runs here yet" in page(link)
+        assert httpx.get(f"{link}run/nobody").status_code == 404
