@@ -287,7 +287,10 @@ def test_eval_measures_the_server_of_the_environment(here: Path, model: ModelSer
     result = invoke(*words, "--json", "--save", "predictions.jsonl", env=environment)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert set(found) == {"accuracy", "ci95", "reward", "n", "failures", "wall_s", "rollouts_per_s"}
+    figures = {"accuracy", "ci95", "reward", "n", "failures", "wall_s", "rollouts_per_s", "slices", "wrong"}
+    assert set(found) == figures
+    # test-200 to test-207: a slice with one class says nothing
+    assert found["slices"] == {"half": {"first": {"accuracy": 0.5, "n": 4}, "second": {"accuracy": 0.5, "n": 4}}}
     assert (found["accuracy"], found["n"], found["failures"]) == (0.5, 8, {})
     assert found["ci95"] == pytest.approx([0.2152, 0.7848], abs=1e-4)
     saved = [json.loads(line) for line in (here / "predictions.jsonl").read_text().splitlines()]

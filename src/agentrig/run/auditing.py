@@ -128,9 +128,14 @@ class Auditing:
 
     def _write(self, found: Audited) -> None:
         file = self._run / "audit" / VERDICTS.format(found.step)
+        told = found.as_dict()
+        if file.is_file():  # the audit of the run's end may find a fault of an audited step
+            before, links = json.loads(file.read_text("utf-8")), {verdict.link for verdict in found.verdicts}
+            told["seconds"] += before["seconds"]
+            told["verdicts"] += [verdict for verdict in before["verdicts"] if verdict["link"] not in links]
         with writing(file):
             file.parent.mkdir(exist_ok=True)
-            write_whole(file, json.dumps(found.as_dict(), indent=1) + "\n")
+            write_whole(file, json.dumps(told, indent=1) + "\n")
 
     def summary(self) -> dict[str, Any]:
         """Return the entry of `summary.json`: links that were looked at, why others were not, steps and faults."""

@@ -26,6 +26,7 @@ from agentrig.rollouts import Mode, Rollout
 from agentrig.run.guards import warn_of_fields, warn_of_sampling, warn_of_unseen
 from agentrig.run.loop import looped
 from agentrig.run.metrics import reason_of
+from agentrig.run.rows import slices_of
 from agentrig.run.setup import (
     first_runner,
     gateway_of,
@@ -58,7 +59,8 @@ class Evaluation:
         reasons: Kind to why the first rollout of it failed.
         wall_s: Seconds from the first rollout to the last.
         rollouts_per_s: All rollouts over `wall_s`.
-        databases: Per database (or other `db_id` of the input): correct and scored rollouts.
+        slices: Of each slice (`Task.slices`, and `calls`), its classes: correct and scored rollouts.
+        wrong: Why answers are wrong, by the reward's `details["wrong"]`, to how many.
         rollouts: All rollouts, with `keep`.
     """
 
@@ -69,7 +71,8 @@ class Evaluation:
     failures: Mapping[str, int]
     wall_s: float
     rollouts_per_s: float
-    databases: Mapping[str, tuple[int, int]]
+    slices: Mapping[str, Mapping[str, tuple[int, int]]]
+    wrong: Mapping[str, int]
     rollouts: Sequence[Rollout] = attrs.field(default=(), repr=False)
     reasons: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
@@ -83,6 +86,11 @@ class Evaluation:
             "failures": dict(self.failures),
             "wall_s": self.wall_s,
             "rollouts_per_s": self.rollouts_per_s,
+            "slices": {
+                name: {part: {"accuracy": right / n, "n": n} for part, (right, n) in classes.items()}
+                for name, classes in self.slices.items()
+            },
+            "wrong": dict(self.wrong),
         }
 
 
@@ -182,7 +190,9 @@ class _Figures:
         self.total = 0
         self.failures: Counter[str] = Counter()
         self.reasons: dict[str, str] = {}
-        self.databases: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self.right = 0
+        self.slices: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
+        self.wrong: Counter[str] = Counter()
         self.rewards: list[float] = []
         self.kept: list[Rollout] = []
 
@@ -194,14 +204,16 @@ class _Figures:
             self.failures[rollout.failure] += 1
             self.reasons.setdefault(rollout.failure, reason_of(rollout))
         if rollout.value is not None:
-            row = self.databases[str(rollout.task.input.get("db_id", ""))]
-            row[0] += bool(rollout.correct)
-            row[1] += 1
+            self.right += bool(rollout.correct)
             self.rewards.append(rollout.value)
+            for name, part in slices_of(rollout).items():
+                self.slices[name][part][0] += bool(rollout.correct)
+                self.slices[name][part][1] += 1
+            if rollout.score is not None and (wrong := rollout.score.details.get("wrong")):
+                self.wrong[str(wrong)] += 1
 
     def result(self) -> Evaluation:
-        right = sum(r for r, _ in self.databases.values())
-        n = sum(n for _, n in self.databases.values())
+        right, n = self.right, len(self.rewards)
         wall = self.end - self.start
         return Evaluation(
             accuracy=right / n if n else None,
@@ -211,7 +223,12 @@ class _Figures:
             failures=dict(self.failures),
             wall_s=wall,
             rollouts_per_s=self.total / wall if wall else 0.0,
-            databases={name: (r, n) for name, (r, n) in sorted(self.databases.items())},
+            slices={
+                name: {part: (r, n) for part, (r, n) in sorted(parts.items())}
+                for name, parts in self.slices.items()
+                if len(parts) > 1
+            },
+            wrong=dict(self.wrong.most_common()),
             rollouts=tuple(self.kept),
             reasons=self.reasons,
         )

@@ -238,6 +238,8 @@ def _problem(task: Any) -> str | None:
             return f"{field} contains itself, or is nested too deep for JSON"
         if problem is not None:
             return problem
+    if not isinstance(task.slices, Mapping) or not all(isinstance(x, str) for kv in task.slices.items() for x in kv):
+        return f"slices is {task.slices!r:.80}; it must be a dict of text"
     return None
 
 
