@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -59,6 +60,7 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
         if plugin.name in blocked or plugin.distribution in blocked:
             plugins.append(attrs.evolve(plugin, status="blocked"))
             continue
+        begun = time.monotonic()
         slow = threading.Timer(SLOW_S, _tell_slow, (plugin, threading.get_ident()))
         slow.daemon = True
         slow.start()
@@ -74,8 +76,9 @@ def load(*, block: Iterable[str] = (), files: Iterable[str | Path] = (), strict:
             plugins.append(attrs.evolve(plugin, status="failed", error=text))
         except KeyboardInterrupt as error:
             where = f"while plugin {plugin.name} was loading{place_of(error, installed=True)}"
-            cure = f"{BLOCK_VARIABLE}={plugin.name} leaves it out"
-            error.args = (f"{str(error) or 'interrupted'} {where}; {cure}",)
+            late = time.monotonic() - begun >= SLOW_S
+            cure = f"; {BLOCK_VARIABLE}={plugin.name} leaves it out" if late else ""
+            error.args = (f"{str(error) or 'interrupted'} {where}{cure}",)
             raise
         finally:
             slow.cancel()
@@ -120,7 +123,7 @@ def load_file(path: Path) -> ModuleType:
     """
     path = path.expanduser().resolve()
     if not path.is_file():
-        raise PluginError(f"there is no file {path}")
+        raise PluginError(f"{path} is no regular file" if path.exists() else f"there is no file {path}")
     name = f"agentrig_file_{path.stem}"
     loaded = sys.modules.get(name)
     if loaded is not None and loaded.__file__ == str(path):
