@@ -66,7 +66,7 @@ def callbacks() -> Iterator[Door]:
 
 @contextmanager
 def watch(place: Path) -> Iterator[Door]:
-    from agentrig.view.watch.serving import serving
+    from agentrig.view.watch.app import serving
 
     with serving(place) as link:
         parts = urlsplit(link)

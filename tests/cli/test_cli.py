@@ -214,7 +214,7 @@ def test_broken_hardware_under_auto_does_not_end_a_command(
     from agentrig.doctor.devices import check_hardware
     from agentrig.hardware import HardwareError
     from agentrig.plan import resolve
-    from agentrig.run.setup import ready_hardware
+    from agentrig.run.setup import Setup
 
     (here / "faulty.py").write_text(FAULTY)
     more = ["--plugin", toy_file, "--plugin", "faulty.py"]
@@ -228,7 +228,7 @@ def test_broken_hardware_under_auto_does_not_end_a_command(
     assert (unmade.exit_code, "(faulty.py:12 in <lambda>)" in unmade.stderr) == (1, True), unmade.output
     plan = resolve("toy", overrides=["hardware.use=faulty"], files=[toy_file, str(here / "faulty.py")])
     with pytest.raises(HardwareError, match=r"faulty\.py:7 in probe"):
-        ready_hardware(plan)
+        Setup(plan).hardware()
     monkeypatch.setattr("agentrig.doctor.examination.CHECKS", (check_hardware,))
     looked = invoke("doctor", "toy", *more, "--hardware", "cpu", "--json")
     lines = {f["check"]: f for f in json.loads(looked.stdout)["findings"]}
@@ -287,7 +287,10 @@ def test_eval_measures_the_server_of_the_environment(here: Path, model: ModelSer
     result = invoke(*words, "--json", "--save", "predictions.jsonl", env=environment)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert set(found) == {"accuracy", "ci95", "reward", "n", "failures", "wall_s", "rollouts_per_s"}
+    figures = {"accuracy", "ci95", "reward", "n", "failures", "wall_s", "rollouts_per_s", "slices", "wrong"}
+    assert set(found) == figures
+    # test-200 to test-207: a slice with one class says nothing
+    assert found["slices"] == {"half": {"first": {"accuracy": 0.5, "n": 4}, "second": {"accuracy": 0.5, "n": 4}}}
     assert (found["accuracy"], found["n"], found["failures"]) == (0.5, 8, {})
     assert found["ci95"] == pytest.approx([0.2152, 0.7848], abs=1e-4)
     saved = [json.loads(line) for line in (here / "predictions.jsonl").read_text().splitlines()]

@@ -10,7 +10,7 @@ import pytest
 
 from agentrig import Endpoint
 from agentrig.plan import resolve
-from agentrig.run.setup import make_pool
+from agentrig.run.setup import Setup
 from agentrig.runners.jobs import Job, Result
 from effects import Elsewhere, Settings, Together, folder
 from effects.run import OWN, TOY, overrides
@@ -26,7 +26,7 @@ def results(settings: Settings, todo: Sequence[Mapping[str, Any]]) -> list[Resul
     made = resolve("toy", overrides=overrides("runners", settings), uses={"agent": "effects-teller"}, files=[TOY, OWN])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SIGN, "1")
-        pool = make_pool(made)
+        pool = Setup(made).pool()
         try:
             pool.start()
             for i, given in enumerate(todo):

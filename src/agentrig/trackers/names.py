@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agentrig.text import flat
+
 APART = ("step", "time", "digests", "delivery")
 """Keys of a line that are no figures."""
 
@@ -50,15 +52,8 @@ def of_summary(summary: Mapping[str, Any]) -> dict[str, float]:
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration as `section.key` to text, number or bool; lists become text."""
-    found: dict[str, Any] = {}
-    for section, keys in config.items():
-        for key, value in keys.items() if isinstance(keys, Mapping) else [("", keys)]:
-            name = f"{section}.{key}" if key else section
-            if isinstance(value, Mapping):
-                found.update(flat_config({name: value}))
-            elif value is not None:
-                found[name] = value if isinstance(value, str | int | float | bool) else str(list(value))
-    return found
+    known = ((name, value) for name, value in flat(config) if value is not None)
+    return {name: value if isinstance(value, str | int | float | bool) else str(list(value)) for name, value in known}
 
 
 def _flat(path: str, keys: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
