@@ -370,9 +370,9 @@ def check_serves(subject: AlgorithmSubject) -> None:
     algorithm, folder = looped(plan.build("algorithm")), _checkpoint(subject.whole)
     more: Mapping[str, Any] = {}
     if getattr(plan.components["algorithm"].spec, "server", False):
-        from agentrig.run.setup import make_server
+        from agentrig.run.setup import Setup
 
-        more = {"server": make_server(plan)}
+        more = {"server": Setup(plan).server()}
     with algorithm.serve(hardware=plan.build("hardware"), checkpoint=folder, **more) as served:
         endpoint: Endpoint = served if isinstance(served, Endpoint) else served[0]
         asked = {"question": "pull"}
