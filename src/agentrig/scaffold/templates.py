@@ -71,7 +71,7 @@ class Template:
             "kind": self.kind,
             "says": fill(renamed(self.says), 120),
             "description": self.says.partition(":")[0] + ".",
-            "edit": fill(self.edit.format(name=name), 120),
+            "edit": fill(renamed(self.edit.format(name=name)), 120),
             "commands": "\n".join(command for command, _ in self.commands(name)),
             "dependencies": _listed("agentrig", "attrs>=24.2", *self.requires),
             "test": _listed("pytest>=8", *self.tests_require),
